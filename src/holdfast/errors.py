@@ -1,0 +1,16 @@
+"""The one kind of error a user is meant to read."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class HoldfastError(Exception):
+    """Something the user can put right: one sentence that names what is wrong and what would be right."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> HoldfastError:
+    """The error for a name that does not exist, with the nearest names that do."""
+    names = sorted(known)
+    near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    return HoldfastError(f"unknown {kind} '{name}'; {hint}")

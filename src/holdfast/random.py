@@ -1,0 +1,38 @@
+"""Randomness drawn from counters, never from a global generator.
+
+Every random choice of a run is a function of (run seed, purpose, counters such as round, client, epoch).
+So it does not matter in which order, on which engine or in which process clients happen to run.
+"""
+
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+
+_MASK = (1 << 64) - 1
+
+
+@lru_cache
+def _purpose_key(purpose: str) -> int:
+    return int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest(), "little")
+
+
+def _mix(value: int) -> int:
+    """One step of splitmix64: a bijection of 64-bit integers in which every input bit moves every output bit."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def counter_key(seed: int, purpose: str, *counters: int) -> int:
+    """A 64-bit key for one choice: the same arguments give the same key on every machine."""
+    key = _mix(_purpose_key(purpose) ^ _mix(seed & _MASK))
+    for counter in counters:
+        key = _mix(key ^ _mix(counter & _MASK))
+    return key
+
+
+def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
+    """A NumPy generator of its own for one choice, e.g. ``generator(seed, "batches", round, client, epoch)``."""
+    return np.random.Generator(np.random.Philox(key=counter_key(seed, purpose, *counters)))
