@@ -1,0 +1,178 @@
+"""One client's round outside its steps: what every engine does before the first step and after the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.data.preprocess import Preprocess
+from holdfast.engine.plan import Plan, batch_sizes, plan_client
+from holdfast.engine.settings import Settings
+from holdfast.methods.base import Method, Tensors, Tree
+from holdfast.methods.context import Client, Task
+from holdfast.models.network import Output
+from holdfast.random import generator
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceData:
+    """The training samples on the device, as stored (images in uint8)."""
+
+    x: Tensor
+    y: Tensor
+    preprocess: Preprocess
+    dtype: torch.dtype
+
+    def read(self, ids: np.ndarray) -> Tensor:
+        """Samples by id, ready for the model, not augmented."""
+        return self.preprocess(self.x[torch.from_numpy(ids).to(self.x.device)], dtype=self.dtype)
+
+
+@dataclass(eq=False)
+class Job:
+    """A client to train in this round."""
+
+    client: int
+    ids: np.ndarray  # its training samples
+    stage: int = 0
+    payload: Tree = field(default_factory=dict)  # what it alone receives
+    memory: Tree | None = None  # what it remembers; None before it first takes part
+
+
+@dataclass(eq=False)
+class Broadcast:
+    """What all clients of a round receive."""
+
+    round: int
+    params: Tensors
+    buffers: Tensors
+    payload: Tree
+
+
+@dataclass(eq=False)
+class Started:
+    """A client ready for its first step."""
+
+    client: Client
+    params: Tensors
+    carry: Tree
+    plan: Plan
+    tables: Tensors  # per sample: the method's own, and "teacher/<name>/logits|features"
+    teachers: dict[str, Tensors]  # weights of teachers that must be forwarded in the step
+
+
+@dataclass(eq=False)
+class Result:
+    """A trained client."""
+
+    client: int
+    samples: int
+    label_counts: Tensor
+    weight: float
+    params: Tensors  # its trained model
+    buffers: Tensors
+    shared: Tensors  # what it sends in the place of the trained parameters
+    sums: Tree
+    memory: Tree
+    loss: float  # mean objective over its steps
+
+
+class LocalSide:
+    """Starts and finishes clients; engines differ only in how they do the steps between."""
+
+    def __init__(self, method: Method, task: Task, data: DeviceData, settings: Settings) -> None:
+        self.method, self.task, self.data, self.settings = method, task, data, settings
+        # Outputs of a frozen model on inputs that never change are computed once a round, not once a step.
+        self.cache_teachers = not data.preprocess.augments
+        self.merge_single = task.network.has_batch_norm
+
+    def start(self, job: Job, sent: Broadcast) -> Started:
+        """Everything before the first step."""
+        task, method, settings = self.task, self.method, self.settings
+        ids, heldout = self._hold_out(job)
+        y = self.data.y[torch.from_numpy(ids).to(task.device)]
+        memory = job.memory or {}
+        local_norm = memory.get("norm", {})
+        client = Client(
+            task=task,
+            id=job.client,
+            round=sent.round,
+            stage=job.stage,
+            read=self.data.read,
+            ids=ids,
+            y=y,
+            label_counts=torch.bincount(y, minlength=task.num_classes).to(task.dtype),
+            epochs=settings.epochs,
+            steps=settings.epochs * len(batch_sizes(len(ids), settings.batch_size, self.merge_single)),
+            lr=settings.lr_at(sent.round),
+            sent=sent.params,
+            buffers=sent.buffers | {k: v for k, v in local_norm.items() if k in sent.buffers},
+            heldout_ids=heldout,
+            heldout_y=self.data.y[torch.from_numpy(heldout).to(task.device)],
+        )
+        payload = {**sent.payload, **job.payload}
+        state = memory["method"] if "method" in memory else method.init_client(client)
+        params = method.start(sent.params, payload, state, client)
+        params = params | {k: v for k, v in local_norm.items() if k in params}
+        tables = dict(method.tables(payload, state, client))
+        teachers: dict[str, Tensors] = {}
+        for name in method.teachers:
+            weights = method.teacher(name, payload, state, client)
+            if self.cache_teachers:
+                out = client.forward(weights)
+                tables |= {f"teacher/{name}/logits": out.logits, f"teacher/{name}/features": out.features}
+            else:
+                teachers[name] = weights
+        plan = plan_client(
+            seed=settings.seed,
+            round=sent.round,
+            client=job.client,
+            samples=len(ids),
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            merge_single=self.merge_single,
+            preprocess=self.data.preprocess,
+            shape=tuple(self.data.x.shape[1:]),
+        )
+        return Started(client, params, method.begin(payload, state, client), plan, tables, teachers)
+
+    def finish(self, started: Started, params: Tensors, buffers: Tensors, carry: Tree, loss: float) -> Result:
+        """Everything after the last step."""
+        client = started.client
+        client.buffers = buffers
+        with torch.no_grad():
+            sums, state = self.method.finish(params, carry, client)
+            shared = self.method.share(params, carry, client)
+        memory: Tree = {"method": state} if state else {}
+        kept = self.task.network.kept_local
+        if kept:
+            memory["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in kept}
+        return Result(
+            client.id,
+            client.samples,
+            client.label_counts,
+            self.method.client_weight(client),
+            params,
+            buffers,
+            shared,
+            sums,
+            memory,
+            loss,
+        )
+
+    def _hold_out(self, job: Job) -> tuple[np.ndarray, np.ndarray]:
+        """Training and held-out samples; at least one of each where the client has two."""
+        if not self.method.holdout or len(job.ids) < 2:
+            return job.ids, np.empty(0, np.int64)
+        order = generator(self.settings.seed, "holdout", job.client, job.stage).permutation(job.ids)
+        held = max(1, int(len(order) * self.method.holdout))
+        return order[held:], order[:held]
+
+
+def teacher_outputs(tables: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Output]:
+    """A batch's rows of the cached teachers."""
+    return {n: Output(tables[f"teacher/{n}/features"], tables[f"teacher/{n}/logits"]) for n in names}

@@ -1,0 +1,41 @@
+"""Stochastic gradient descent, in place, on lists of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def sgd_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    *,
+    lr: float | Tensor,
+    momentum: float,
+    weight_decay: float,
+) -> None:
+    """v <- momentum v + (g + weight_decay w);  w <- w - lr v.  ``buffers`` (v) may be empty without momentum.
+
+    One fused pass over memory; the kernel is the one behind ``torch.optim.SGD(fused=True)``.
+    """
+    torch._fused_sgd_(  # type: ignore[attr-defined]
+        list(params),
+        list(grads),
+        list(buffers) if momentum else [],
+        weight_decay=weight_decay,
+        momentum=momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
+
+
+def clip_scale(grads: Sequence[Tensor], max_norm: float) -> Tensor:
+    """The factor that brings a gradient of larger 2-norm down to ``max_norm``."""
+    norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt()
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)

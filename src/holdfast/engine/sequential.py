@@ -1,0 +1,174 @@
+"""The reference engine: one client after another, the smallest possible loop around torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, Result, Started, teacher_outputs
+from holdfast.engine.optim import clip_scale, sgd_
+from holdfast.engine.settings import Settings
+from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
+from holdfast.methods.context import Task
+from holdfast.models.network import Output
+
+
+class Sequential:
+    """Trains the clients of a round one by one in a single working copy of the model."""
+
+    name = "sequential"
+    group = 1  # how many trained models are best evaluated together
+
+    def __init__(self, method: Method, task: Task, data: DeviceData, settings: Settings) -> None:
+        self.method, self.task, self.settings = method, task, settings
+        self.side = LocalSide(method, task, data, settings)
+        self.data = data
+        self.net = task.network.net
+        self.params: Tensors = dict(self.net.named_parameters())
+        self.buffers: Tensors = dict(self.net.named_buffers())
+        self.param_list = list(self.params.values())
+        self.momentum = [torch.zeros_like(p) for p in self.param_list] if settings.momentum else []
+
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
+        """Train each client in turn; a result's tensors are valid until the next one is asked for."""
+        for job in jobs:
+            yield self._train_one(self.side.start(job, sent), sent)
+
+    def _train_one(self, started: Started, sent: Broadcast) -> Result:
+        method, client = self.method, started.client
+        with torch.no_grad():
+            torch._foreach_copy_(self.param_list, [started.params[name] for name in self.params])
+            for name, buffer in self.buffers.items():
+                buffer.copy_(client.buffers[name])
+            if self.momentum:
+                torch._foreach_zero_(self.momentum)
+        self.net.train()
+        total = torch.zeros((), dtype=self.task.dtype, device=self.task.device)
+        ids, carry, plan = torch.from_numpy(client.ids), started.carry, started.plan
+        step = self._whole_step if method.overrides("step") else self._usual_step
+        for index, rows in enumerate(plan.rows):
+            batch = self._batch(started, ids, index)
+            loss, carry = step(batch, carry, sent.params, client.lr)
+            total += loss
+            if plan.ends_epoch[index] and method.overrides("after_epoch"):
+                with torch.no_grad():
+                    params, carry = method.after_epoch(self.params, carry)
+                self._assign(params)
+        del rows
+        loss_mean = float(total) / len(plan.rows)
+        params = {name: p.detach() for name, p in self.params.items()}
+        return self.side.finish(started, params, self.buffers, carry, loss_mean)
+
+    def _batch(self, started: Started, ids: Tensor, index: int) -> Batch:
+        plan, device = started.plan, self.task.device
+        rows = torch.from_numpy(plan.rows[index])
+        where = rows.to(device)
+        draws = None if plan.draws is None else torch.from_numpy(plan.draws[index]).to(device)
+        x = self.data.preprocess(self.data.x[ids[rows].to(device)], draws, dtype=self.data.dtype)
+        table = {name: values[where] for name, values in started.tables.items()}
+        if self.side.cache_teachers:
+            teacher = teacher_outputs(table, self.method.teachers)
+        else:
+            teacher = {name: self._teach(weights, started, x) for name, weights in started.teachers.items()}
+        epoch = torch.tensor(plan.epoch[index], device=device)
+        return Batch(x, started.client.y[where], epoch, None, teacher, table)
+
+    def _teach(self, weights: Tensors, started: Started, x: Tensor) -> Output:
+        with torch.no_grad():
+            out = self.task.network.apply(weights, started.client.buffers, x)
+        self.net.train()
+        return out
+
+    def _usual_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
+        method, settings = self.method, self.settings
+        local = Local(self.params, sent)
+        extra = method.extra_inputs(carry)
+        out = self.task.network.call(self.net, batch.x if extra is None else torch.cat([batch.x, extra]))
+        if extra is not None:
+            out = split_extra(out, len(batch.y))
+        loss = method.task_loss(out, batch, carry)
+        term = method.loss(out, batch, carry, local)
+        if term is not None:
+            loss = loss + term
+        grads: Sequence[Tensor] = torch.autograd.grad(loss, self.param_list)
+        with torch.no_grad():
+            if method.overrides("edit_gradient"):
+                edited = method.edit_gradient(dict(zip(self.params, grads, strict=True)), carry, local)
+                grads = [edited[name] for name in self.params]
+            if settings.max_grad_norm is not None:
+                scale = clip_scale(grads, settings.max_grad_norm)
+                grads = [g * scale for g in grads]
+            self._descend(grads, batch, lr)
+            if method.overrides("after_step"):
+                out = Output(out.features.detach(), out.logits.detach())
+                params, carry = method.after_step(self.params, out, batch, carry)
+                self._assign(params)
+        return loss.detach(), carry
+
+    def _descend(self, grads: Sequence[Tensor], batch: Batch, lr: float) -> None:
+        settings = self.settings
+        usual = range(len(grads))
+        if self.method.overrides("rate"):
+            usual_, own = [], []
+            for i, name in enumerate(self.params):
+                rate = self.method.rate(name, batch, lr)
+                if rate is None:
+                    usual_.append(i)
+                elif float(rate) != 0.0:
+                    own.append((i, float(rate)))
+            for i, rate in own:
+                sgd_(
+                    [self.param_list[i]], [grads[i]], self.momentum[i : i + 1],
+                    lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay,
+                )  # fmt: skip
+            usual = usual_  # type: ignore[assignment]
+        if usual:
+            sgd_(
+                [self.param_list[i] for i in usual],
+                [grads[i] for i in usual],
+                [self.momentum[i] for i in usual] if self.momentum else [],
+                lr=lr,
+                momentum=settings.momentum,
+                weight_decay=settings.weight_decay,
+            )
+
+    def _whole_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
+        trainer = _SequentialTrainer(self, lr)
+        current = {name: p.detach().clone() for name, p in self.params.items()}
+        params = self.method.step(trainer, current, batch, carry, Local(current, sent))
+        assert params is not None
+        self._assign(params)
+        return trainer.last_loss, carry
+
+    def _assign(self, params: Tensors) -> None:
+        """Take over the parameters that a hook replaced."""
+        with torch.no_grad():
+            for name, value in params.items():
+                if value is not self.params[name]:
+                    self.params[name].copy_(value)
+
+
+class _SequentialTrainer:
+    """The `Trainer` a whole-step method works with."""
+
+    def __init__(self, engine: Sequential, lr: float) -> None:
+        self.engine, self.lr = engine, lr
+        self.last_loss = torch.zeros((), dtype=engine.task.dtype, device=engine.task.device)
+
+    def forward(self, params: Tensors, x: Tensor) -> Output:
+        return self.engine.task.network.apply(params, self.engine.buffers, x, train=True)
+
+    def gradient(self, objective: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Tensors, Tensor]:
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        value = objective(leaves)
+        grads = torch.autograd.grad(value, list(leaves.values()))
+        self.last_loss = value.detach()
+        return dict(zip(leaves, grads, strict=True)), self.last_loss
+
+
+def split_extra(out: Output, batch: int) -> Output:
+    """Tell the outputs of a batch from those of the extra inputs that follow it."""
+    rest = Output(out.features[batch:], out.logits[batch:])
+    return Output(out.features[:batch], out.logits[:batch], rest)

@@ -1,0 +1,101 @@
+"""What a method is told: the task it runs on, and the client it runs for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.models.network import Network, Output
+from holdfast.random import generator
+
+if TYPE_CHECKING:
+    from holdfast.methods.base import Tensors
+
+EVALUATION_BATCH = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is the same for all clients and rounds of a run."""
+
+    network: Network
+    num_classes: int
+    num_clients: int  # N: all registered clients
+    class_counts: Tensor  # [C] samples of each class over all clients
+    rounds: int
+    seed: int
+    batch_size: int
+    lr: float  # η of round 1
+    momentum: float
+    weight_decay: float
+    device: torch.device
+    dtype: torch.dtype
+    public_x: Tensor  # [P, ...] the server's public samples, ready for the model (P may be 0)
+    public_y: Tensor  # [P]
+    shared_x: Tensor  # [C, ...] one training sample of each class, drawn by the run's seed
+    clients_per_round: int = 1
+
+    def generator(self, purpose: str, *counters: int) -> np.random.Generator:
+        """A NumPy generator for one of the method's own random choices on the server."""
+        return generator(self.seed, purpose, *counters)
+
+    def forward(self, params: Tensors, buffers: Tensors, x: Tensor) -> Output:
+        """The outputs for any number of samples, in evaluation mode and without gradients."""
+        with torch.no_grad():
+            parts = [self.network.apply(params, buffers, part) for part in x.split(EVALUATION_BATCH)]
+        return Output(torch.cat([p.features for p in parts]), torch.cat([p.logits for p in parts]))
+
+
+@dataclass(eq=False)
+class Client:
+    """One client in one round, as its hooks outside the steps see it."""
+
+    task: Task
+    id: int
+    round: int  # t, from 1
+    stage: int  # which of the client's tasks, for streams; 0 otherwise
+    read: Callable[[np.ndarray], Tensor]  # training samples by id, ready for the model, not augmented
+    ids: np.ndarray  # [n] the samples it trains on
+    y: Tensor  # [n] their labels
+    label_counts: Tensor  # [C] n_k^c
+    epochs: int
+    steps: int  # K: optimiser steps of this round
+    lr: float  # η_t of this round
+    sent: Tensors  # w^{t-1}, the parameters the server sent
+    buffers: Tensors  # the model's buffers as the client has them now
+    heldout_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    heldout_y: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    @property
+    def samples(self) -> int:
+        """n_k: how many samples it trains on."""
+        return len(self.y)
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Its training samples ``[n, ...]``, ready for the model, not augmented."""
+        return self.read(self.ids)
+
+    @cached_property
+    def heldout_x(self) -> Tensor:
+        """The samples a method with ``holdout`` keeps out of training."""
+        return self.read(self.heldout_ids)
+
+    @cached_property
+    def owned(self) -> Tensor:
+        """Which classes it holds: bool ``[C]``."""
+        return self.label_counts > 0
+
+    def forward(self, params: Tensors, x: Tensor | None = None) -> Output:
+        """The outputs at ``params`` for its own samples (or ``x``), in evaluation mode, without gradients."""
+        return self.task.forward(params, self.buffers, self.x if x is None else x)
+
+    def generator(self, purpose: str, *counters: int) -> np.random.Generator:
+        """A NumPy generator for one of the method's own random choices on this client in this round."""
+        return generator(self.task.seed, purpose, self.round, self.id, *counters)

@@ -1,0 +1,62 @@
+"""Plain convolutional networks: convolution, ReLU and pooling a few times, then fully connected layers."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import nn
+
+from holdfast.errors import HoldfastError
+from holdfast.models.dense import Layers, head, sequence
+
+_SMALL = 16  # pixels; below this side length an image is given the small network
+_LARGEST_MAP = 8  # pixels; pooling goes on until the last map is at most this long
+
+
+@dataclass(frozen=True)
+class ConvNet:
+    """A convolutional network for images of one size.
+
+    channels: output channels of each convolution; all have one ``kernel`` (pixels, square) and ``padding``.
+    pools: how many of the first convolutions are followed by 2x2 max pooling.
+    hidden: widths of the fully connected ReLU layers above them.
+    projection: width of a last linear layer without ReLU under the classifier, where there is one.
+    """
+
+    channels: tuple[int, ...]
+    hidden: tuple[int, ...]
+    kernel: int = 5
+    padding: int = 0
+    pools: int = 2
+    projection: int | None = None
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """The network for images ``shape = (channels, height, width)``."""
+        inputs, height, width = shape
+        layers: Layers = {}
+        for number, (below, above) in enumerate(pairwise((inputs, *self.channels)), start=1):
+            layers[f"conv{number}"] = nn.Conv2d(below, above, self.kernel, padding=self.padding)
+            layers[f"conv{number}_relu"] = nn.ReLU()
+            height, width = (side + 2 * self.padding - self.kernel + 1 for side in (height, width))
+            if number <= self.pools:
+                layers[f"pool{number}"] = nn.MaxPool2d(2)
+                height, width = height // 2, width // 2
+        layers["flatten"] = nn.Flatten()
+        layers |= head(self.channels[-1] * height * width, num_classes, self.hidden, self.projection)
+        return sequence(layers)
+
+
+def cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A convolutional network that fits itself to images of any size from 4x4 pixels."""
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        raise HoldfastError(
+            "model 'cnn' wants images (channels x height x width) of at least 4x4 pixels, but a sample has "
+            f"shape {'x'.join(map(str, shape))}; 'mlp' takes any shape"
+        )
+    shortest, longest = min(shape[1:]), max(shape[1:])
+    if shortest < _SMALL:
+        return ConvNet(channels=(16, 32), hidden=(64,), kernel=3, padding=1).build(shape, num_classes)
+    pools = 2
+    while longest >> pools > _LARGEST_MAP and shortest >> pools > 1:
+        pools += 1
+    channels = (32,) + (64,) * (pools - 1)
+    return ConvNet(channels, hidden=(512,), padding=2, pools=pools).build(shape, num_classes)

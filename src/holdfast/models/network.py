@@ -1,0 +1,185 @@
+"""Any torch classifier as a function of its weights, with features and logits told apart."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from holdfast.errors import HoldfastError
+
+NormPolicy = Literal["average", "local", "drop"]
+
+
+class Output(NamedTuple):
+    """What the model says of a batch: ``features`` [B, d] (the classifier's input) and ``logits`` [B, C].
+
+    ``extra`` holds the outputs for a method's extra inputs, where it has any.
+    """
+
+    features: Tensor
+    logits: Tensor
+    extra: Output | None = None  # type: ignore[misc]  # a recursive NamedTuple, which mypy does not follow
+
+
+@dataclass(frozen=True)
+class Head:
+    """The names of the classifier's parameters (the last linear layer), and the width of its input."""
+
+    weight: str
+    bias: str | None
+    features: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Weight and, if there is one, bias."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def logits(self, params: dict[str, Tensor], features: Tensor) -> Tensor:
+        """The classifier alone, applied to features ``[B, d]``."""
+        bias = None if self.bias is None else params[self.bias]
+        return nn.functional.linear(features, params[self.weight], bias)
+
+
+def find_head(net: nn.Module, layer: str | None) -> tuple[str, nn.Linear]:
+    """The classifier: the layer of that name, or the last Linear."""
+    linears = {name: m for name, m in net.named_modules() if isinstance(m, nn.Linear)}
+    if layer is not None:
+        if layer not in linears:
+            raise HoldfastError(
+                f"the model has no linear layer '{layer}'; its linear layers are: {', '.join(linears) or 'none'}"
+            )
+        return layer, linears[layer]
+    if not linears:
+        raise HoldfastError(
+            "the model has no torch.nn.Linear layer to serve as classifier (features in, logits out); "
+            "end it with one"
+        )
+    return list(linears.items())[-1]
+
+
+class _LaneBatchNorm(nn.Module):
+    """BatchNorm as a pure function: ignores padding, and leaves the new statistics in ``fresh``.
+
+    torch's own updates its buffers in place, which ``vmap`` and ``grad`` do not allow.
+    """
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.weight, self.bias = norm.weight, norm.bias
+        self.eps, self.momentum = norm.eps, 0.1 if norm.momentum is None else norm.momentum
+        for name, buffer in norm.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+        self.tracks = norm.running_mean is not None
+        self.mask: Tensor | None = None
+        self.fresh: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        if self.training or not self.tracks:
+            axes = [0, *range(2, x.dim())]
+            weight = (
+                torch.ones_like(x[:, 0])
+                if self.mask is None
+                else torch.ones_like(x[:, 0]) * self.mask.view(-1, *[1] * (x.dim() - 2))
+            )
+            weight = weight.unsqueeze(1)
+            count = weight.sum()
+            mean = (x * weight).sum(axes) / count
+            centred = x - mean.view(shape)
+            var = (centred.square() * weight).sum(axes) / count
+            if self.training and self.tracks:
+                unbiased = var * (count / (count - 1).clamp(min=1))
+                keep = 1 - self.momentum
+                self.fresh = {
+                    "running_mean": keep * self.running_mean + self.momentum * mean.detach(),
+                    "running_var": keep * self.running_var + self.momentum * unbiased.detach(),
+                    "num_batches_tracked": self.num_batches_tracked + 1,
+                }
+        else:
+            mean, var = self.running_mean, self.running_var
+            centred = x - mean.view(shape)
+        y = centred * torch.rsqrt(var + self.eps).view(shape)
+        if self.weight is not None:
+            y = y * self.weight.view(shape) + self.bias.view(shape)
+        return y
+
+
+class Network:
+    """A module as a function of (parameters, buffers, input).
+
+    ``norm`` says what happens to BatchNorm between clients: ``average`` (statistics and weights averaged like
+    everything else), ``local`` (each client keeps its own, as FedBN does), ``drop`` (no running statistics:
+    batch statistics always).
+    """
+
+    def __init__(self, net: nn.Module, head: str | None = None, norm: NormPolicy = "average") -> None:
+        if norm not in ("average", "local", "drop"):
+            raise HoldfastError(f"norm is '{norm}'; it must be average, local or drop")
+        self.net = copy.deepcopy(net).requires_grad_(True)
+        norms = {
+            name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        }
+        if norm == "drop":
+            for module in norms.values():
+                module.track_running_stats = False
+                module.running_mean = module.running_var = module.num_batches_tracked = None
+        self.has_batch_norm = bool(norms)
+        layer, linear = find_head(self.net, head)
+        self.head = Head(
+            f"{layer}.weight", f"{layer}.bias" if linear.bias is not None else None, linear.in_features
+        )
+        self.num_outputs = linear.out_features
+        self.params = {name: p.detach() for name, p in self.net.named_parameters()}
+        self.buffers = {name: b.detach() for name, b in self.net.named_buffers()}
+        prefixes = tuple(f"{name}." for name in norms) if norm == "local" else ()
+        self.kept_local = frozenset(
+            n for n in [*self.params, *self.buffers] if prefixes and n.startswith(prefixes)
+        )
+        self._captured: list[Tensor] = []
+        captured = self._captured  # shared with the functional copy, whose hooks are copied along
+        linear.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
+        self._lanes: nn.Module | None = None
+
+    def call(self, module: nn.Module, x: Tensor) -> Output:
+        """Apply a module with its own weights."""
+        self._captured.clear()
+        logits = module(x)
+        return Output(self._captured.pop().flatten(1), logits)
+
+    def apply(
+        self, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, train: bool = False
+    ) -> Output:
+        """The outputs at given weights; in training mode BatchNorm's buffers are changed in place."""
+        self.net.train(train)
+        self._captured.clear()
+        logits = functional_call(self.net, {**params, **buffers}, (x,))
+        return Output(self._captured.pop().flatten(1), logits)
+
+    def pure(
+        self, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, mask: Tensor | None
+    ) -> tuple[Output, dict[str, Tensor]]:
+        """Outputs in training mode and the new buffers, for use under ``vmap`` and ``grad``."""
+        if self._lanes is None:
+            self._lanes = self._functional_copy()
+        norms = {n: m for n, m in self._lanes.named_modules() if isinstance(m, _LaneBatchNorm)}
+        for module in norms.values():
+            module.mask = mask
+        self._captured.clear()
+        logits = functional_call(self._lanes, {**params, **buffers}, (x,))
+        fresh = {f"{n}.{key}": value for n, m in norms.items() for key, value in m.fresh.items()}
+        for module in norms.values():
+            module.mask, module.fresh = None, {}
+        return Output(self._captured.pop().flatten(1), logits), buffers | fresh
+
+    def _functional_copy(self) -> nn.Module:
+        lanes = copy.deepcopy(self.net).train()
+        for name, module in list(lanes.named_modules()):
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                parent, _, child = name.rpartition(".")
+                setattr(lanes.get_submodule(parent), child, _LaneBatchNorm(module))
+        return lanes

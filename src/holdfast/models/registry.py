@@ -1,0 +1,144 @@
+"""Which model to train, said before the data is known: a name and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.errors import HoldfastError, unknown
+from holdfast.models.resnet import NORMS, STEMS
+from holdfast.models.zoo import NETWORKS, PAPER_NETWORKS
+from holdfast.random import counter_key
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model by name. It becomes an ``nn.Module`` once the shape of the data and its classes are known.
+
+    ``options`` are those of the model, e.g. ``{"norm": "group"}``; what is not given takes its default.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.name not in NETWORKS:
+            raise unknown("model", self.name, NETWORKS)
+        options = _defaults(self.name)
+        for option, value in self.options.items():
+            if option not in options:
+                if not options:
+                    raise HoldfastError(f"model '{self.name}' takes no options, but was given '{option}'")
+                raise unknown(f"option of model '{self.name}'", option, options)
+            options[option] = _checked(option, value)
+        object.__setattr__(self, "options", options)
+
+    def build(self, shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+        """The module for samples of ``shape`` (without the batch dimension), float32 on the CPU.
+
+        Its initial weights depend on ``seed`` alone, and no global generator is moved.
+        """
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            # not torch.manual_seed, which would seed the CUDA generators as well
+            torch.default_generator.manual_seed(counter_key(seed, "weights"))
+            return NETWORKS[self.name](tuple(shape), num_classes, **self.options)
+
+    def describe(self) -> dict[str, Any]:
+        """The model as plain data for YAML or JSON: ``{"name": "mlp", "hidden": [64, 64]}``."""
+        plain = {
+            key: list(value) if isinstance(value, tuple) else value for key, value in self.options.items()
+        }
+        return {"name": self.name, **plain}
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> ModelSpec:
+        """The model that ``describe`` described."""
+        if "name" not in description:
+            raise HoldfastError(f"a model needs a name, one of: {', '.join(sorted(NETWORKS))}")
+        options = {key: value for key, value in description.items() if key != "name"}
+        return cls(str(description["name"]), options)
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    """The options of a model with their defaults."""
+    parameters = signature(NETWORKS[name]).parameters.values()
+    return {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
+
+
+def _checked(option: str, value: Any) -> Any:
+    """The value of an option, or an error that says what it may be."""
+    if option == "hidden":
+        widths = tuple(value) if isinstance(value, Iterable) else (value,)
+        if not widths or not all(isinstance(width, int) and width > 0 for width in widths):
+            raise HoldfastError(f"hidden widths must be whole numbers from 1, such as 64,64, not {value}")
+        return widths
+    choices = {"norm": NORMS, "stem": STEMS}[option]
+    if value not in choices:
+        raise HoldfastError(f"{option} must be {' or '.join(choices)}, not {value}")
+    return value
+
+
+def parse_model(text: str) -> ModelSpec:
+    """The model written as ``name`` or ``name:options``: ``cnn``, ``mlp:64,64``, ``resnet18:norm=group``.
+
+    Bare numbers are hidden widths; everything else is ``option=value``, with commas between.
+    """
+    name, _, written = text.partition(":")
+    options: dict[str, Any] = {}
+    widths: list[str] = []
+    for part in filter(None, written.split(",")):
+        option, equals, value = (piece.strip() for piece in part.partition("="))
+        if equals and option != "hidden":
+            options[option] = value
+        else:
+            widths.append(value if equals else option)
+    if widths:
+        options["hidden"] = [int(width) if width.isdecimal() else width for width in widths]
+    return ModelSpec(name.strip(), options)
+
+
+def linear() -> ModelSpec:
+    """Softmax regression, for samples of any shape."""
+    return ModelSpec("linear")
+
+
+def mlp(*hidden: int) -> ModelSpec:
+    """Fully connected ReLU layers of the given widths (200, 200 when none is given), for any shape."""
+    return ModelSpec("mlp", {"hidden": hidden} if hidden else {})
+
+
+def cnn() -> ModelSpec:
+    """The sensible default for images of any size from 4x4 pixels.
+
+    Two 5x5 convolutions (32 and 64 channels) with pooling and a hidden layer of 512: on 32x32 RGB and 28x28
+    grey images the network of FedNTD. Larger images get more such stages, images under 16 pixels a small
+    network (3x3 convolutions, 16 and 32 channels, hidden layer of 64).
+    """
+    return ModelSpec("cnn")
+
+
+def resnet18(norm: str = "batch", stem: str = "7x7") -> ModelSpec:
+    """ResNet-18. ``norm``: ``batch`` or ``group``; ``stem``: ``7x7``, or ``3x3`` for small images."""
+    return ModelSpec("resnet18", {"norm": norm, "stem": stem})
+
+
+def resnet50(norm: str = "batch", stem: str = "7x7") -> ModelSpec:
+    """ResNet-50. ``norm``: ``batch`` or ``group``; ``stem``: ``7x7``, or ``3x3`` for small images."""
+    return ModelSpec("resnet50", {"norm": norm, "stem": stem})
+
+
+MODELS: dict[str, Callable[..., ModelSpec]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    **{name: partial(ModelSpec, name) for name in PAPER_NETWORKS},
+}
+"""Name to what makes a ModelSpec: ``MODELS["ntd-cifar"]()``."""

@@ -1,0 +1,71 @@
+"""Every network by name: general ones that fit themselves to the data, and the papers' own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from holdfast.errors import HoldfastError
+from holdfast.models.convnet import ConvNet, cnn
+from holdfast.models.dense import linear, mlp
+from holdfast.models.resnet import ResNet, resnet18, resnet50
+
+RGB32, GREY28, RGB28 = (3, 32, 32), (1, 28, 28), (3, 28, 28)
+
+
+@dataclass(frozen=True)
+class PaperNetwork:
+    """A network as published: it takes images of one shape (channels, height, width) and no other."""
+
+    name: str
+    shape: tuple[int, ...]
+    network: ConvNet | ResNet
+
+    def __call__(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """The module, or an error that names the shape it wants."""
+        if shape != self.shape:
+            wanted, given = ("x".join(map(str, sides)) for sides in (self.shape, shape))
+            raise HoldfastError(
+                f"model '{self.name}' wants images of {wanted} (channels x height x width), but a sample has "
+                f"shape {given}; 'cnn' adapts to any image, 'mlp' to any shape"
+            )
+        return self.network.build(shape, num_classes)
+
+
+_RESNET18 = ResNet((2, 2, 2, 2), kernels=(3, 3), expansion=1, norm="batch", stem="7x7")
+
+PAPER_NETWORKS: dict[str, PaperNetwork] = {
+    network.name: network
+    for network in (
+        # FedNTD, also Flashback
+        PaperNetwork("ntd-cifar", RGB32, ConvNet((32, 64), hidden=(512,), padding=2)),
+        PaperNetwork("ntd-mnist", GREY28, ConvNet((32, 64), hidden=(512,), padding=2)),
+        # FedKA
+        PaperNetwork("t-cnn", RGB32, ConvNet((32, 64), hidden=(512,))),
+        # FedFA; its digit network also creates GroupNorm layers it never applies, left out here
+        PaperNetwork("fa-fmnist", GREY28, ConvNet((32, 32), hidden=(384, 192))),
+        PaperNetwork("fa-cifar10", RGB32, ConvNet((64, 64), hidden=(384, 192))),
+        PaperNetwork(
+            "fa-cifar100",
+            RGB32,
+            replace(_RESNET18, norm="group", stem="3x3", hidden=(512,), projection=256),
+        ),
+        PaperNetwork("fa-digits", RGB28, ConvNet((64, 64, 128), hidden=(2048, 512), padding=2)),
+        PaperNetwork("fa-validation-fmnist", GREY28, ConvNet((32, 32), hidden=(384, 100))),
+        PaperNetwork("fa-validation-digits", RGB28, ConvNet((64, 64), hidden=(384, 100))),
+        # FedMLP
+        PaperNetwork("mlp-resnet18", RGB32, _RESNET18),
+        PaperNetwork("mlp-cnn5", GREY28, ConvNet((64, 64), hidden=(120, 64))),
+        # MOON: the output of its projection head, 256 wide, is the feature
+        PaperNetwork("moon-cnn", RGB32, ConvNet((6, 16), hidden=(120, 84, 84), projection=256)),
+    )
+}
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    **PAPER_NETWORKS,
+}
+"""Name to a function of (shape, num_classes) whose keyword-only arguments are the model's options."""
