@@ -10,7 +10,7 @@ Layers = dict[str, nn.Module]
 
 
 def head(width: int, num_classes: int, hidden: Sequence[int] = (), projection: int | None = None) -> Layers:
-    """From ``width`` features to logits: hidden layers with ReLU, then the classifier, the last ``nn.Linear``.
+    """From ``width`` features to logits: hidden layers with ReLU, then the classifier, an ``nn.Linear``.
 
     ``projection`` puts one linear layer of that width, without ReLU, before the classifier; its output is
     then the feature that methods see.

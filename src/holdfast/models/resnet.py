@@ -1,7 +1,7 @@
 """Residual networks (He et al., CVPR 2016), with batch or group normalisation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -35,7 +35,7 @@ class _Residual(nn.Module):
 class ResNet:
     """A residual network.
 
-    depths: residual blocks in each of the stages; a stage halves the map (but the first) and doubles the width.
+    depths: residual blocks in each stage; every stage but the first halves the map and doubles the width.
     kernels: sizes of the convolutions in a block; the first 3x3 of them is the strided one.
     expansion: a block's output channels over the channels inside it.
     norm: ``batch`` or ``group``. stem: ``7x7`` (strided, then max pooling: a quarter of the image's side) or
@@ -46,8 +46,8 @@ class ResNet:
     depths: tuple[int, ...]
     kernels: tuple[int, ...]
     expansion: int
-    norm: str
-    stem: str
+    norm: str = "batch"
+    stem: str = "7x7"
     hidden: tuple[int, ...] = ()
     projection: int | None = None
 
@@ -110,17 +110,19 @@ class ResNet:
         return _Residual(sequence(branch), shortcut)
 
 
+RESNET18 = ResNet((2, 2, 2, 2), kernels=(3, 3), expansion=1)
+RESNET50 = ResNet((3, 4, 6, 3), kernels=(1, 3, 1), expansion=4)
+
+
 def resnet18(
     shape: tuple[int, ...], num_classes: int, *, norm: str = "batch", stem: str = "7x7"
 ) -> nn.Module:
     """ResNet-18: 512 features."""
-    return ResNet((2, 2, 2, 2), kernels=(3, 3), expansion=1, norm=norm, stem=stem).build(shape, num_classes)
+    return replace(RESNET18, norm=norm, stem=stem).build(shape, num_classes)
 
 
 def resnet50(
     shape: tuple[int, ...], num_classes: int, *, norm: str = "batch", stem: str = "7x7"
 ) -> nn.Module:
     """ResNet-50: 2048 features."""
-    return ResNet((3, 4, 6, 3), kernels=(1, 3, 1), expansion=4, norm=norm, stem=stem).build(
-        shape, num_classes
-    )
+    return replace(RESNET50, norm=norm, stem=stem).build(shape, num_classes)

@@ -8,7 +8,7 @@ from torch import nn
 from holdfast.errors import HoldfastError
 from holdfast.models.convnet import ConvNet, cnn
 from holdfast.models.dense import linear, mlp
-from holdfast.models.resnet import ResNet, resnet18, resnet50
+from holdfast.models.resnet import RESNET18, ResNet, resnet18, resnet50
 
 RGB32, GREY28, RGB28 = (3, 32, 32), (1, 28, 28), (3, 28, 28)
 
@@ -32,8 +32,6 @@ class PaperNetwork:
         return self.network.build(shape, num_classes)
 
 
-_RESNET18 = ResNet((2, 2, 2, 2), kernels=(3, 3), expansion=1, norm="batch", stem="7x7")
-
 PAPER_NETWORKS: dict[str, PaperNetwork] = {
     network.name: network
     for network in (
@@ -48,13 +46,13 @@ PAPER_NETWORKS: dict[str, PaperNetwork] = {
         PaperNetwork(
             "fa-cifar100",
             RGB32,
-            replace(_RESNET18, norm="group", stem="3x3", hidden=(512,), projection=256),
+            replace(RESNET18, norm="group", stem="3x3", hidden=(512,), projection=256),
         ),
         PaperNetwork("fa-digits", RGB28, ConvNet((64, 64, 128), hidden=(2048, 512), padding=2)),
         PaperNetwork("fa-validation-fmnist", GREY28, ConvNet((32, 32), hidden=(384, 100))),
         PaperNetwork("fa-validation-digits", RGB28, ConvNet((64, 64), hidden=(384, 100))),
         # FedMLP
-        PaperNetwork("mlp-resnet18", RGB32, _RESNET18),
+        PaperNetwork("mlp-resnet18", RGB32, RESNET18),
         PaperNetwork("mlp-cnn5", GREY28, ConvNet((64, 64), hidden=(120, 64))),
         # MOON: the output of its projection head, 256 wide, is the feature
         PaperNetwork("moon-cnn", RGB32, ConvNet((6, 16), hidden=(120, 84, 84), projection=256)),
