@@ -1,0 +1,8 @@
+"""The run directory: everything a run leaves behind, written so that it survives a kill at any moment."""
+
+from holdfast.runs.checkpoint import Checkpoint
+from holdfast.runs.clients import ClientStates
+from holdfast.runs.directory import RunDirectory
+from holdfast.runs.summary import RunSummary, list_runs
+
+__all__ = ["Checkpoint", "ClientStates", "RunDirectory", "RunSummary", "list_runs"]

@@ -1,0 +1,248 @@
+"""Checkpoints that a kill cannot break: new files first, then one rename that makes them the checkpoint.
+
+    checkpoint/
+      checkpoint.json            round, meta, and every file with its size and SHA-256
+      checkpoint.json.previous   the checkpoint before it
+      state-<round>-<hash>.safetensors
+      clients/<client>-<round>-<hash>.safetensors
+
+A file once named by a checkpoint is never written again: its name holds its hash. A client whose state has
+not changed since the last checkpoint keeps its earlier file.
+"""
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypedDict
+
+from torch import Tensor
+
+from holdfast.errors import HoldfastError
+from holdfast.runs import files
+from holdfast.runs.tensors import State, from_bytes, to_bytes
+
+
+class LazyStates(Mapping[int, State]):
+    """Client states by client id, each read when it is asked for and not kept."""
+
+    def __init__(self, clients: Collection[int], read: Callable[[int], State]) -> None:
+        self._clients = clients
+        self._read = read
+
+    def __getitem__(self, client: int) -> State:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._read(client)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._clients))
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The last complete state of a run.
+
+    ``tensors`` and ``meta`` are what was saved (``meta`` as JSON keeps it: tuples come back as lists).
+    ``clients`` maps a client's id to its state, read from the disk at each access.
+    ``warning`` says what was lost when the newest checkpoint was damaged and this is the one before it.
+    """
+
+    round: int
+    tensors: State
+    meta: dict[str, Any]
+    clients: Mapping[int, State]
+    warning: str | None = None
+
+    def client(self, client: int) -> State | None:
+        """The saved state of one client, or None where it had none yet."""
+        return self.clients.get(client)
+
+
+class _File(TypedDict):
+    """One file of a checkpoint: its path within the folder, its size in bytes, its hash."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+class _Manifest(TypedDict):
+    """The content of checkpoint.json. ``changed``: the clients whose files this checkpoint wrote."""
+
+    round: int
+    meta: dict[str, Any]
+    state: _File
+    clients: dict[str, _File]
+    changed: list[int]
+
+
+class CheckpointFolder:
+    """The folder ``checkpoint/`` of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._newest = path / "checkpoint.json"
+        self._previous = path / "checkpoint.json.previous"
+        self._generations: list[_Manifest] | None = (
+            None  # those on the disk, newest first; None: not yet known
+        )
+        self._newest_is_whole = False  # whether generation 0 is the one in checkpoint.json
+
+    def save(
+        self,
+        round: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        changed: Mapping[int, Mapping[str, Tensor]],
+    ) -> Mapping[int, State]:
+        """Commit a new checkpoint and return the client states it holds, as ``Checkpoint.clients`` would."""
+        if self._generations is None:
+            self.load()
+        generations = self._generations or []
+        self._generations = None  # until the new one is committed: after a failure the disk is asked again
+        clients = dict(generations[0]["clients"]) if generations else {}
+        pending = self._path / "checkpoint.json.next"
+        try:
+            with files.writing(self._path):
+                (self._path / "clients").mkdir(parents=True, exist_ok=True)
+            state = self._write(f"state-{round}", tensors)
+            for client, client_state in changed.items():
+                clients[str(client)] = self._write(f"clients/{client}-{round}", client_state)
+            manifest = _Manifest(
+                round=round, meta=dict(meta), state=state, clients=clients, changed=sorted(changed)
+            )
+            files.replace(pending, _manifest_bytes(manifest))
+            with files.writing(self._newest):
+                files.sync_directory(self._path / "clients")
+                files.sync_directory(self._path)
+                if self._newest_is_whole:
+                    os.replace(self._newest, self._previous)
+                os.replace(pending, self._newest)  # the commit: from here on the new checkpoint counts
+                files.sync_directory(self._path)
+        except BaseException:
+            with suppress(OSError):
+                pending.unlink(missing_ok=True)
+            # An interrupt may come just after the commit: what the disk names now stays in any case.
+            self._remove_all_but(generations + self._on_disk())
+            raise
+        self._generations = [manifest, *generations[:1]]
+        self._newest_is_whole = True
+        self._remove_all_but(self._generations)
+        return self._clients(manifest)
+
+    def load(self) -> Checkpoint | None:
+        """The newest whole checkpoint, or None where none was ever committed.
+
+        Its own files are verified now; client files it shares with earlier checkpoints when they are read,
+        since going back would not help there.
+        """
+        damage: list[str] = []
+        for path in (self._newest, self._previous):
+            if not path.exists():
+                continue
+            try:
+                manifest = _read_manifest(path)
+                checkpoint = self._verified(manifest, damage)
+            except HoldfastError as error:
+                damage.append(str(error))
+                continue
+            self._newest_is_whole = path == self._newest
+            self._generations = self._on_disk() if self._newest_is_whole else [manifest]
+            return checkpoint
+        if damage:
+            raise HoldfastError(
+                f"no whole checkpoint is left: {'; '.join(damage)};"
+                " restore the damaged file from a copy or start the run afresh"
+            )
+        self._generations = []
+        self._newest_is_whole = False
+        return None
+
+    def _on_disk(self) -> list[_Manifest]:
+        manifests = []
+        for path in (self._newest, self._previous):
+            with suppress(HoldfastError):
+                manifests.append(_read_manifest(path))
+        return manifests
+
+    def _verified(self, manifest: _Manifest, damage: list[str]) -> Checkpoint:
+        clients = self._clients(manifest)
+        for entry in manifest["clients"].values():
+            self._check_size(entry)
+        for client in manifest["changed"]:
+            self._read(manifest["clients"][str(client)])
+        warning = f"{damage[0]}; went back to the checkpoint of round {manifest['round']}" if damage else None
+        return Checkpoint(
+            manifest["round"], self._read_state(manifest["state"]), manifest["meta"], clients, warning
+        )
+
+    def _clients(self, manifest: _Manifest) -> Mapping[int, State]:
+        entries = {int(client): entry for client, entry in manifest["clients"].items()}
+        return LazyStates(entries, lambda client: self._read_state(entries[client]))
+
+    def _write(self, stem: str, tensors: Mapping[str, Tensor]) -> _File:
+        data = to_bytes(tensors)
+        digest = sha256(data).hexdigest()
+        name = f"{stem}-{digest[:12]}.safetensors"
+        files.replace(self._path / name, data)
+        return _File(file=name, bytes=len(data), sha256=digest)
+
+    def _check_size(self, entry: _File) -> None:
+        path = self._path / entry["file"]
+        with files.reading(path):
+            size = path.stat().st_size
+        if size != entry["bytes"]:
+            raise HoldfastError(f"{path} is damaged: {size} bytes instead of {entry['bytes']}")
+
+    def _read(self, entry: _File) -> bytes:
+        path = self._path / entry["file"]
+        with files.reading(path):
+            data = path.read_bytes()
+        if sha256(data).hexdigest() != entry["sha256"]:
+            raise HoldfastError(f"{path} is damaged: its content does not match its SHA-256")
+        return data
+
+    def _read_state(self, entry: _File) -> State:
+        return from_bytes(self._read(entry))
+
+    def _remove_all_but(self, generations: list[_Manifest]) -> None:
+        """Remove files that no generation names: those of older checkpoints and of attempts cut short."""
+        named = {manifest["state"]["file"] for manifest in generations}
+        named.update(entry["file"] for manifest in generations for entry in manifest["clients"].values())
+        for prefix in ("", "clients/"):
+            with suppress(OSError), os.scandir(self._path / prefix) as entries:
+                for entry in entries:
+                    if entry.name.endswith((".safetensors", ".tmp")) and prefix + entry.name not in named:
+                        os.unlink(entry.path)
+
+
+def _digest(manifest: Any) -> str:
+    return sha256(json.dumps(manifest).encode()).hexdigest()
+
+
+def _manifest_bytes(manifest: _Manifest) -> bytes:
+    return json.dumps({"sha256": _digest(manifest), "checkpoint": manifest}).encode()
+
+
+def _read_manifest(path: Path) -> _Manifest:
+    with files.reading(path):
+        data = path.read_bytes()
+    try:
+        content = json.loads(data)
+        manifest: _Manifest = content["checkpoint"]
+        whole = content["sha256"] == _digest(manifest)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise HoldfastError(f"{path} is damaged: it is not the JSON of a checkpoint") from error
+    if not whole:
+        raise HoldfastError(f"{path} is damaged: its content does not match its SHA-256")
+    return manifest

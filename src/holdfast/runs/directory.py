@@ -1,0 +1,208 @@
+"""One run on the disk: what was asked, what happened, where it stands, what came out."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from io import FileIO
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from torch import Tensor
+
+from holdfast.errors import HoldfastError
+from holdfast.runs import files, lock, metrics_file
+from holdfast.runs.checkpoint import Checkpoint, CheckpointFolder
+from holdfast.runs.metrics_file import Record
+from holdfast.runs.tensors import State, from_bytes, to_bytes
+
+# LibYAML reads ten times faster; PyYAML may be built without it.
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+EXPERIMENT = "experiment.yaml"
+METRICS = "metrics.jsonl"
+CHECKPOINT = "checkpoint"
+MODEL = "model.safetensors"
+LOCK = ".lock"
+
+
+def read_experiment(path: Path) -> dict[str, Any]:
+    """The content of an experiment.yaml; ``HoldfastError`` where it cannot be read."""
+    with files.reading(path):
+        data = path.read_bytes()
+    try:
+        experiment = yaml.load(data, _Loader)  # noqa: S506 (a safe loader: no objects are built)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise HoldfastError(f"{path} is damaged: it is not YAML") from error
+    if not isinstance(experiment, dict):
+        raise HoldfastError(f"{path} is damaged: it does not describe an experiment")
+    return experiment
+
+
+class RunDirectory:
+    """A run directory; made with ``create`` or ``open``.
+
+    Reading is always allowed, also while another process writes. Writing (``append``, ``rewind``,
+    ``save_checkpoint``, ``save_model``) is allowed inside ``with run.lock():``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics = path / METRICS
+        self._checkpoint = CheckpointFolder(path / CHECKPOINT)
+        self._locked = False
+        self._appending: FileIO | None = None
+
+    @classmethod
+    def create(cls, path: str | Path, experiment: Mapping[str, Any]) -> Self:
+        """Make a directory (and its parents) for a new run of ``experiment``.
+
+        Refuses a directory that already holds a run.
+        """
+        run = cls(Path(path))
+        with files.writing(run.path):
+            run.path.mkdir(parents=True, exist_ok=True)
+        with run.lock():
+            if any((run.path / name).exists() for name in (EXPERIMENT, METRICS, CHECKPOINT, MODEL)):
+                raise HoldfastError(
+                    f"{run.path} already holds a run; continue it with `holdfast resume {run.path}`"
+                    " or choose another --out"
+                )
+            text = yaml.dump(dict(experiment), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+            run._replace(EXPERIMENT, text.encode())
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """The run in an existing directory. Writes nothing and locks nothing."""
+        run = cls(Path(path))
+        if not (run.path / EXPERIMENT).is_file():
+            raise HoldfastError(f"{run.path} holds no run: there is no {EXPERIMENT} in it")
+        return run
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold this run for writing; another process that holds it is named in a ``HoldfastError``."""
+        with lock.held(self.path / LOCK):
+            self._clear_scratch()  # what a killed process left
+            self._locked = True
+            try:
+                yield
+            finally:
+                self._locked = False
+                self._stop_appending()
+                self._clear_scratch()
+
+    @cached_property
+    def experiment(self) -> dict[str, Any]:
+        """Everything needed to run it again, as given to ``create``."""
+        return read_experiment(self.path / EXPERIMENT)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end: its final model is there."""
+        return (self.path / MODEL).exists()
+
+    @property
+    def scratch(self) -> Path:
+        """A directory for what only the running process needs, as spilled states; removed by ``lock``."""
+        return self.path / "scratch"
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one record, with its "round", to metrics.jsonl; other processes see it at once.
+
+        Arrays and tensors become lists; NaN and infinities become null.
+        """
+        self._need_lock()
+        line = metrics_file.to_line(record)
+        with files.writing(self._metrics):
+            if self._appending is None:
+                self._appending = open(self._metrics, "ab", buffering=0)  # noqa: SIM115 (closed by lock)
+            end = self._appending.seek(0, os.SEEK_END)
+            try:
+                files.write_all(self._appending, line)
+            except OSError:
+                self._appending.truncate(end)  # no half line is left when the disk is full
+                raise
+
+    def records(self) -> list[Record]:
+        """Every record so far, oldest first. A last line cut short by a kill is left out."""
+        return [record for _, record in metrics_file.lines(self._metrics)]
+
+    def rewind(self, round: int) -> None:
+        """Drop the records of rounds after ``round`` and a last line cut short, to go on from there."""
+        self._need_lock()
+        self._stop_appending()
+        end = 0
+        for line_end, record in metrics_file.lines(self._metrics):
+            if record["round"] > round:
+                break
+            end = line_end
+        if self._metrics.exists():
+            with files.writing(self._metrics):
+                os.truncate(self._metrics, end)
+
+    def save_checkpoint(
+        self,
+        round: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        clients: Mapping[int, Mapping[str, Tensor]],
+    ) -> Mapping[int, State]:
+        """Commit the state after ``round``: all of it, or, where anything fails, none of it.
+
+        ``clients`` are the client states that changed since the last checkpoint; the others are kept.
+        Returns all client states as the checkpoint holds them, to hand to ``ClientStates.committed``.
+        """
+        self._need_lock()
+        if self._appending is not None:
+            with files.writing(self._metrics):
+                os.fsync(self._appending.fileno())  # no checkpoint of a round whose record could be lost
+        return self._checkpoint.save(round, tensors, meta, clients)
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The last complete state, or None where the run has none yet.
+
+        Where the newest checkpoint is damaged, the one before it, with a ``warning``; where both are,
+        ``HoldfastError``.
+        """
+        return self._checkpoint.load()
+
+    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write the final model; from now on the run is finished."""
+        self._need_lock()
+        self._replace(MODEL, to_bytes(tensors))
+
+    def load_model(self) -> State:
+        """The final model's tensors, on the CPU."""
+        path = self.path / MODEL
+        if not self.finished:
+            raise HoldfastError(
+                f"{self.path} has no final model yet; finish it with `holdfast resume {self.path}`"
+            )
+        with files.reading(path):
+            data = path.read_bytes()
+        try:
+            return from_bytes(data)
+        except ValueError as error:
+            raise HoldfastError(f"{path} is damaged: {error}") from error
+
+    def _replace(self, name: str, data: bytes) -> None:
+        files.replace(self.path / name, data)
+        with files.writing(self.path):
+            files.sync_directory(self.path)
+
+    def _need_lock(self) -> None:
+        if not self._locked:
+            raise RuntimeError("a run is written inside `with run.lock():`")
+
+    def _stop_appending(self) -> None:
+        if self._appending is not None:
+            self._appending.close()
+            self._appending = None
+
+    def _clear_scratch(self) -> None:
+        shutil.rmtree(self.scratch, ignore_errors=True)

@@ -1,0 +1,117 @@
+"""What runs lie in a directory, told quickly: the ends of files are read, not the files."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from holdfast.errors import HoldfastError
+from holdfast.runs import lock
+from holdfast.runs.directory import EXPERIMENT, LOCK, METRICS, MODEL, read_experiment
+from holdfast.runs.metrics_file import last_records
+
+_DEPTH = 3  # levels below the root; a comparison keeps its runs one or two below its own directory
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run at a glance.
+
+    ``name``: the path below the root that was listed. ``rounds``: rounds done. ``accuracy``: the last one
+    measured, between 0 and 1. ``modified``: seconds since 1970. What is not known is None.
+    ``problem`` says what is wrong with a corrupt run.
+    """
+
+    name: str
+    path: Path
+    state: Literal["running", "finished", "interrupted", "corrupt"]
+    rounds: int
+    accuracy: float | None
+    method: str | None
+    dataset: str | None
+    modified: float
+    problem: str | None = None
+
+
+def list_runs(root: str | Path) -> list[RunSummary]:
+    """The runs in a directory and up to three levels below it, those written last first."""
+    root = Path(root)
+    if not root.is_dir():
+        raise HoldfastError(f"{root} is not a directory; name the one that holds the runs")
+    summaries = [_summary(path, _name(path, root)) for path in _run_directories(root, _DEPTH)]
+    return sorted(summaries, key=lambda summary: (-summary.modified, summary.name))
+
+
+def _name(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path != root else path.resolve().name
+
+
+def _run_directories(path: Path, depth: int) -> Iterator[Path]:
+    try:
+        with os.scandir(path) as scan:
+            entries = list(scan)
+    except OSError:
+        return  # not ours to read
+    if any(entry.name in (EXPERIMENT, METRICS) for entry in entries):
+        yield path
+    elif depth > 0:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                yield from _run_directories(path / entry.name, depth - 1)
+
+
+def _summary(path: Path, name: str) -> RunSummary:
+    experiment = metrics = None
+    rounds, accuracy, method, dataset, problem = 0, None, None, None, None
+    try:
+        metrics = _stat(path / METRICS)
+        experiment = (path / EXPERIMENT).stat()
+        method, dataset = _headline(path / EXPERIMENT, experiment.st_mtime_ns, experiment.st_size)
+        records = last_records(path / METRICS) if metrics else []
+        if records:
+            rounds = records[-1]["round"]
+            measured = (record.get("accuracy") for record in reversed(records))
+            accuracy = next((value for value in measured if isinstance(value, int | float)), None)
+    except HoldfastError as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"cannot read {error.filename}: {error.strerror}"
+    return RunSummary(
+        name=name,
+        path=path,
+        state="corrupt" if problem else _state(path),
+        rounds=rounds,
+        accuracy=accuracy,
+        method=method,
+        dataset=dataset,
+        modified=max((stat.st_mtime for stat in (experiment, metrics) if stat), default=0.0),
+        problem=problem,
+    )
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _state(path: Path) -> Literal["running", "finished", "interrupted"]:
+    if lock.is_held(path / LOCK):
+        return "running"
+    return "finished" if (path / MODEL).exists() else "interrupted"
+
+
+@lru_cache(maxsize=10_000)
+def _headline(path: Path, modified_ns: int, size: int) -> tuple[str | None, str | None]:
+    """Method and data set of an experiment; parsed once for each version of the file."""
+    experiment = read_experiment(path)
+    return _named(experiment.get("method")), _named(experiment.get("data"))
+
+
+def _named(part: Any) -> str | None:
+    """The name of a part that is written as a name, or as a mapping with a name and its settings."""
+    name = part.get("name") if isinstance(part, dict) else part
+    return None if name is None else str(name)
