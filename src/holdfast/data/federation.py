@@ -1,0 +1,337 @@
+"""A population of clients as an index into one data set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from holdfast.data.dataset import Dataset
+from holdfast.data.dealing import Ints, draw_per_class, offsets_of, ranges
+from holdfast.data.partitions import Assignment, Partition, Pool
+from holdfast.data.schedules import StageSchedule, describe_schedule, schedule_from
+from holdfast.data.skew import FeatureSkew, LongTail
+from holdfast.errors import HoldfastError
+from holdfast.random import generator
+
+_FORMAT = "holdfast-federation-1"
+_KEYS = {
+    "hash",
+    "dataset",
+    "stages",
+    "cumulative",
+    "schedule",
+    "partition",
+    "leaves",
+    "public",
+    "offsets",
+    "indices",
+}
+
+
+def _none() -> Ints:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Who holds which training samples, and when.
+
+    Attributes:
+        dataset: the data all clients share as one array; sample ids index its training part.
+        indices: int64 ``[M]``, sample ids, client by client, and stage by stage within a client.
+        offsets: int64 ``[clients * stages + 1]``: stage s of client k is
+            ``indices[offsets[k * stages + s]:offsets[k * stages + s + 1]]``.
+        stages: how many stages the data arrives in (1: all at once).
+        public: int64, samples held by the server and by no client.
+        partition: how it was made, in plain values: name, parameters, seed.
+        schedule: which round trains which stage; streams only.
+        cumulative: whether a client keeps the data of earlier stages.
+        leaves: int64 ``[clients]``, the first stage at which a client is gone; empty when nobody leaves.
+    """
+
+    dataset: Dataset
+    indices: Ints
+    offsets: Ints
+    stages: int = 1
+    public: Ints = field(default_factory=_none)
+    partition: dict[str, Any] = field(default_factory=dict)
+    schedule: StageSchedule | None = None
+    cumulative: bool = False
+    leaves: Ints = field(default_factory=_none)
+
+    def __post_init__(self) -> None:
+        for ids, whose in ((self.indices, "clients"), (self.public, "public data")):
+            _need_in_range(ids, whose, len(self.dataset.y_train))
+        parts = len(self.offsets) - 1
+        if parts < 1 or parts % self.stages or self.offsets[0] != 0 or self.offsets[-1] != len(self.indices):
+            raise HoldfastError(
+                f"offsets must begin with 0, end with {len(self.indices)} and have one entry more than "
+                f"clients * stages (stages: {self.stages})"
+            )
+        if np.any(np.diff(self.offsets) < 0):
+            raise HoldfastError("offsets must not fall")
+
+    @property
+    def clients(self) -> int:
+        """How many clients are registered, those without samples included."""
+        return (len(self.offsets) - 1) // self.stages
+
+    def sizes(self, stage: int = 0) -> Ints:
+        """How many samples each client trains on at a stage: int64 ``[clients]``."""
+        first, last = self._spans(stage)
+        return last - first
+
+    def client(self, k: int, stage: int = 0) -> Ints:
+        """The sample ids client ``k`` trains on at a stage (of stages 0 to ``stage`` if cumulative)."""
+        first, last = self._spans(stage)
+        return self.indices[first[k] : last[k]]
+
+    def label_counts(self, clients: ArrayLike | None = None, stage: int | None = None) -> Ints:
+        """Samples per client and class: int64 ``[len(clients), C]``; every client, every stage by default."""
+        first, last = self._spans(stage)
+        if clients is not None:
+            chosen = np.asarray(clients, np.int64)
+            first, last = first[chosen], last[chosen]
+        sizes = last - first
+        cells = np.repeat(np.arange(len(sizes)) * self.dataset.num_classes, sizes)
+        cells += self._labels[self.indices[ranges(first, sizes)]]
+        counts = np.bincount(cells, minlength=len(sizes) * self.dataset.num_classes)
+        return counts.reshape(len(sizes), self.dataset.num_classes)
+
+    @cached_property
+    def class_counts(self) -> Ints:
+        """Samples per class over all clients and stages: int64 ``[C]``."""
+        return np.bincount(self._labels[self.indices], minlength=self.dataset.num_classes)
+
+    @cached_property
+    def hash(self) -> str:
+        """64 hex digits. Two federations with the same hash give the same samples to the same clients."""
+        head = {"classes": self.dataset.classes, "stages": self.stages, "cumulative": self.cumulative}
+        digest = sha256(json.dumps(head).encode())
+        for array in (self._labels, self.indices, self.offsets, self.public, self.leaves):
+            digest.update(len(array).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(array, "<i8").data)
+        return digest.hexdigest()
+
+    @cached_property
+    def _labels(self) -> Ints:
+        return np.asarray(self.dataset.y_train.numpy(), np.int64)
+
+    def _spans(self, stage: int | None) -> tuple[Ints, Ints]:
+        """Where each client's data at a stage (all stages: None) begins and ends in ``indices``."""
+        first = self.offsets[:-1].reshape(-1, self.stages)
+        last = self.offsets[1:].reshape(-1, self.stages)
+        if stage is None:
+            return first[:, 0], last[:, -1]
+        if not 0 <= stage < self.stages:
+            raise HoldfastError(f"there is no stage {stage}: the stages are 0 to {self.stages - 1}")
+        if not self.cumulative:
+            return first[:, stage], last[:, stage]
+        if len(self.leaves):
+            return first[:, 0], np.where(self.leaves > stage, last[:, stage], first[:, 0])
+        return first[:, 0], last[:, stage]
+
+    def save(self, path: str | Path) -> None:
+        """Write the federation as JSON. It refers to the data set by name and does not hold its samples."""
+        content = {
+            "format": _FORMAT,
+            "hash": self.hash,
+            "dataset": self.dataset.name,
+            "clients": self.clients,
+            "stages": self.stages,
+            "cumulative": self.cumulative,
+            "schedule": None if self.schedule is None else describe_schedule(self.schedule),
+            "partition": self.partition,
+            "leaves": self.leaves.tolist(),
+            "public": self.public.tolist(),
+            "offsets": self.offsets.tolist(),
+            "indices": self.indices.tolist(),
+        }
+        # One key a line: a person can read the head of the file, and a diff shows what changed.
+        lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
+        Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path, dataset: Dataset, *, schedule: StageSchedule | None = None) -> Federation:
+        """Read a federation of ``dataset`` and check its hash; synthetic feature skew is applied again.
+
+        ``schedule`` replaces the one in the file, and is needed where that was of the user's own making.
+        """
+        content = _read(path)
+        described = content["schedule"]
+        federation = cls(
+            dataset,
+            indices=np.asarray(content["indices"], np.int64),
+            offsets=np.asarray(content["offsets"], np.int64),
+            stages=content["stages"],
+            public=np.asarray(content["public"], np.int64),
+            partition=content["partition"],
+            schedule=schedule or (None if described is None else schedule_from(described)),
+            cumulative=content["cumulative"],
+            leaves=np.asarray(content["leaves"], np.int64),
+        )
+        if federation.hash != content["hash"]:
+            raise HoldfastError(
+                f"'{path}' does not fit: its hash differs, so either the file was changed or the data set "
+                f"'{dataset.name}' is not the '{content['dataset']}' it was made from"
+            )
+        return with_skew(federation)
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    """The content of a federation file, or a sentence on why it is none."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HoldfastError(f"cannot read the federation '{path}': {error.strerror}") from None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or not _KEYS <= content.keys():
+        raise HoldfastError(f"'{path}' is not a complete federation file ('format' must be '{_FORMAT}')")
+    return content
+
+
+def federate(
+    dataset: Dataset,
+    partition: Partition | Sequence[ArrayLike],
+    *,
+    clients: int | None = None,
+    seed: int = 0,
+    public: float | ArrayLike = 0.0,
+    long_tail: LongTail | None = None,
+    skew: FeatureSkew | None = None,
+) -> Federation:
+    """Deal the training samples of ``dataset`` to clients.
+
+    Args:
+        dataset: the data.
+        partition: the rule, such as ``Dirichlet(0.1)``, or one sequence of sample ids per client.
+        clients: how many. By-domain and by-writer partitions and given ids know it themselves.
+        seed: the same seed gives the same federation.
+        public: what the server holds and no client does: a fraction of the samples, drawn evenly from every
+            class, or sample ids.
+        long_tail: thin out the classes first; a ``public`` fraction is drawn from what remains.
+        skew: change the images of each client in its own way.
+    """
+    if isinstance(partition, Partition):
+        ids, public_ids = share_with_server(dataset, seed, public, long_tail)
+        pool = Pool.of(dataset.y_train.numpy(), dataset.groups, ids)
+        count = partition.default_clients(pool) if clients is None else clients
+        dealt = partition.assign(pool, count, generator(seed, "partition"))
+        dealt = Assignment(ids[dealt.indices], dealt.offsets)
+        description = partition.describe()
+    else:
+        if long_tail is not None:
+            raise HoldfastError("given sample ids say who holds what: a long tail would take samples away")
+        dealt = _given(partition, clients, len(dataset.y_train))
+        public_ids = _public_beside(dealt.indices, public)
+        description = {"name": "given"}
+    description |= {"clients": len(dealt.offsets) - 1} | describe_setting(seed, public, long_tail, skew)
+    return with_skew(Federation(dataset, dealt.indices, dealt.offsets, 1, public_ids, description))
+
+
+def share_with_server(
+    dataset: Dataset, seed: int, public: float | ArrayLike, long_tail: LongTail | None
+) -> tuple[Ints, Ints]:
+    """The ids of the samples left for the clients, and of the server's public ones."""
+    labels = dataset.y_train.numpy()
+    given = np.ndim(public) > 0
+    public_ids = _as_ids(public, "public data") if given else _none()
+    mine = np.ones(len(labels), np.bool_)
+    _need_once(public_ids, "public data", len(labels))
+    mine[public_ids] = False
+    ids = np.flatnonzero(mine)
+    if long_tail is not None:
+        ids = ids[long_tail.keep(labels[ids], dataset.num_classes, generator(seed, "long tail"))]
+    if not given:
+        fraction = float(np.asarray(public))
+        if not 0 <= fraction < 1:
+            raise HoldfastError(f"the public fraction must be at least 0 and below 1, not {fraction}")
+        wanted = np.rint(fraction * np.bincount(labels[ids], minlength=dataset.num_classes)).astype(np.int64)
+        chosen = draw_per_class(labels[ids], wanted, generator(seed, "public data"))
+        public_ids, ids = ids[chosen], np.delete(ids, chosen)
+    return ids, np.sort(public_ids)
+
+
+def describe_setting(
+    seed: int, public: float | ArrayLike, long_tail: LongTail | None, skew: FeatureSkew | None
+) -> dict[str, Any]:
+    """What a description says beside the partition: the seed, and each of the others where it is used."""
+    setting: dict[str, Any] = {"seed": seed}
+    if np.ndim(public) > 0:
+        setting["public"] = "given"
+    elif public:
+        setting["public"] = float(np.asarray(public))
+    if long_tail is not None:
+        setting["long_tail"] = long_tail.ratio
+    if skew is not None:
+        setting["skew"] = asdict(skew)
+    return setting
+
+
+def with_skew(federation: Federation) -> Federation:
+    """The federation with the feature skew its description names applied to its images."""
+    skew = federation.partition.get("skew")
+    if skew is None:
+        return federation
+    owners = np.full(len(federation.dataset.y_train), -1, np.int64)
+    spans = federation.offsets[:: federation.stages]
+    owners[federation.indices] = np.repeat(np.arange(federation.clients), np.diff(spans))
+    skewed = FeatureSkew(**skew).apply(
+        federation.dataset, owners, federation.clients, federation.partition["seed"]
+    )
+    return replace(federation, dataset=skewed)
+
+
+def _given(parts: Sequence[ArrayLike], clients: int | None, samples: int) -> Assignment:
+    if not len(parts):
+        raise HoldfastError("a federation needs the sample ids of at least 1 client")
+    if clients not in (None, len(parts)):
+        raise HoldfastError(f"sample ids of {len(parts)} clients are given, but clients is {clients}")
+    lists = [_as_ids(part, f"client {k}") for k, part in enumerate(parts)]
+    dealt = Assignment(np.concatenate(lists), offsets_of(np.array([len(ids) for ids in lists])))
+    _need_once(dealt.indices, "clients", samples)
+    return dealt
+
+
+def _as_ids(values: ArrayLike, whose: str) -> Ints:
+    ids = np.asarray(values)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise HoldfastError(f"the sample ids of {whose} must be a flat list of whole numbers")
+    return ids.astype(np.int64)
+
+
+def _need_in_range(ids: Ints, whose: str, samples: int) -> None:
+    if ids.size and (ids.min() < 0 or ids.max() >= samples):
+        raise HoldfastError(
+            f"sample ids of the {whose} must lie between 0 and {samples - 1}, but run from {ids.min()} to "
+            f"{ids.max()}"
+        )
+
+
+def _need_once(ids: Ints, whose: str, samples: int) -> None:
+    _need_in_range(ids, whose, samples)
+    times = np.bincount(ids, minlength=1)
+    if times.max() > 1:
+        raise HoldfastError(f"sample {int(times.argmax())} is given {times.max()} times among the {whose}")
+
+
+def _public_beside(held: Ints, public: float | ArrayLike) -> Ints:
+    """The server's ids beside clients whose ids are given."""
+    if np.ndim(public) == 0:
+        if public:
+            raise HoldfastError("with given sample ids, give the public ones as ids too, not as a fraction")
+        return _none()
+    ids = np.sort(_as_ids(public, "public data"))
+    both = np.intersect1d(ids, held)
+    if len(both):
+        raise HoldfastError(f"sample {both[0]} is both public and held by a client; it can be only one")
+    return ids
