@@ -1,0 +1,98 @@
+"""Continual learning's summaries of the accuracy matrix: stage trained x stage tested.
+
+R[i, j] is the accuracy on the test samples of task j after training stage i. Leading axes, such as clients,
+are kept. What was not tested is NaN, and is left out of the means.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from holdfast.errors import HoldfastError
+from holdfast.metrics.arrays import FloatArray, agree, as_array, broadcast, mean_measured
+
+
+def average_accuracy(accuracy_matrix: ArrayLike) -> FloatArray:
+    """Accuracy over all tasks after the last stage.
+
+    ACC = (1/T) Σ_j R[T, j]
+
+    Args:
+        accuracy_matrix: [..., T, T].
+
+    Returns:
+        [...]; in [0, 1] for fractions.
+
+    Source: Lopez-Paz and Ranzato, NeurIPS 2017, Eq. 2.
+    """
+    return mean_measured(_square(accuracy_matrix, stages=1)[..., -1, :])
+
+
+def average_forgetting(accuracy_matrix: ArrayLike) -> FloatArray:
+    """How far the earlier tasks end below their best.
+
+    F = (1/(T−1)) Σ_{j<T} ( max_{i<T} R[i, j] − R[T, j] )
+
+    Args:
+        accuracy_matrix: [..., T, T]; T of at least 2.
+
+    Returns:
+        [...]; in [−1, 1] for fractions, 0 or below when nothing is forgotten.
+
+    Source: Chaudhry et al., ECCV 2018, section 3.2.
+    """
+    matrix = _square(accuracy_matrix, stages=2)
+    best = np.fmax.reduce(matrix[..., :-1, :-1], axis=-2)  # fmax passes over NaN
+    return mean_measured(best - matrix[..., -1, :-1])
+
+
+def backward_transfer(accuracy_matrix: ArrayLike) -> FloatArray:
+    """What later stages did to the earlier tasks since each was learnt.
+
+    BWT = (1/(T−1)) Σ_{j<T} ( R[T, j] − R[j, j] )
+
+    Args:
+        accuracy_matrix: [..., T, T]; T of at least 2.
+
+    Returns:
+        [...]; in [−1, 1] for fractions, negative when tasks are forgotten.
+
+    Source: Lopez-Paz and Ranzato, NeurIPS 2017, Eq. 3.
+    """
+    matrix = _square(accuracy_matrix, stages=2)
+    learnt = np.diagonal(matrix, axis1=-2, axis2=-1)
+    return mean_measured(matrix[..., -1, :-1] - learnt[..., :-1])
+
+
+def forward_transfer(accuracy_matrix: ArrayLike, initial_accuracy: ArrayLike) -> FloatArray:
+    """What earlier stages taught of a task before it arrived.
+
+    FWT = (1/(T−1)) Σ_{j>1} ( R[j−1, j] − b[j] )
+
+    Args:
+        accuracy_matrix: [..., T, T]; T of at least 2.
+        initial_accuracy: [..., T], b, accuracy of the untrained model on each task.
+
+    Returns:
+        [...]; in [−1, 1] for fractions, positive when stages help those to come.
+
+    Source: Lopez-Paz and Ranzato, NeurIPS 2017, Eq. 4.
+    """
+    matrix = _square(accuracy_matrix, stages=2)
+    initial = as_array(initial_accuracy, "initial_accuracy", "... T")
+    agree("T", accuracy_matrix=matrix.shape[-1], initial_accuracy=initial.shape[-1])
+    broadcast(accuracy_matrix=matrix.shape[:-1], initial_accuracy=initial.shape)
+    before = np.diagonal(matrix, offset=1, axis1=-2, axis2=-1)
+    return mean_measured(before - initial[..., 1:])
+
+
+def _square(accuracy_matrix: ArrayLike, stages: int) -> FloatArray:
+    matrix = as_array(accuracy_matrix, "accuracy_matrix", "... T T")
+    trained, tested = matrix.shape[-2:]
+    if trained != tested or trained < stages:
+        raise HoldfastError(
+            f"accuracy_matrix must be as many stages trained as tested, at least {stages}, "
+            f"not {trained} trained and {tested} tested"
+        )
+    return matrix

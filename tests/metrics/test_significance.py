@@ -1,0 +1,67 @@
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.special import betainc
+
+from holdfast.errors import HoldfastError
+from holdfast.metrics import paired_test
+
+results = arrays(np.float64, st.integers(2, 6), elements=st.floats(0, 1, width=16))
+
+
+def p_by_definition(differences):
+    """Two-sided p of Student's t by the regularised incomplete beta function."""
+    n = len(differences)
+    t = differences.mean() / (differences.std(ddof=1) / np.sqrt(n))
+    return betainc((n - 1) / 2, 0.5, (n - 1) / (n - 1 + t * t))
+
+
+def test_by_hand():
+    # d = 1, 2, 3: mean 2, std 1, t = 2 sqrt(3); for 2 degrees p = 1 - t / sqrt(t^2 + 2)
+    difference, p = paired_test([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert difference == pytest.approx(2.0)
+    assert p == pytest.approx(1 - np.sqrt(12 / 14))
+
+
+def test_too_few_seeds_allow_no_test():
+    assert paired_test([0.5], [0.25]) == (0.25, None)
+    difference, p = paired_test([], [])
+    assert np.isnan(difference)
+    assert p is None
+
+
+def test_equal_differences():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert paired_test([0.5, 0.7], [0.5, 0.7]) == (0.0, 1.0)
+        difference, p = paired_test([0.3, 0.4, 0.5], [0.2, 0.3, 0.4])  # 0.1 thrice, up to rounding
+    assert difference == pytest.approx(0.1)
+    assert p == 0.0
+
+
+def test_seeds_that_failed_are_left_out():
+    assert paired_test([2.0, 9.0, 4.0, 6.0], [1.0, np.nan, 2.0, 3.0]) == paired_test([2, 4, 6], [1, 2, 3])
+
+
+def test_seeds_must_match():
+    with pytest.raises(HoldfastError, match="agree on S"):
+        paired_test([1.0, 2.0], [1.0])
+
+
+@given(
+    results.flatmap(lambda a: st.tuples(st.just(a), arrays(np.float64, a.shape, elements=st.floats(0, 1))))
+)
+def test_symmetry_and_agreement_with_the_definition(pair):
+    a, b = pair
+    difference, p = paired_test(a, b)
+    assert 0 <= p <= 1
+    mirrored, same = paired_test(b, a)
+    assert mirrored == pytest.approx(-difference)
+    assert same == pytest.approx(p)
+    assert paired_test(a[::-1], b[::-1])[1] == pytest.approx(p)
+    if np.ptp(a - b) > 1e-6:
+        assert p == pytest.approx(p_by_definition(a - b), abs=1e-9)
