@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from holdfast.data.preprocess import Preprocess
+from holdfast.errors import HoldfastError
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Dataset:
     x_test: Tensor
     y_test: Tensor
     classes: tuple[str, ...]
-    preprocess: Preprocess = Preprocess()
+    preprocess: Preprocess = field(default_factory=Preprocess)
     groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -51,3 +54,144 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample, without the batch dimension."""
         return tuple(self.x_train.shape[1:])
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x_train: np.ndarray | Tensor,
+        y_train: np.ndarray | Tensor,
+        x_test: np.ndarray | Tensor,
+        y_test: np.ndarray | Tensor,
+        *,
+        classes: Sequence[str] | None = None,
+        name: str = "custom",
+        preprocess: Preprocess | None = None,
+        groups: Mapping[str, Group] | None = None,
+    ) -> Dataset:
+        """A data set from NumPy arrays or torch tensors.
+
+        Samples: integers from 0 to 255 with three or four dimensions are images and become uint8
+        ``[N, channels, height, width]``; they may come as ``[N, height, width]`` (grey) or with the channels
+        last. Anything else becomes float32 and keeps its shape, except that four dimensions whose last is 1
+        or 3, and whose second is not, are taken for channels-last images too.
+
+        Labels: one integer a sample, from 0. ``classes`` names them; without it there are as many classes as
+        the largest label says, named by their numbers. ``preprocess`` defaults to scaling images to 0..1.
+        """
+        samples = {"x_train": _samples(x_train, "x_train"), "x_test": _samples(x_test, "x_test")}
+        labels = {"y_train": _labels(y_train, "y_train"), "y_test": _labels(y_test, "y_test")}
+        if samples["x_train"].shape[1:] != samples["x_test"].shape[1:]:
+            shapes = [tuple(x.shape[1:]) for x in samples.values()]
+            raise HoldfastError(f"samples for training have shape {shapes[0]}, for testing {shapes[1]}")
+        if samples["x_train"].dtype != samples["x_test"].dtype:
+            raise HoldfastError("x_train and x_test must both be images from 0 to 255, or both be floats")
+        names = tuple(classes) if classes is not None else None
+        if names is None:
+            names = tuple(map(str, range(1 + int(max(y.max() for y in labels.values())))))
+        for part in ("train", "test"):
+            x, y = samples[f"x_{part}"], labels[f"y_{part}"]
+            if len(x) != len(y):
+                raise HoldfastError(f"x_{part} has {len(x)} samples, but y_{part} has {len(y)} labels")
+            low, high = int(y.min()), int(y.max())
+            if low < 0 or high >= len(names):
+                raise HoldfastError(
+                    f"y_{part} has labels from {low} to {high}, but they must lie from 0 to {len(names) - 1}"
+                )
+        dataset = cls(
+            name,
+            **samples,
+            **labels,
+            classes=names,
+            preprocess=preprocess or Preprocess(),
+            groups=MappingProxyType(dict(groups or {})),
+        )
+        dataset.preprocess.check(dataset.shape)
+        for group_name, group in dataset.groups.items():
+            _check_group(group_name, group, dataset)
+        return dataset
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | Path,
+        *,
+        size: tuple[int, int] | None = None,
+        preprocess: Preprocess | None = None,
+        seed: int = 0,
+    ) -> Dataset:
+        """A data set from images, one folder per class.
+
+        Either ``path/train/CLASS/*.png`` and ``path/test/CLASS/*.png``, or ``path/CLASS/*.png``, of which a
+        fifth of each class, drawn by ``seed``, becomes the test set. Images must be of one size unless
+        ``size`` (height, width) says what to resize them to; they are grey if all of them are, else RGB.
+        """
+        # Sources know data sets, so they are imported only when called upon.
+        from holdfast.data.sources.formats import read_folder
+
+        folder = Path(path).expanduser()
+        arrays = read_folder(folder, size, seed)
+        return cls.from_arrays(
+            arrays.x_train,
+            arrays.y_train,
+            arrays.x_test,
+            arrays.y_test,
+            classes=arrays.classes,
+            name=folder.name,
+            preprocess=preprocess,
+        )
+
+
+def _tensor(values: np.ndarray | Tensor, name: str) -> Tensor:
+    if isinstance(values, np.ndarray):
+        # Torch shares no memory it may not write to, and can hardly count with wide unsigned integers.
+        values = np.require(values, requirements=["C", "W"])
+        if values.dtype.kind == "u" and values.dtype.itemsize > 1:
+            values = values.astype(np.int64)
+    try:
+        tensor = torch.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise HoldfastError(f"{name} must be an array of numbers: {error}") from error
+    if tensor.ndim == 0 or len(tensor) == 0:
+        raise HoldfastError(f"{name} is empty; it must hold at least one sample")
+    return tensor
+
+
+def _samples(values: np.ndarray | Tensor, name: str) -> Tensor:
+    x = _tensor(values, name)
+    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        x = x.permute(0, 3, 1, 2)
+    if x.is_complex():
+        raise HoldfastError(f"{name} must be real numbers, not complex ones")
+    if x.is_floating_point():
+        bad = ~x.isfinite().flatten(1).all(dim=1) if x.ndim > 1 else ~x.isfinite()
+        if bad.any():
+            raise HoldfastError(
+                f"{name} holds NaN or infinite values in {int(bad.sum())} of {len(x)} samples, "
+                f"first in sample {int(bad.nonzero()[0])}"
+            )
+    elif x.ndim in (3, 4) and (x.dtype == torch.uint8 or (x.min() >= 0 and x.max() <= 255)):
+        return (x[:, None] if x.ndim == 3 else x).to(torch.uint8).contiguous()
+    return x.to(torch.float32).contiguous()
+
+
+def _labels(values: np.ndarray | Tensor, name: str) -> Tensor:
+    y = _tensor(values, name)
+    if y.numel() != len(y):
+        raise HoldfastError(f"{name} must hold one label a sample, shape [{len(y)}], not {list(y.shape)}")
+    labels = y.flatten().long()
+    if y.is_floating_point() and not torch.equal(labels.to(y.dtype), y.flatten()):
+        raise HoldfastError(f"{name} must hold whole numbers, one class each")
+    return labels
+
+
+def _check_group(name: str, group: Group, dataset: Dataset) -> None:
+    for part, codes, labels in (
+        ("train", group.train, dataset.y_train),
+        ("test", group.test, dataset.y_test),
+    ):
+        if codes.shape != (len(labels),):
+            raise HoldfastError(
+                f"group '{name}' must have one {part} entry for each of {len(labels)} samples"
+            )
+        if len(codes) and (codes.min() < 0 or codes.max() >= len(group.names)):
+            raise HoldfastError(f"group '{name}' has {part} entries outside its {len(group.names)} names")

@@ -173,7 +173,7 @@ PRESETS: dict[str, dict[str, Preprocess]] = {
         "emnist-letters": Preprocess(*_MNIST),
         "emnist-byclass": Preprocess(*_MNIST),
         "femnist": Preprocess(*_MNIST),
-        "usps": Preprocess((0.2469,), (0.2989,)),
+        "usps": Preprocess((0.2545,), (0.3846,)),
         "svhn": Preprocess((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
         "mnist-m": Preprocess(*_HALF),
         "synth-digits": Preprocess(*_HALF),

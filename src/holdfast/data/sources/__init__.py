@@ -1,0 +1,183 @@
+"""Where data comes from: data sets known by name, and the user's own files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.data.dataset import Dataset, Group
+from holdfast.data.preprocess import Preprocess, preprocess_for
+from holdfast.data.sources import files
+from holdfast.data.sources.formats import Arrays, read_npz
+from holdfast.data.sources.registry import DATASETS, Layout, Source
+from holdfast.errors import HoldfastError, unknown
+
+__all__ = ["DATASETS", "Layout", "Source", "describe", "load"]
+
+
+def load(
+    name_or_path: str | Path,
+    *,
+    root: Path | None = None,
+    preprocess: str | Preprocess | None = None,
+    download: bool = True,
+) -> Dataset:
+    """A data set by name (see `DATASETS`), from a ``.npz`` file, or from a folder of images.
+
+    Files of named data sets are looked for in ``root`` or else ``$HOLDFAST_DATA``, then in the cache
+    (``~/.cache/holdfast``), and downloaded into the cache unless ``download`` is false. Files whose md5 is
+    well known are checked against it.
+
+    A ``.npz`` file holds ``x_train``, ``y_train``, ``x_test`` and ``y_test`` (see `Dataset.from_arrays`); a
+    folder is read by `Dataset.from_folder`.
+
+    ``preprocess`` is a preset's name (``"fedntd"``; see `preprocess_for`), a `Preprocess`, or nothing for
+    plain normalisation.
+    """
+    name, path = str(name_or_path), Path(name_or_path).expanduser()
+    known = name in DATASETS
+    if not known and path.suffix != ".npz" and not path.is_dir():
+        if len(path.parts) > 1:
+            raise HoldfastError(f"there is no folder {path}, and data files end in .npz")
+        raise unknown("data set", name, DATASETS)
+
+    if not isinstance(preprocess, Preprocess):
+        preprocess = preprocess_for(name if known else path.stem, preprocess or "plain")
+    if known:
+        return _load_known(DATASETS[name], root, preprocess, download)
+    if path.is_dir():
+        return Dataset.from_folder(path, preprocess=preprocess)
+    return Dataset.from_arrays(*read_npz(path), name=path.stem, preprocess=preprocess)
+
+
+def describe(root: Path | None = None) -> list[dict[str, object]]:
+    """What every known data set is and where it was found, ready to be printed or written as JSON.
+
+    ``found`` is the folder its files are in (``"embedded"`` for one that needs none), or None; then
+    ``missing`` says what to get, from where, and where to put it. Sizes are those published.
+    """
+    rows: list[dict[str, object]] = []
+    for source in DATASETS.values():
+        place = None if source.embedded else _find(source, root)
+        found = "embedded" if source.embedded else str(place[1]) if place else None
+        rows.append(
+            {
+                "name": source.name,
+                "classes": source.classes,
+                "shape": list(source.shape),
+                "train": source.train,
+                "test": source.test,
+                "found": found,
+                "missing": None if found else _missing(source, root),
+                "address": source.page,
+                "licence": source.licence,
+            }
+        )
+    return rows
+
+
+def _load_known(source: Source, root: Path | None, preprocess: Preprocess, download: bool) -> Dataset:
+    if source.embedded:
+        arrays = source.embedded()
+    else:
+        layout, folder = _find(source, root) or _obtain(source, root, download)
+        # A package compresses the same arrays in its own way, and was checked when it was installed.
+        if folder != source.installed:
+            for file in layout.files:
+                files.check_md5(folder / file.name, file)
+        arrays = _read(source, layout, folder)
+        arrays = replace(arrays, groups={**arrays.groups, **_writers(source, root)})
+    return Dataset.from_arrays(
+        arrays.x_train,
+        arrays.y_train,
+        arrays.x_test,
+        arrays.y_test,
+        classes=arrays.classes,
+        name=source.name,
+        preprocess=preprocess,
+        groups=arrays.groups,
+    )
+
+
+def _read(source: Source, layout: Layout, folder: Path) -> Arrays:
+    try:
+        return layout.read(folder)
+    except HoldfastError:
+        raise
+    except Exception as error:  # a damaged file may fail anywhere in a reader
+        raise HoldfastError(
+            f"the {source.name} files in {folder} cannot be read ({error}); get them again from {source.page}"
+        ) from error
+
+
+def _find(source: Source, root: Path | None) -> tuple[Layout, Path] | None:
+    """The first layout all of whose files are somewhere, and where."""
+    places = [
+        (layout, place / folder)
+        for place in files.search_roots(root)
+        for layout in source.layouts
+        for folder in (layout.home, *layout.also)
+    ]
+    if source.installed:
+        places.append((source.layouts[0], source.installed))
+    for layout, folder in places:
+        if all((folder / file.name).exists() for file in layout.files):
+            return layout, folder
+    return None
+
+
+def _obtain(source: Source, root: Path | None, download: bool) -> tuple[Layout, Path]:
+    """Bring the first layout's files into the cache: from archives lying in a search root, or downloaded."""
+    layout = source.layouts[0]
+    roots = files.search_roots(root)
+    cache = roots[-1] / layout.home
+    for file in layout.archives:
+        lying = [place / file.name for base in roots for place in (base / layout.home, base)]
+        if archive := next((path for path in lying if path.is_file()), None):
+            files.check_md5(archive, file)
+            files.unpack(archive, cache)
+        else:
+            archive = _download(source, file, cache, root, download)
+            files.unpack(archive, cache)
+            archive.unlink()
+    for file in () if layout.archives else layout.files:
+        if not (cache / file.name).exists():
+            _download(source, file, cache, root, download)
+    found = _find(source, root)
+    if found is None:
+        raise HoldfastError(_missing(source, root))
+    return found
+
+
+def _download(source: Source, file: files.File, cache: Path, root: Path | None, allowed: bool) -> Path:
+    if not (allowed and file.url):
+        raise HoldfastError(_missing(source, root))
+    try:
+        return files.download(file, cache)
+    except OSError as error:
+        raise HoldfastError(_missing(source, root, f" (the download failed: {error})")) from error
+
+
+def _missing(source: Source, root: Path | None, reason: str = "") -> str:
+    """One sentence: what is not there, where to get it, where to put it."""
+    layout = source.layouts[0]
+    folder = files.search_roots(root)[0] / layout.home
+    lacking = [file for file in layout.archives or layout.files if not (folder / file.name).exists()]
+    names = ", ".join(file.name for file in lacking)
+    addresses = ", ".join(dict.fromkeys(file.url or source.page for file in lacking))
+    it = "it" if len(lacking) == 1 else "them"
+    return f"{source.name} needs {names}{reason}: get {it} from {addresses} and put {it} in {folder}"
+
+
+def _writers(source: Source, root: Path | None) -> dict[str, Group]:
+    """The "writer" group of a data set whose writers are published apart from it, where that lies at hand."""
+    if source.writers is None:
+        return {}
+    published, read = source.writers
+    for place in files.search_roots(root):
+        folder = place / f"{source.name}-writers"
+        if all((folder / file.name).exists() for file in published):
+            for file in published:
+                files.check_md5(folder / file.name, file)
+            return {"writer": read(folder)}
+    return {}
