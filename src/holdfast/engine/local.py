@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.plan import Plan, batch_sizes, plan_client
+from holdfast.engine.plan import Plan, plan_client
 from holdfast.engine.settings import Settings
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Client, Task
@@ -54,6 +54,16 @@ class Broadcast:
 
 
 @dataclass(eq=False)
+class Planned:
+    """A client whose steps are laid out."""
+
+    job: Job
+    ids: np.ndarray  # the samples it trains on
+    heldout: np.ndarray
+    plan: Plan
+
+
+@dataclass(eq=False)
 class Started:
     """A client ready for its first step."""
 
@@ -90,46 +100,13 @@ class LocalSide:
         self.cache_teachers = not data.preprocess.augments
         self.merge_single = task.network.has_batch_norm
 
-    def start(self, job: Job, sent: Broadcast) -> Started:
-        """Everything before the first step."""
-        task, method, settings = self.task, self.method, self.settings
+    def plan(self, job: Job, round: int) -> Planned:
+        """Which samples the client trains on, and in which order."""
+        settings = self.settings
         ids, heldout = self._hold_out(job)
-        y = self.data.y[torch.from_numpy(ids).to(task.device)]
-        memory = job.memory or {}
-        local_norm = memory.get("norm", {})
-        client = Client(
-            task=task,
-            id=job.client,
-            round=sent.round,
-            stage=job.stage,
-            read=self.data.read,
-            ids=ids,
-            y=y,
-            label_counts=torch.bincount(y, minlength=task.num_classes).to(task.dtype),
-            epochs=settings.epochs,
-            steps=settings.epochs * len(batch_sizes(len(ids), settings.batch_size, self.merge_single)),
-            lr=settings.lr_at(sent.round),
-            sent=sent.params,
-            buffers=sent.buffers | {k: v for k, v in local_norm.items() if k in sent.buffers},
-            heldout_ids=heldout,
-            heldout_y=self.data.y[torch.from_numpy(heldout).to(task.device)],
-        )
-        payload = {**sent.payload, **job.payload}
-        state = memory["method"] if "method" in memory else method.init_client(client)
-        params = method.start(sent.params, payload, state, client)
-        params = params | {k: v for k, v in local_norm.items() if k in params}
-        tables = dict(method.tables(payload, state, client))
-        teachers: dict[str, Tensors] = {}
-        for name in method.teachers:
-            weights = method.teacher(name, payload, state, client)
-            if self.cache_teachers:
-                out = client.forward(weights)
-                tables |= {f"teacher/{name}/logits": out.logits, f"teacher/{name}/features": out.features}
-            else:
-                teachers[name] = weights
         plan = plan_client(
             seed=settings.seed,
-            round=sent.round,
+            round=round,
             client=job.client,
             samples=len(ids),
             epochs=settings.epochs,
@@ -137,8 +114,53 @@ class LocalSide:
             merge_single=self.merge_single,
             preprocess=self.data.preprocess,
             shape=tuple(self.data.x.shape[1:]),
+            dropout_keys=bool(self.task.network.dropouts),
         )
-        return Started(client, params, method.begin(payload, state, client), plan, tables, teachers)
+        return Planned(job, ids, heldout, plan)
+
+    def client(self, planned: Planned, sent: Broadcast) -> Client:
+        """The client as its method's hooks see it."""
+        task, settings, ids, heldout = self.task, self.settings, planned.ids, planned.heldout
+        y = self.data.y[torch.from_numpy(ids).to(task.device)]
+        local_norm = (planned.job.memory or {}).get("norm", {})
+        return Client(
+            task=task,
+            id=planned.job.client,
+            round=sent.round,
+            stage=planned.job.stage,
+            read=self.data.read,
+            ids=ids,
+            y=y,
+            label_counts=torch.bincount(y, minlength=task.num_classes).to(task.dtype),
+            epochs=settings.epochs,
+            steps=len(planned.plan.rows),
+            lr=settings.lr_at(sent.round),
+            sent=sent.params,
+            buffers=sent.buffers | {k: v.to(task.device) for k, v in local_norm.items() if k in sent.buffers},
+            heldout_ids=heldout,
+            heldout_y=self.data.y[torch.from_numpy(heldout).to(task.device)],
+        )
+
+    def start(self, planned: Planned, sent: Broadcast) -> Started:
+        """Everything before the first step."""
+        task, method, job = self.task, self.method, planned.job
+        client = self.client(planned, sent)
+        memory = on_device(job.memory or {}, task.device)
+        payload = {**sent.payload, **job.payload}
+        state = memory["method"] if "method" in memory else method.init_client(client)
+        params = method.start(sent.params, payload, state, client)
+        params = params | {k: v for k, v in memory.get("norm", {}).items() if k in params}
+        tables = dict(method.tables(payload, state, client))
+        teachers: dict[str, Tensors] = {}
+        said: dict[int, Output] = {}  # two parts of a stack may have the same teacher
+        for name in method.teachers:
+            weights = method.teacher(name, payload, state, client)
+            if self.cache_teachers:
+                out = said[id(weights)] = said.get(id(weights)) or client.forward(weights)
+                tables |= {f"teacher/{name}/logits": out.logits, f"teacher/{name}/features": out.features}
+            else:
+                teachers[name] = weights
+        return Started(client, params, method.begin(payload, state, client), planned.plan, tables, teachers)
 
     def finish(self, started: Started, params: Tensors, buffers: Tensors, carry: Tree, loss: float) -> Result:
         """Everything after the last step."""
@@ -171,6 +193,11 @@ class LocalSide:
         order = generator(self.settings.seed, "holdout", job.client, job.stage).permutation(job.ids)
         held = max(1, int(len(order) * self.method.holdout))
         return order[held:], order[:held]
+
+
+def on_device(tree: Tree, device: torch.device) -> Tree:
+    """A tree whose tensors lie on the device."""
+    return {k: on_device(v, device) if isinstance(v, dict) else v.to(device) for k, v in tree.items()}
 
 
 def teacher_outputs(tables: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Output]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.data.preprocess import Preprocess
-from holdfast.random import generator
+from holdfast.random import counter_key, generator
 
 
 def batch_sizes(samples: int, batch_size: int, merge_single: bool) -> list[int]:
@@ -31,6 +31,7 @@ class Plan:
     draws: list[np.ndarray] | None  # per step: augmentation draws [B, 5], None without augmentation
     epoch: list[int]  # per step
     ends_epoch: list[bool]  # per step: whether it is its epoch's last
+    keys: list[int]  # per step: where the model's dropout masks are drawn from; empty without dropout
 
 
 def plan_client(
@@ -44,6 +45,7 @@ def plan_client(
     merge_single: bool,
     preprocess: Preprocess,
     shape: tuple[int, ...],
+    dropout_keys: bool = False,
 ) -> Plan:
     """Shuffle a client's samples for each epoch and cut them into batches."""
     cuts = np.cumsum(batch_sizes(samples, batch_size, merge_single))[:-1]
@@ -59,4 +61,6 @@ def plan_client(
             draws += np.split(drawn, cuts)
         epoch_of += [epoch] * (len(cuts) + 1)
         ends += [False] * len(cuts) + [True]
-    return Plan(rows, draws if preprocess.augments else None, epoch_of, ends)
+    steps = range(len(rows)) if dropout_keys else ()
+    keys = [counter_key(seed, "dropout", round, client, step) >> 32 for step in steps]
+    return Plan(rows, draws if preprocess.augments else None, epoch_of, ends, keys)

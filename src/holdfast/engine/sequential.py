@@ -34,7 +34,7 @@ class Sequential:
     def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
         """Train each client in turn; a result's tensors are valid until the next one is asked for."""
         for job in jobs:
-            yield self._train_one(self.side.start(job, sent), sent)
+            yield self._train_one(self.side.start(self.side.plan(job, sent.round), sent), sent)
 
     def _train_one(self, started: Started, sent: Broadcast) -> Result:
         method, client = self.method, started.client
@@ -48,15 +48,16 @@ class Sequential:
         total = torch.zeros((), dtype=self.task.dtype, device=self.task.device)
         ids, carry, plan = torch.from_numpy(client.ids), started.carry, started.plan
         step = self._whole_step if method.overrides("step") else self._usual_step
-        for index, rows in enumerate(plan.rows):
+        for index, ends_epoch in enumerate(plan.ends_epoch):
             batch = self._batch(started, ids, index)
+            if self.task.network.dropouts:
+                self.task.network.seed_dropout(torch.tensor(plan.keys[index], device=self.task.device))
             loss, carry = step(batch, carry, sent.params, client.lr)
             total += loss
-            if plan.ends_epoch[index] and method.overrides("after_epoch"):
+            if ends_epoch and method.overrides("after_epoch"):
                 with torch.no_grad():
                     params, carry = method.after_epoch(self.params, carry)
                 self._assign(params)
-        del rows
         loss_mean = float(total) / len(plan.rows)
         params = {name: p.detach() for name, p in self.params.items()}
         return self.side.finish(started, params, self.buffers, carry, loss_mean)
@@ -108,39 +109,28 @@ class Sequential:
         return loss.detach(), carry
 
     def _descend(self, grads: Sequence[Tensor], batch: Batch, lr: float) -> None:
-        settings = self.settings
-        usual = range(len(grads))
-        if self.method.overrides("rate"):
-            usual_, own = [], []
-            for i, name in enumerate(self.params):
-                rate = self.method.rate(name, batch, lr)
-                if rate is None:
-                    usual_.append(i)
-                elif float(rate) != 0.0:
-                    own.append((i, float(rate)))
-            for i, rate in own:
-                sgd_(
-                    [self.param_list[i]], [grads[i]], self.momentum[i : i + 1],
-                    lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay,
-                )  # fmt: skip
-            usual = usual_  # type: ignore[assignment]
-        if usual:
+        members: dict[float, list[int]] = {}
+        for i, name in enumerate(self.params):
+            rate = self.method.rate(name, batch, lr)
+            members.setdefault(lr if rate is None else float(rate), []).append(i)
+        members.pop(0.0, None)  # these rest, their momentum too
+        for rate, chosen in members.items():
             sgd_(
-                [self.param_list[i] for i in usual],
-                [grads[i] for i in usual],
-                [self.momentum[i] for i in usual] if self.momentum else [],
-                lr=lr,
-                momentum=settings.momentum,
-                weight_decay=settings.weight_decay,
+                [self.param_list[i] for i in chosen],
+                [grads[i] for i in chosen],
+                [self.momentum[i] for i in chosen] if self.momentum else [],
+                lr=rate,
+                momentum=self.settings.momentum,
+                weight_decay=self.settings.weight_decay,
             )
 
     def _whole_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
         trainer = _SequentialTrainer(self, lr)
         current = {name: p.detach().clone() for name, p in self.params.items()}
         params = self.method.step(trainer, current, batch, carry, Local(current, sent))
-        assert params is not None
+        assert params is not None and trainer.loss is not None
         self._assign(params)
-        return trainer.last_loss, carry
+        return trainer.loss, carry
 
     def _assign(self, params: Tensors) -> None:
         """Take over the parameters that a hook replaced."""
@@ -155,7 +145,7 @@ class _SequentialTrainer:
 
     def __init__(self, engine: Sequential, lr: float) -> None:
         self.engine, self.lr = engine, lr
-        self.last_loss = torch.zeros((), dtype=engine.task.dtype, device=engine.task.device)
+        self.loss: Tensor | None = None  # of the step's first objective
 
     def forward(self, params: Tensors, x: Tensor) -> Output:
         return self.engine.task.network.apply(params, self.engine.buffers, x, train=True)
@@ -164,8 +154,8 @@ class _SequentialTrainer:
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         value = objective(leaves)
         grads = torch.autograd.grad(value, list(leaves.values()))
-        self.last_loss = value.detach()
-        return dict(zip(leaves, grads, strict=True)), self.last_loss
+        self.loss = value.detach() if self.loss is None else self.loss
+        return dict(zip(leaves, grads, strict=True)), value.detach()
 
 
 def split_extra(out: Output, batch: int) -> Output:

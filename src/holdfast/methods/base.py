@@ -217,15 +217,19 @@ class Method:
         """What is sent besides (to be summed over clients), and what the client remembers."""
         return {}, {}
 
+    def travels(self, name: str, task: Task) -> bool:
+        """Whether this parameter is exchanged; one that is not stays with its client and is seen only in tests."""
+        return True
+
     def client_weight(self, client: Client) -> float:
         """The client's weight in the mean of the models."""
         return float(client.samples)
 
     # The server half -----------------------------------------------------------------------------------
 
-    def aggregate(self, server: Server, mean: Tensors, sums: Tree) -> Tensors:
-        """The new global parameters; ``mean`` is the weighted mean of what clients shared."""
-        return mean
+    def aggregate(self, server: Server, mean: Tensors, sums: Tree, task: Task) -> tuple[Tensors, Tree]:
+        """The new global parameters, and the server's state; ``mean`` is the weighted mean of what clients shared."""
+        return mean, server.state
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
         """The server's own state after the round; ``server.params`` are already aggregated."""

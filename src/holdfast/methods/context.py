@@ -38,8 +38,8 @@ class Task:
     dtype: torch.dtype
     public_x: Tensor  # [P, ...] the server's public samples, ready for the model (P may be 0)
     public_y: Tensor  # [P]
-    shared_x: Tensor  # [C, ...] one training sample of each class, drawn by the run's seed
-    clients_per_round: int = 1
+    one_of_each: np.ndarray  # [C] ids of one training sample of each class, drawn by the seed; -1 where none
+    read: Callable[[np.ndarray], tuple[Tensor, Tensor]]  # training samples and labels by id
 
     def generator(self, purpose: str, *counters: int) -> np.random.Generator:
         """A NumPy generator for one of the method's own random choices on the server."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -109,6 +110,38 @@ class _LaneBatchNorm(nn.Module):
         return y
 
 
+def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(net.get_submodule(parent), child, module)
+
+
+class _CounterDropout(nn.Module):
+    """Dropout whose masks are a hash of (key, layer, position): the same on every engine, and resumable."""
+
+    def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
+        super().__init__()
+        self.p, self.layer, self.whole_channels = p, layer, whole_channels
+        self.key: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero entries (or whole channels) with probability p and scale the rest."""
+        if not self.training or self.p == 0 or self.key is None:
+            return x
+        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.whole_channels else x.shape
+        place = torch.arange(math.prod(shape), device=x.device).view(shape)
+        kept = _hash_uniform(place, self.key + 0x9E3779B9 * self.layer) >= self.p
+        return x * (kept.to(x.dtype) / (1 - self.p))
+
+
+def _hash_uniform(place: Tensor, key: Tensor) -> Tensor:
+    """Numbers in [0, 1) from positions and a key: the 32-bit finaliser of MurmurHash3, twice."""
+    low = 0xFFFFFFFF
+    h = (place * 0x9E3779B1 + key) & low
+    for multiplier in (0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F, 0x165667B1):
+        h = ((h ^ (h >> 15)) * multiplier) & low
+    return (h ^ (h >> 16)).to(torch.float64) / 2**32
+
+
 class Network:
     """A module as a function of (parameters, buffers, input).
 
@@ -120,6 +153,7 @@ class Network:
     def __init__(self, net: nn.Module, head: str | None = None, norm: NormPolicy = "average") -> None:
         if norm not in ("average", "local", "drop"):
             raise HoldfastError(f"norm is '{norm}'; it must be average, local or drop")
+        self._original = net
         self.net = copy.deepcopy(net).requires_grad_(True)
         norms = {
             name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
@@ -129,13 +163,18 @@ class Network:
                 module.track_running_stats = False
                 module.running_mean = module.running_var = module.num_batches_tracked = None
         self.has_batch_norm = bool(norms)
+        dropouts = [(n, m) for n, m in self.net.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+        for layer_index, (name, module) in enumerate(dropouts):
+            whole = not isinstance(module, nn.Dropout)
+            _replace(self.net, name, _CounterDropout(module.p, layer_index, whole))
+        self.dropouts = len(dropouts)
         layer, linear = find_head(self.net, head)
         self.head = Head(
             f"{layer}.weight", f"{layer}.bias" if linear.bias is not None else None, linear.in_features
         )
         self.num_outputs = linear.out_features
-        self.params = {name: p.detach() for name, p in self.net.named_parameters()}
-        self.buffers = {name: b.detach() for name, b in self.net.named_buffers()}
+        self.params = {name: p.detach().clone() for name, p in self.net.named_parameters()}
+        self.buffers = {name: b.detach().clone() for name, b in self.net.named_buffers()}
         prefixes = tuple(f"{name}." for name in norms) if norm == "local" else ()
         self.kept_local = frozenset(
             n for n in [*self.params, *self.buffers] if prefixes and n.startswith(prefixes)
@@ -144,6 +183,17 @@ class Network:
         captured = self._captured  # shared with the functional copy, whose hooks are copied along
         linear.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
         self._lanes: nn.Module | None = None
+
+    def module(self) -> nn.Module:
+        """A copy of the module as the user gave it, to be loaded with trained weights."""
+        return copy.deepcopy(self._original)
+
+    def seed_dropout(self, key: Tensor | None) -> None:
+        """Say where the next forward pass in training mode draws its dropout masks from."""
+        for net in (self.net, self._lanes):
+            for module in () if net is None else net.modules():
+                if isinstance(module, _CounterDropout):
+                    module.key = key
 
     def call(self, module: nn.Module, x: Tensor) -> Output:
         """Apply a module with its own weights."""
@@ -161,7 +211,12 @@ class Network:
         return Output(self._captured.pop().flatten(1), logits)
 
     def pure(
-        self, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, mask: Tensor | None
+        self,
+        params: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        x: Tensor,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
     ) -> tuple[Output, dict[str, Tensor]]:
         """Outputs in training mode and the new buffers, for use under ``vmap`` and ``grad``."""
         if self._lanes is None:
@@ -169,6 +224,8 @@ class Network:
         norms = {n: m for n, m in self._lanes.named_modules() if isinstance(m, _LaneBatchNorm)}
         for module in norms.values():
             module.mask = mask
+        if self.dropouts:
+            self.seed_dropout(key)
         self._captured.clear()
         logits = functional_call(self._lanes, {**params, **buffers}, (x,))
         fresh = {f"{n}.{key}": value for n, m in norms.items() for key, value in m.fresh.items()}
@@ -180,6 +237,5 @@ class Network:
         lanes = copy.deepcopy(self.net).train()
         for name, module in list(lanes.named_modules()):
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                parent, _, child = name.rpartition(".")
-                setattr(lanes.get_submodule(parent), child, _LaneBatchNorm(module))
+                _replace(lanes, name, _LaneBatchNorm(module))
         return lanes

@@ -1,0 +1,1 @@
+"""Data: where samples come from, who holds them, and when they arrive."""

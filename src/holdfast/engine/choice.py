@@ -1,0 +1,86 @@
+"""Which engine, on which device, in which precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.func import grad, vmap
+
+from holdfast.engine.lanes import Lanes
+from holdfast.engine.local import DeviceData
+from holdfast.engine.loop import Engine
+from holdfast.engine.sequential import Sequential
+from holdfast.engine.settings import Settings
+from holdfast.errors import HoldfastError, unknown
+from holdfast.methods.base import Method
+from holdfast.methods.context import Task
+
+ENGINES = ("auto", "sequential", "lanes")
+PRECISIONS = ("auto", "float32", "tf32", "float64")
+SMALL_MODEL = 300_000  # parameters up to which a CPU trains clients faster side by side than one by one
+MOST_LANES = 64
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise HoldfastError(f"unknown device '{name}'; it must be auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise HoldfastError("device is 'cuda', but torch sees no CUDA device here; use --device cpu")
+    return device
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """Set how matrix products round; ``auto`` is TF32 on a GPU and float32 elsewhere."""
+    if name not in PRECISIONS:
+        raise unknown("precision", name, PRECISIONS)
+    tf32 = device.type == "cuda" and name in ("auto", "tf32")
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.deterministic = True  # the same seed must give the same bits
+    return torch.float64 if name == "float64" else torch.float32
+
+
+def choose_engine(
+    name: str,
+    method: Method,
+    task: Task,
+    data: DeviceData,
+    settings: Settings,
+    sizes: np.ndarray,
+    lanes: int | None = None,
+) -> Engine:
+    """The engine by name; ``auto`` is the faster one for this machine and model."""
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    if name == "auto":
+        parameters = sum(p.numel() for p in task.network.params.values())
+        images = data.x.dim() == 4 and any(p.dim() == 4 for p in task.network.params.values())
+        name = "lanes" if task.device.type == "cuda" or (parameters <= SMALL_MODEL and not images) else "sequential"
+    if name == "sequential":
+        return Sequential(method, task, data, settings)
+    width = min(settings.batch_size + task.network.has_batch_norm, int(sizes.max()))
+    cohort = min(settings.sample or len(sizes), len(sizes))
+    return Lanes(method, task, data, settings, lanes or fitting_lanes(task, data, cohort, width), width)
+
+
+def fitting_lanes(task: Task, data: DeviceData, cohort: int, width: int) -> int:
+    """As many lanes as clients a round, as long as they fit the device's memory several times over."""
+    most = min(cohort, MOST_LANES)
+    if task.device.type != "cuda":
+        return most
+    params = {k: v.unsqueeze(0) for k, v in task.network.params.items()}
+    buffers = {k: v.unsqueeze(0) for k, v in task.network.buffers.items()}
+    x = torch.zeros((1, width, *data.x.shape[1:]), dtype=task.dtype, device=task.device)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    objective = lambda p, b, v: task.network.pure(p, b, v)[0].logits.logsumexp(-1).mean()  # noqa: E731
+    vmap(grad(objective))(params, buffers, x)
+    used = torch.cuda.max_memory_allocated() - before
+    weights = sum(p.numel() * p.element_size() for p in params.values())
+    free, _ = torch.cuda.mem_get_info()
+    return int(max(1, min(most, 0.4 * free // (used + 8 * weights))))

@@ -1,0 +1,442 @@
+"""Many clients as the lanes of one program: one batched step trains one batch of every lane.
+
+The parameters of L clients are stacked, ``[L, ...]``; the step is the method's own code under
+``torch.func.vmap``; on a GPU it is captured in a CUDA graph and replayed. Clients differ in size: a lane that has
+finished one client takes the next, and lanes are ordered so that those still at work are always the first n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, Planned, Result, Started, teacher_outputs
+from holdfast.engine.optim import clip_scale, sgd_
+from holdfast.engine.sequential import split_extra
+from holdfast.engine.settings import Settings
+from holdfast.engine.trees import changes, copy_
+from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
+from holdfast.methods.context import Task
+from holdfast.models.network import Output
+
+
+@dataclass(eq=False)
+class Leg:
+    """One client's stay in a lane: the global steps ``first`` to ``last``, both included."""
+
+    planned: Planned
+    lane: int
+    first: int
+    last: int
+    row: int  # where its samples lie in the round's tables
+    started: Started | None = None
+
+
+def assign_lanes(planned: Sequence[Planned], lanes: int) -> list[Leg]:
+    """Deal clients to lanes, longest first to the least loaded; busier lanes get lower numbers."""
+    order = sorted(range(len(planned)), key=lambda i: -len(planned[i].plan.rows))
+    queues: list[list[int]] = [[] for _ in range(min(lanes, len(planned)))]
+    loads = np.zeros(len(queues), np.int64)
+    for i in order:
+        lane = int(loads.argmin())
+        queues[lane].append(i)
+        loads[lane] += len(planned[i].plan.rows)
+    rows = np.concatenate([[0], np.cumsum([len(p.ids) for p in planned])])
+    legs = []
+    for lane, queue in enumerate(sorted(range(len(queues)), key=lambda q: -loads[q])):
+        at = 0
+        for i in queues[queue]:
+            steps = len(planned[i].plan.rows)
+            legs.append(Leg(planned[i], lane, at, at + steps - 1, int(rows[i])))
+            at += steps
+    return legs
+
+
+class Lanes:
+    """Trains the clients of a round side by side."""
+
+    name = "lanes"
+
+    def __init__(
+        self, method: Method, task: Task, data: DeviceData, settings: Settings, lanes: int, width: int
+    ) -> None:
+        """``width`` is the size of the largest batch that any client can have."""
+        self.method, self.task, self.data, self.settings = method, task, data, settings
+        self.side = LocalSide(method, task, data, settings)
+        self.lanes, self.width = lanes, width
+        self.group = lanes
+        self.graphs = task.device.type == "cuda"
+        self.programs: dict[tuple[int, bool], Callable[[], None]] = {}
+        self.sent: Tensors = {k: v.detach().clone() for k, v in task.network.params.items()}
+        self.params = {k: self._stacked(v) for k, v in task.network.params.items()}
+        self.buffers = {k: self._stacked(v) for k, v in task.network.buffers.items()}
+        self.frozen_buffers = {k: v.clone() for k, v in self.buffers.items()}  # as each client started
+        self.momentum = {k: torch.zeros_like(v) for k, v in self.params.items()} if settings.momentum else {}
+        self.loss = torch.zeros(lanes, dtype=task.dtype, device=task.device)
+        self.lr = torch.zeros((), dtype=torch.float64 if task.dtype == torch.float64 else torch.float32,
+                              device=task.device)  # fmt: skip
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=task.device)
+        self.carry: Tree = {}
+        self.teachers: dict[str, Tensors] = {}
+        self.tables: Tensors = {}
+        self.steps: dict[str, Tensor] = {}
+
+    def _stacked(self, value: Tensor) -> Tensor:
+        return torch.empty((self.lanes, *value.shape), dtype=value.dtype, device=value.device)
+
+    # A round --------------------------------------------------------------------------------------------
+
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
+        """Train all clients; results come as clients finish, always in the same order."""
+        planned = [self.side.plan(job, sent.round) for job in jobs]
+        legs = assign_lanes(planned, self.lanes)
+        copy_(self.sent, sent.params)
+        self.lr.fill_(self.settings.lr_at(sent.round))
+        masked = self._lay_out(legs)
+        starts, ends = {}, {}  # type: dict[int, list[Leg]], dict[int, list[Leg]]
+        for leg in legs:
+            starts.setdefault(leg.first, []).append(leg)
+            ends.setdefault(leg.last, []).append(leg)
+        epochs = self._epoch_ends(legs) if self.method.overrides("after_epoch") else {}
+        for at in range(max(ends) + 1):
+            for leg in starts.get(at, ()):
+                self._enter(leg, sent)
+            active = sum(1 for leg in legs if leg.first <= at <= leg.last)
+            self._program(active, masked)()
+            if at in epochs:
+                self._end_epoch(epochs[at])
+            for leg in ends.get(at, ()):
+                yield self._leave(leg)
+
+    def _lay_out(self, legs: Sequence[Leg]) -> bool:
+        """Write every lane's batches, step by step, to the device; say whether any batch is padded."""
+        steps = max(leg.last for leg in legs) + 1
+        shape = (steps, self.lanes, self.width)
+        ids, rows = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        mask = np.zeros(shape, np.float32)
+        epoch = np.zeros(shape[:2], np.int64)
+        keys = np.zeros(shape[:2], np.int64)
+        augments = self.data.preprocess.augments
+        draws = np.zeros((*shape, 5), np.int16) if augments else np.zeros((steps, 1, 1, 5), np.int16)
+        for leg in legs:
+            plan, lane = leg.planned.plan, leg.lane
+            for at, chosen in enumerate(plan.rows, start=leg.first):
+                ids[at, lane, : len(chosen)] = leg.planned.ids[chosen]
+                rows[at, lane, : len(chosen)] = chosen + leg.row
+                mask[at, lane, : len(chosen)] = 1
+                if plan.draws is not None:
+                    draws[at, lane, : len(chosen)] = plan.draws[at - leg.first]
+            span = slice(leg.first, leg.last + 1)
+            epoch[span, lane] = plan.epoch
+            if plan.keys:
+                keys[span, lane] = plan.keys
+        laid = {"ids": ids, "rows": rows, "mask": mask, "epoch": epoch, "keys": keys, "draws": draws}
+        for name, values in laid.items():
+            self._put(name, torch.from_numpy(values))
+        self.cursor.zero_()
+        return any(len(r) != self.width for leg in legs for r in leg.planned.plan.rows)
+
+    def _put(self, name: str, values: Tensor) -> None:
+        """Copy to the front of a buffer that keeps its place on the device, and grows when it must."""
+        if name == "mask":
+            values = values.to(self.task.dtype)
+        held = self.steps.get(name)
+        if held is None or len(held) < len(values):
+            self.programs.clear()  # captured graphs hold the old addresses
+            room = (len(values) if held is None else int(1.5 * len(values)), *values.shape[1:])
+            held = self.steps[name] = torch.zeros(room, dtype=values.dtype, device=self.task.device)
+        held[: len(values)].copy_(values, non_blocking=True)
+
+    def _epoch_ends(self, legs: Sequence[Leg]) -> dict[int, list[int]]:
+        ends: dict[int, list[int]] = {}
+        for leg in legs:
+            for step, last in enumerate(leg.planned.plan.ends_epoch, start=leg.first):
+                if last:
+                    ends.setdefault(step, []).append(leg.lane)
+        return ends
+
+    # Entering and leaving a lane -------------------------------------------------------------------------
+
+    def _enter(self, leg: Leg, sent: Broadcast) -> None:
+        leg.started = started = self.side.start(leg.planned, sent)
+        lane = leg.lane
+        self._fit(started, leg)
+        write = [(self.params, started.params), (self.buffers, started.client.buffers)]
+        if started.teachers:
+            write.append((self.frozen_buffers, started.client.buffers))
+        for target, source in write:
+            if target:
+                torch._foreach_copy_([target[k][lane] for k in target], [source[k] for k in target])
+        if self.momentum:
+            torch._foreach_zero_([m[lane] for m in self.momentum.values()])
+        _write_lane(self.carry, started.carry, lane)
+        for name, weights in started.teachers.items():
+            if name in self.teachers:
+                _write_lane(self.teachers[name], weights, lane)
+        for name, values in started.tables.items():
+            self.tables[name][leg.row : leg.row + len(values)].copy_(values)
+        self.loss[lane] = 0
+
+    def _fit(self, started: Started, leg: Leg) -> None:
+        """Make room for what this client carries; shapes are the same for every client of a method."""
+        if not self.carry and started.carry:
+            self.carry = _stack_like(started.carry, self.lanes)
+        for name, weights in started.teachers.items():
+            # Every client has the same global teacher: it is not stacked but read where it lies.
+            if weights is not started.client.sent and name not in self.teachers:
+                self.teachers[name] = {k: self._stacked(v) for k, v in weights.items()}
+        for name, values in started.tables.items():
+            held, need = self.tables.get(name), leg.row + len(values)
+            if held is None or len(held) < need:
+                self.programs.clear()
+                room = int(need * (1.0 if held is None else 1.5))
+                grown = values.new_zeros((max(room, int(self.steps["rows"].max()) + 1), *values.shape[1:]))
+                if held is not None:
+                    grown[: len(held)] = held
+                self.tables[name] = grown
+
+    def _leave(self, leg: Leg) -> Result:
+        assert leg.started is not None
+        lane = leg.lane
+        params = {k: v[lane].clone() for k, v in self.params.items()}
+        buffers = {k: v[lane].clone() for k, v in self.buffers.items()}
+        loss = float(self.loss[lane]) / (leg.last - leg.first + 1)
+        return self.side.finish(leg.started, params, buffers, _read_lane(self.carry, lane), loss)
+
+    # A step ---------------------------------------------------------------------------------------------
+
+    def _program(self, active: int, masked: bool) -> Callable[[], None]:
+        """One step of the first ``active`` lanes, captured on a GPU."""
+        key = (active, masked)
+        if key not in self.programs:
+            step = lambda: self._step(active, masked)  # noqa: E731
+            self.programs[key] = self._capture(step) if self.graphs else step
+        return self.programs[key]
+
+    def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Record a step as a CUDA graph; what warming up changed is put back."""
+        state = [*self.params.values(), *self.buffers.values(), *self.momentum.values(), self.loss, self.cursor]
+        state += [leaf for leaf in _leaves(self.carry)]
+        saved = [t.clone() for t in state]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                step()
+                self.cursor.copy_(saved[self._cursor_at(state)])
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for tensor, value in zip(state, saved, strict=True):
+            tensor.copy_(value)
+        return graph.replay
+
+    def _cursor_at(self, state: Sequence[Tensor]) -> int:
+        return next(i for i, t in enumerate(state) if t is self.cursor)
+
+    def _step(self, n: int, masked: bool) -> None:
+        """One batch of each of the first n lanes."""
+        method, settings = self.method, self.settings
+        with torch.no_grad():
+            lanes = self._batches(n, masked)
+            params = {k: v[:n] for k, v in self.params.items()}
+            buffers = {k: v[:n] for k, v in self.buffers.items()}
+            carry = _first(self.carry, n)
+            if method.overrides("step"):
+                new, loss = vmap(self._whole_step)(params, buffers, carry, *lanes)
+                copy_(params, new)
+                self.loss[:n] += loss
+                self.cursor += 1
+                return
+            grads, loss, features, logits, fresh = vmap(self._gradient)(params, buffers, carry, *lanes)
+            self.loss[:n] += loss
+            copy_(buffers, fresh)
+            momentum = {k: v[:n] for k, v in self.momentum.items()}
+            if method.overrides("rate"):
+                new, moved = vmap(self._rated_descent)(params, momentum, grads, *lanes)
+                copy_(params, new)
+                copy_(momentum, moved)
+            else:
+                sgd_(
+                    list(params.values()),
+                    [grads[k] for k in params],
+                    list(momentum.values()),
+                    lr=self.lr,
+                    momentum=settings.momentum,
+                    weight_decay=settings.weight_decay,
+                )
+            if method.overrides("after_step"):
+                new, kept = vmap(self._after_step)(params, features, logits, carry, *lanes)
+                copy_(params, new)
+                copy_(carry, kept)
+            self.cursor += 1
+
+    def _batches(self, n: int, masked: bool) -> tuple[Tensor | None, ...]:
+        """This step's samples, labels, masks, epochs, dropout keys, tables and teachers, lane by lane."""
+        at = {name: values.index_select(0, self.cursor)[0, :n] for name, values in self.steps.items()}
+        ids = at["ids"].reshape(-1)
+        draws = at["draws"].reshape(-1, 5) if self.data.preprocess.augments else None
+        x = self.data.preprocess(self.data.x.index_select(0, ids), draws, dtype=self.data.dtype)
+        x = x.view(n, self.width, *x.shape[1:])
+        y = self.data.y.index_select(0, ids).view(n, self.width)
+        rows = at["rows"].reshape(-1)
+        tables = {
+            k: v.index_select(0, rows).view(n, self.width, *v.shape[1:]) for k, v in self.tables.items()
+        }
+        teachers = {name: {k: v[:n] for k, v in w.items()} for name, w in self.teachers.items()}
+        frozen = {k: v[:n] for k, v in self.frozen_buffers.items()}
+        mask = at["mask"] if masked else at["mask"][:, :0]
+        return x, y, mask, at["epoch"], at["keys"], tables, teachers, frozen  # type: ignore[return-value]
+
+    def _batch(
+        self, x: Tensor, y: Tensor, mask: Tensor, epoch: Tensor, key: Tensor, tables: Tensors,
+        teachers: dict[str, Tensors], frozen: Tensors,
+    ) -> Batch:  # fmt: skip
+        if self.side.cache_teachers:
+            teacher = teacher_outputs(tables, self.method.teachers)
+        else:
+            teacher = {
+                name: self.task.network.apply(teachers.get(name, self.sent), frozen, x)
+                for name in self.method.teachers
+            }
+        return Batch(x, y, epoch, mask if mask.numel() else None, teacher, tables)
+
+    def _gradient(
+        self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Tensor
+    ) -> tuple[Tensors, Tensor, Tensor, Tensor, Tensors]:
+        """One lane: gradient, loss, features, logits and what the step did to the buffers."""
+        method, settings = self.method, self.settings
+        batch, key = self._batch(*lane), lane[4]  # type: ignore[arg-type]
+        extra = method.extra_inputs(carry)
+        x, mask = batch.x, batch.mask
+        if extra is not None:
+            x = torch.cat([x, extra])
+            mask = None if mask is None else torch.cat([mask, mask.new_ones(len(extra))])
+
+        def objective(w: Tensors) -> tuple[Tensor, tuple[Tensor, Tensor, Tensors]]:
+            out, new_buffers = self.task.network.pure(w, buffers, x, mask, key)
+            if extra is not None:
+                out = split_extra(out, len(batch.y))
+            loss = method.task_loss(out, batch, carry)
+            term = method.loss(out, batch, carry, Local(w, self.sent))
+            fresh = changes(new_buffers, buffers)
+            return loss if term is None else loss + term, (out.features, out.logits, fresh)
+
+        grads, (loss, (features, logits, fresh)) = grad_and_value(objective, has_aux=True)(params)
+        if method.overrides("edit_gradient"):
+            grads = method.edit_gradient(grads, carry, Local(params, self.sent))
+        if settings.max_grad_norm is not None:
+            scale = clip_scale(list(grads.values()), settings.max_grad_norm)
+            grads = {k: g * scale for k, g in grads.items()}
+        return grads, loss, features, logits, fresh
+
+    def _rated_descent(
+        self, params: Tensors, momentum: Tensors, grads: Tensors, *lane: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        """SGD where parameters have learning rates of their own; at rate 0 momentum rests too."""
+        batch = self._batch(*lane)  # type: ignore[arg-type]
+        settings = self.settings
+        new, moved = {}, {}
+        for name, p in params.items():
+            own = self.method.rate(name, batch, self.lr)  # type: ignore[arg-type]
+            rate = torch.as_tensor(self.lr if own is None else own, dtype=p.dtype, device=p.device)
+            step = grads[name] + settings.weight_decay * p
+            if momentum:
+                step = settings.momentum * momentum[name] + step
+                moved[name] = torch.where(rate != 0, step, momentum[name])
+            new[name] = p - rate * step
+        return new, moved
+
+    def _after_step(
+        self, params: Tensors, features: Tensor, logits: Tensor, carry: Tree, *lane: Tensor
+    ) -> tuple[Tree, Tree]:
+        batch = self._batch(*lane)  # type: ignore[arg-type]
+        new, kept = self.method.after_step(params, Output(features, logits), batch, carry)
+        return changes(new, params), changes(kept, carry)
+
+    def _whole_step(
+        self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Tensor
+    ) -> tuple[Tensors, Tensor]:
+        batch, key = self._batch(*lane), lane[4]  # type: ignore[arg-type]
+        trainer = _LaneTrainer(self, buffers, batch.mask, key)
+        new = self.method.step(trainer, params, batch, carry, Local(params, self.sent))
+        assert new is not None and trainer.loss is not None
+        return new, trainer.loss
+
+    def _end_epoch(self, lanes: Sequence[int]) -> None:
+        """``after_epoch`` for the lanes that have just finished one."""
+        ended = torch.zeros(self.lanes, dtype=torch.bool, device=self.task.device)
+        ended[list(lanes)] = True
+        n = max(lanes) + 1
+        params, carry = {k: v[:n] for k, v in self.params.items()}, _first(self.carry, n)
+
+        def one(w: Tensors, c: Tree, done: Tensor) -> tuple[Tree, Tree]:
+            new, kept = self.method.after_epoch(w, c)
+            return _where(done, changes(new, w), w), _where(done, changes(kept, c), c)
+
+        with torch.no_grad():
+            new, kept = vmap(one)(params, carry, ended[:n])
+            copy_(params, new)
+            copy_(carry, kept)
+
+
+class _LaneTrainer:
+    """The `Trainer` a whole-step method works with, inside ``vmap``."""
+
+    def __init__(self, engine: Lanes, buffers: Tensors, mask: Tensor | None, key: Tensor) -> None:
+        self.engine, self.buffers, self.mask, self.key = engine, buffers, mask, key
+        self.lr = engine.lr  # type: ignore[assignment]  # a scalar tensor, since graphs outlive a round
+        self.loss: Tensor | None = None
+
+    lr: float
+
+    def forward(self, params: Tensors, x: Tensor) -> Output:
+        return self.engine.task.network.pure(params, self.buffers, x, self.mask, self.key)[0]
+
+    def gradient(self, objective: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Tensors, Tensor]:
+        grads, value = grad_and_value(objective)(params)
+        self.loss = value if self.loss is None else self.loss
+        return grads, value
+
+
+def _leaves(tree: Tree) -> Iterator[Tensor]:
+    for value in tree.values():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _stack_like(tree: Tree, lanes: int) -> Tree:
+    return {
+        k: _stack_like(v, lanes) if isinstance(v, dict) else v.new_zeros((lanes, *v.shape)) for k, v in tree.items()
+    }
+
+
+def _write_lane(stacked: Tree, tree: Tree, lane: int) -> None:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            _write_lane(stacked[key], value, lane)
+        else:
+            stacked[key][lane].copy_(value)
+
+
+def _read_lane(stacked: Tree, lane: int) -> Tree:
+    return {k: _read_lane(v, lane) if isinstance(v, dict) else v[lane].clone() for k, v in stacked.items()}
+
+
+def _first(tree: Tree, n: int) -> Tree:
+    return {k: _first(v, n) if isinstance(v, dict) else v[:n] for k, v in tree.items()}
+
+
+def _where(condition: Tensor, new: Tree, old: Tree) -> Tree:
+    return {
+        k: _where(condition, v, old[k]) if isinstance(v, dict) else torch.where(condition, v, old[k])
+        for k, v in new.items()
+    }

@@ -1,0 +1,325 @@
+"""The rounds of a run: who takes part, what is sent, what is learnt, what is recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast import metrics
+from holdfast.data.federation import Federation
+from holdfast.engine.evaluation import Evaluation, TestSet
+from holdfast.engine.local import Broadcast, Job, Result
+from holdfast.engine.settings import Settings
+from holdfast.engine.trees import add_, detached, leaves, size_in_bytes
+from holdfast.errors import HoldfastError
+from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
+from holdfast.methods.context import Task
+from holdfast.random import generator
+
+
+class Engine(Protocol):
+    """Whatever trains the clients of a round."""
+
+    name: str
+    group: int
+
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
+        """Train each client; a result's tensors are valid until the next one is asked for."""
+
+
+class Memories(Protocol):
+    """Where what clients remember is kept between their rounds."""
+
+    def get(self, client: int) -> Tree | None:
+        """What this client remembers, None before it first took part."""
+
+    def put(self, client: int, memory: Tree) -> None:
+        """Remember."""
+
+
+@dataclass(eq=False)
+class Gathered:
+    """What the clients of a round have sent so far."""
+
+    total: float = 0.0
+    params: Tensors = field(default_factory=dict)
+    buffers: Tensors = field(default_factory=dict)
+    sums: Tree = field(default_factory=dict)
+    uploads: list[Upload] = field(default_factory=list)
+
+
+class Loop:
+    """Runs rounds; holds the server and calls the engine."""
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        federation: Federation,
+        engine: Engine,
+        settings: Settings,
+        memories: Memories,
+        test: TestSet,
+        local_test: TestSet,
+    ) -> None:
+        self.method, self.task, self.federation = method, task, federation
+        self.engine, self.settings, self.memories = engine, settings, memories
+        self.test, self.local_test = test, local_test
+        network = task.network
+        self.server = Server(dict(network.params), dict(network.buffers), method.init(task))
+        self.before: np.ndarray | None = None  # [C] accuracy by class of the model last tested
+        self.before_local: np.ndarray | None = None  # the same on the local models' test samples
+
+    # Who takes part -------------------------------------------------------------------------------------
+
+    def stage(self, round: int) -> int:
+        """Which stage of a stream this round trains."""
+        schedule = self.federation.schedule
+        return 0 if schedule is None else schedule.stage(round)
+
+    def participants(self, round: int) -> np.ndarray:
+        """The sampled clients: drawn without replacement from those that hold data now."""
+        schedule = self.federation.schedule
+        turn = round if schedule is None else schedule.epoch(round)
+        sizes = self.federation.sizes(self.stage(round))
+        present = np.flatnonzero(sizes)
+        if not len(present):
+            raise HoldfastError(f"round {round}: no client holds any sample at stage {self.stage(round)}")
+        wanted = self.settings.sample
+        if wanted is None or wanted >= len(present):
+            return present
+        drawn = generator(self.settings.seed, "clients", turn)
+        if schedule is None:
+            return drawn.choice(present, wanted, replace=False, shuffle=True)
+        # Within an epoch the same clients take part in every stage; one without data at a stage sits it out.
+        anyone = np.flatnonzero(sum(self.federation.sizes(s) for s in range(self.federation.stages)))
+        chosen = drawn.choice(anyone, min(wanted, len(anyone)), replace=False, shuffle=True)
+        here = chosen[sizes[chosen] > 0]
+        return here if len(here) else present[:1]
+
+    # One round ------------------------------------------------------------------------------------------
+
+    def round(self, number: int) -> dict[str, Any]:
+        """Do one round (from 1) and return its record."""
+        began = time.perf_counter()
+        method, server, settings = self.method, self.server, self.settings
+        server.round = number
+        if self.before_local is None and settings.evaluate_locals:
+            self.before_local = self._evaluate_global(self.local_test).class_accuracy
+        stage = self.stage(number)
+        participants = self.participants(number)
+        lost = generator(settings.seed, "dropout", number).random(len(participants)) < settings.dropout
+        incidents = [{"client": int(k), "kind": "dropout"} for k in participants[lost]]
+        sent = Broadcast(number, server.params, server.buffers, method.down(server))
+        jobs = [
+            Job(
+                int(k),
+                self.federation.client(int(k), stage),
+                stage,
+                method.down_to(server, int(k)),
+                self.memories.get(int(k)),
+            )
+            for k in participants[~lost]
+        ]
+        record: dict[str, Any] = {"round": number, "stage": stage, "lr": settings.lr_at(number)}
+        gathered, local = Gathered(), _LocalRecords(self)
+        exchanged = {k: v for k, v in server.params.items() if method.travels(k, self.task)}
+        model_bytes = size_in_bytes({**exchanged, **server.buffers})
+        down = size_in_bytes(sent.payload) + model_bytes
+        up = 0
+        for result in self.engine.train(sent, jobs):
+            wrong = flaw(result, server)
+            if wrong is not None:
+                incidents.append({"client": result.client, "kind": wrong})
+                continue
+            self._gather(gathered, result)
+            up += size_in_bytes(result.sums) + model_bytes
+            self.memories.put(result.client, detached(result.memory, "cpu"))
+            local.add(result, server)
+        local.flush()
+        if jobs and not gathered.total:
+            kinds = ", ".join(f"client {i['client']}: {i['kind']}" for i in incidents)
+            raise HoldfastError(f"round {number}: no usable update is left ({kinds}); lower the learning rate?")
+        if gathered.total:
+            self._merge(gathered)
+        trained = time.perf_counter()
+        seconds_local = local.seconds
+        record |= local.record() | {
+            "bytes_down": down * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
+            "bytes_up": up,
+            "incidents": incidents,
+        }
+        if number % settings.evaluate_every == 0 or number == settings.rounds:
+            record |= self._test()
+        ended = time.perf_counter()
+        record["seconds"] = {
+            "train": trained - began - seconds_local,
+            "evaluate": ended - trained + seconds_local,
+            "total": ended - began,
+        }
+        return record
+
+    def _gather(self, gathered: Gathered, result: Result) -> None:
+        weight = result.weight
+        if not gathered.params:
+            gathered.params = {k: torch.zeros_like(v) for k, v in result.shared.items()}
+            gathered.buffers = {k: torch.zeros_like(v) for k, v in result.buffers.items()}
+        gathered.total += weight
+        with torch.no_grad():
+            torch._foreach_add_(list(gathered.params.values()), [result.shared[k] for k in gathered.params],
+                                alpha=weight)  # fmt: skip
+            for k, b in gathered.buffers.items():
+                # Counters are integers: the federation's is the largest, not the mean.
+                if b.is_floating_point():
+                    b.add_(result.buffers[k], alpha=weight)
+                else:
+                    torch.maximum(b, result.buffers[k], out=b)
+        add_(gathered.sums, result.sums)
+        if self.method.keeps_uploads:
+            gathered.uploads.append(
+                Upload(
+                    result.client,
+                    weight,
+                    {k: v.clone() for k, v in result.shared.items()},
+                    {k: v.clone() for k, v in result.buffers.items()},
+                    result.sums,
+                )
+            )
+
+    def _merge(self, gathered: Gathered) -> None:
+        method, server = self.method, self.server
+        mean = {k: v / gathered.total for k, v in gathered.params.items()}
+        buffers = {k: v / gathered.total if v.is_floating_point() else v for k, v in gathered.buffers.items()}
+        params, state = method.aggregate(server, mean, gathered.sums, self.task)
+        server = Server(params, buffers, state, server.round)
+        server.state = method.update(server, gathered.sums, gathered.uploads, self.task)
+        self.server = method.refine(server, gathered.uploads, self.task)
+
+    # Testing --------------------------------------------------------------------------------------------
+
+    def _evaluate_global(self, test: TestSet) -> Evaluation:
+        method, server = self.method, self.server
+        return test.evaluate(method.generic(server), server.buffers, lambda out: method.predict(out, server))
+
+    def seen(self) -> dict[str, np.ndarray]:
+        """What the next round's record compares with; goes into checkpoints."""
+        both = {"all": self.before, "local": self.before_local}
+        return {name: value for name, value in both.items() if value is not None}
+
+    def remember(self, seen: dict[str, np.ndarray]) -> None:
+        """Take up what ``seen`` gave."""
+        self.before, self.before_local = seen.get("all"), seen.get("local")
+
+    def test_final(self) -> dict[str, Any]:
+        """Test once more, after a method has changed the model at the end."""
+        now = self._evaluate_global(self.test)
+        return {"accuracy": now.accuracy, "loss": now.loss, "class_accuracy": now.class_accuracy.tolist()}
+
+    def _test(self) -> dict[str, Any]:
+        now = self._evaluate_global(self.test)
+        record: dict[str, Any] = {
+            "accuracy": now.accuracy,
+            "loss": now.loss,
+            "class_accuracy": now.class_accuracy.tolist(),
+        }
+        if now.domain_accuracy:
+            record["domain_accuracy"] = now.domain_accuracy
+        if self.before is not None:
+            both = np.stack([self.before, now.class_accuracy])
+            record["forgetting"] = float(metrics.round_forgetting(both)[0])
+        self.before = now.class_accuracy
+        if self.settings.evaluate_locals:
+            same = self.local_test is self.test
+            self.before_local = (now if same else self._evaluate_global(self.local_test)).class_accuracy
+        return record
+
+
+def flaw(result: Result, server: Server) -> str | None:
+    """What is wrong with a client's upload, if anything: it must look like the model and hold only numbers."""
+    for expected, got in ((server.params, result.shared), (server.buffers, result.buffers)):
+        if set(expected) != set(got):
+            return "wrong keys"
+        if any(expected[k].shape != got[k].shape for k in expected):
+            return "wrong shape"
+        if any(expected[k].dtype != got[k].dtype for k in expected):
+            return "wrong dtype"
+    numbers = [*result.shared.values(), *(v for _, v in leaves(result.sums))]
+    total = torch.stack([v.sum(dtype=torch.float64) for v in numbers if v.is_floating_point()]).sum()
+    return None if bool(torch.isfinite(total)) else "not finite"
+
+
+class _LocalRecords:
+    """What is recorded of a round's local models, tested in groups of the engine's liking."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.clients: list[int] = []
+        self.samples: list[int] = []
+        self.losses: list[float] = []
+        self.divergence: list[float] = []
+        self.label_counts: list[np.ndarray] = []
+        self.pending: list[tuple[Tensors, Tensors, Callable[[Any], Tensor]]] = []
+        self.tested: list[Evaluation] = []
+        self.seconds = 0.0
+
+    def add(self, result: Result, server: Server) -> None:
+        loop = self.loop
+        self.clients.append(result.client)
+        self.samples.append(result.samples)
+        self.losses.append(result.loss)
+        self.label_counts.append(result.label_counts.cpu().numpy())
+        if not loop.settings.evaluate_locals:
+            return
+        began = time.perf_counter()
+        apart = torch.stack([(result.params[k] - p).square().sum() for k, p in server.params.items()])
+        self.divergence.append(float(apart.sum().sqrt()))
+        state = result.memory.get("method", {})
+        self.pending.append((result.params, result.buffers, lambda out: loop.method.personal(out, state)))
+        self.seconds += time.perf_counter() - began
+        if len(self.pending) >= loop.engine.group:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self.pending:
+            return
+        began = time.perf_counter()
+        models, scores = [(p, b) for p, b, _ in self.pending], [s for _, _, s in self.pending]
+        self.tested += self.loop.local_test.evaluate_many(models, scores)
+        self.pending = []
+        self.seconds += time.perf_counter() - began
+
+    def record(self) -> dict[str, Any]:
+        if not self.clients:
+            return {"participants": [], "samples": []}
+        weights = np.array(self.samples, float)
+        record: dict[str, Any] = {
+            "participants": self.clients,
+            "samples": self.samples,
+            "train_loss": float(np.average(self.losses, weights=weights)),
+        }
+        if not self.tested:
+            return record
+        counts = np.stack(self.label_counts)
+        local = np.stack([e.class_accuracy for e in self.tested])
+        before = self.loop.before_local
+        inside, outside = metrics.in_out_local_accuracy(local, counts)
+        record |= {
+            "locals": {"class_accuracy": local.tolist(), "accuracy": [e.accuracy for e in self.tested]},
+            "local_in": np.asarray(inside).tolist(),
+            "local_out": np.asarray(outside).tolist(),
+            "personal_accuracy": np.asarray(inside).tolist(),
+            "weight_divergence": self.divergence,
+        }
+        if before is not None:
+            record["local_forgetting"] = metrics.local_forgetting(before, local).tolist()
+            record["distribution_distance"] = metrics.distribution_distance(before, counts).tolist()
+            global_in, global_out = metrics.in_out_local_accuracy(np.broadcast_to(before, local.shape), counts)
+            record["in_local"] = float(np.average(global_in, weights=weights))
+            record["out_local"] = float(np.average(global_out, weights=weights))
+        return record

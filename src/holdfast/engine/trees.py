@@ -1,0 +1,78 @@
+"""Small helpers for nested dictionaries of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from holdfast.methods.base import Tree
+
+
+def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a tree with their path, ``a/b/c``."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def unflatten(flat: dict[str, Tensor]) -> Tree:
+    """The tree whose leaves these are."""
+    tree: Tree = {}
+    for path, value in flat.items():
+        *parents, last = path.split("/")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return tree
+
+
+def add_(total: Tree, other: Tree) -> Tree:
+    """Add ``other`` to ``total`` leaf by leaf, in place; an empty total takes a copy."""
+    for key, value in other.items():
+        if isinstance(value, dict):
+            add_(total.setdefault(key, {}), value)
+        elif key in total:
+            total[key] += value
+        else:
+            total[key] = value.clone()
+    return total
+
+
+def detached(tree: Tree, device: torch.device | str) -> Tree:
+    """A copy on another device."""
+    return {
+        key: detached(value, device) if isinstance(value, dict) else value.detach().to(device, copy=True)
+        for key, value in tree.items()
+    }
+
+
+def size_in_bytes(tree: Tree) -> int:
+    """What a tree weighs on the wire."""
+    return sum(value.numel() * value.element_size() for _, value in leaves(tree))
+
+
+def changes(new: Tree, old: Tree) -> Tree:
+    """The part of ``new`` whose tensors are not those of ``old``."""
+    out: Tree = {}
+    for key, value in new.items():
+        if isinstance(value, dict):
+            inner = changes(value, old[key])
+            if inner:
+                out[key] = inner
+        elif value is not old[key]:
+            out[key] = value
+    return out
+
+
+def copy_(target: Tree, source: Tree) -> None:
+    """Write the leaves of ``source`` into those of ``target`` at the same paths."""
+    for key, value in source.items():
+        if isinstance(value, dict):
+            copy_(target[key], value)
+        else:
+            target[key].copy_(value)

@@ -1,0 +1,43 @@
+"""The equations that methods share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def kl_divergence(teacher_log_probs: Tensor, student_log_probs: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+    """Σ_c weight^c p^c (log p^c - log q^c) for each sample: ``[B]`` from log-probabilities ``[B, C]``."""
+    return (weight * teacher_log_probs.exp() * (teacher_log_probs - student_log_probs)).sum(-1)
+
+
+def not_true(logits: Tensor, y: Tensor) -> Tensor:
+    """The logits of the classes a sample does not belong to: ``[B, C-1]`` from ``[B, C]``."""
+    places = torch.arange(logits.shape[-1] - 1, device=logits.device)
+    return logits.gather(-1, places + (places >= y.unsqueeze(-1)).long())
+
+
+def not_true_distillation(student: Tensor, teacher: Tensor, y: Tensor, tau: float) -> Tensor:
+    """τ² KL(softmax of the teacher's not-true logits / τ ‖ the student's), for each sample: ``[B]``."""
+    p = F.log_softmax(not_true(teacher, y) / tau, dim=-1)
+    q = F.log_softmax(not_true(student, y) / tau, dim=-1)
+    return tau**2 * kl_divergence(p, q)
+
+
+def class_means(features: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean feature of each class ``[C, d]`` (zeros where absent) and sample counts ``[C]``.
+
+    ``features`` is ``[B, d]``, ``members`` ``[B, C]`` of 0 and 1.
+    """
+    counts = members.sum(0)
+    return members.T @ features / counts.clamp(min=1).unsqueeze(-1), counts
+
+
+def momentum_steps(steps: float, momentum: float) -> float:
+    """How far ``steps`` SGD steps of constant gradient move, in units of one step: a_k of FedNova.
+
+    [τ - ρ(1 - ρ^τ)/(1 - ρ)] / (1 - ρ), which is τ without momentum.
+    """
+    rho = momentum
+    return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)

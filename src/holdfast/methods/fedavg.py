@@ -1,0 +1,17 @@
+"""FedAvg: train locally, average by sample count."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holdfast.methods.base import Method
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Plain averaging.
+
+    Local: CE.  Server: w^t = Σ_k n_k w_k / Σ_k n_k over the participants.
+    McMahan et al., AISTATS 2017.
+    """
+
+    name: ClassVar[str] = "fedavg"

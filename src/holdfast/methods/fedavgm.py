@@ -1,0 +1,39 @@
+"""FedAvgM: momentum on the server."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from holdfast.methods.base import Method, Server, Tensors, Tree
+from holdfast.methods.context import Task
+
+
+@dataclass(frozen=True)
+class FedAvgM(Method):
+    """Average with a heavy ball.
+
+    Server: Δ = w^{t-1} - mean;  v ← βv + Δ;  w^t = w^{t-1} - v, over the parameters.
+    Hsu et al., 2019. β = 0.7 is FedNTD's configuration. ``damped``: v ← βv + (1-β)Δ, as in MOON's code.
+    """
+
+    name: ClassVar[str] = "fedavgm"
+
+    beta: float = 0.7  # β: how much of the last rounds' direction is kept
+    damped: bool = False
+
+    def check(self) -> None:
+        """β is a share."""
+        self.require(beta=(0 <= self.beta < 1, "from 0 up to, but not, 1"))
+
+    def init(self, task: Task) -> Tree:
+        """No velocity yet."""
+        return {"velocity": {k: torch.zeros_like(p) for k, p in task.network.params.items()}}
+
+    def aggregate(self, server: Server, mean: Tensors, sums: Tree, task: Task) -> tuple[Tensors, Tree]:
+        """Move by the new velocity."""
+        gain = 1 - self.beta if self.damped else 1.0
+        velocity = {
+            k: self.beta * v + gain * (server.params[k] - mean[k]) for k, v in server.state["velocity"].items()
+        }
+        return {k: server.params[k] - v for k, v in velocity.items()}, {"velocity": velocity}

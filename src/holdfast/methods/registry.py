@@ -1,0 +1,73 @@
+"""Methods by name, for the command line and for experiment files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from holdfast.errors import HoldfastError, unknown
+from holdfast.methods.base import Method
+from holdfast.methods.fedavg import FedAvg
+from holdfast.methods.fedavgm import FedAvgM
+from holdfast.methods.fedntd import FedNTD
+from holdfast.methods.fedprox import FedProx
+from holdfast.methods.scaffold import Scaffold
+from holdfast.methods.stack import Stack
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (FedAvg, FedProx, FedAvgM, Scaffold, FedNTD)
+}
+"""Every method by its name."""
+
+
+def parse_method(text: str) -> Method:
+    """``fedntd``, ``fedntd:beta=0.5,tau=2`` or a stack, ``fedntd+fedprox:mu=0.1``."""
+    parts = []
+    for part in text.split("+"):
+        name, _, options = part.strip().partition(":")
+        given: dict[str, Any] = {"name": name}
+        for option in filter(None, options.split(",")):
+            key, equals, value = option.partition("=")
+            if not equals:
+                raise HoldfastError(f"'{option}' in method '{part}' is not of the form option=value")
+            given[key.strip()] = _value(value.strip())
+        parts.append(method_from(given))
+    return parts[0] if len(parts) == 1 else Stack(*parts)
+
+
+def method_from(description: Mapping[str, Any]) -> Method:
+    """The method that ``Method.describe`` described, or one written in an experiment file."""
+    name = str(description.get("name", ""))
+    if "+" in name:
+        parts = [method_from({"name": part, **description.get(part, {})}) for part in name.split("+")]
+        return Stack(*parts)
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    kind = METHODS[name]
+    known = {f.name: f for f in fields(kind)}
+    options = {key: value for key, value in description.items() if key != "name"}
+    for key in options:
+        if key not in known:
+            raise unknown(f"option of {name}", key, known) if known else HoldfastError(f"{name} has no options")
+    return kind(**{key: _converted(name, key, value, known[key].default) for key, value in options.items()})
+
+
+def _converted(method: str, key: str, value: Any, default: Any) -> Any:
+    """A written value in the type of the option's default."""
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise HoldfastError(f"{method}: {key} is {value!r}; it must be true or false")
+        return value
+    if isinstance(default, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise HoldfastError(f"{method}: {key} is {value!r}; it must be a number")
+        return float(value) if isinstance(default, float) else value
+    return tuple(value) if isinstance(default, tuple) else value
+
+
+def _value(text: str) -> Any:
+    """A value as YAML reads it: number, true/false or text."""
+    import yaml
+
+    return yaml.safe_load(text)

@@ -1,0 +1,70 @@
+"""SCAFFOLD: correct each client's drift by what the others' gradients say."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from holdfast.functional import momentum_steps
+from holdfast.methods.base import Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.context import Client, Task
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Control variates: c for the federation, c_k for each client.
+
+    Local: each step's gradient is g - c_k + c.
+    After K steps: c_k⁺ = c_k - c + (w^{t-1} - w_k) / (K η)   (option II).
+    Server: w^t = mean;  c += Σ_k (c_k⁺ - c_k) / N.
+    Karimireddy et al., ICML 2020.
+
+    ``variant="ntd"`` divides by the momentum-corrected number of steps K_eff instead of K, as FedNTD's code does
+    for its Table 1: K_eff = [K - ρ(1 - ρ^K)/(1 - ρ)] / (1 - ρ), ρ the momentum.
+    """
+
+    name: ClassVar[str] = "scaffold"
+
+    variant: Literal["original", "ntd"] = "original"
+
+    def check(self) -> None:
+        """One of two variants."""
+        self.require(variant=(self.variant in ("original", "ntd"), "'original' or 'ntd'"))
+
+    def init(self, task: Task) -> Tree:
+        """c = 0."""
+        return {"c": {k: torch.zeros_like(p) for k, p in task.network.params.items()}}
+
+    def down(self, server: Server) -> Tree:
+        """Clients receive c."""
+        return {"c": server.state["c"]}
+
+    def init_client(self, client: Client) -> Tree:
+        """c_k = 0."""
+        return {"c_k": {k: torch.zeros_like(p) for k, p in client.sent.items()}}
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+        """What is added to every gradient of this round: c - c_k."""
+        c_k = state["c_k"]
+        return {"correction": {k: c - c_k[k] for k, c in payload["c"].items()}, "c_k": c_k}
+
+    def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
+        """g - c_k + c."""
+        return {k: g + carry["correction"][k] for k, g in grads.items()}
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Send the change of c_k, remember c_k⁺."""
+        steps = float(client.steps)
+        if self.variant == "ntd":
+            steps = momentum_steps(steps, client.task.momentum)
+        change = {
+            k: (client.sent[k] - params[k]) / (steps * client.lr) - correction
+            for k, correction in carry["correction"].items()
+        }
+        return {"change": change}, {"c_k": {k: carry["c_k"][k] + d for k, d in change.items()}}
+
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+        """c moves by the sampled clients' share of the federation."""
+        change = sums["change"]
+        return {"c": {k: c + change[k] / task.num_clients for k, c in server.state["c"].items()}}

@@ -1,0 +1,288 @@
+"""Several methods as one: their terms are added, their hooks chained, their states kept apart by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import HoldfastError
+from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Trainer, Tree, Upload
+from holdfast.methods.context import Client, Task
+from holdfast.models.network import Output
+
+EXCLUSIVE = {
+    "aggregate": "replace the aggregation",
+    "share": "replace what is uploaded",
+    "client_weight": "weight clients their own way",
+    "task_loss": "replace the task's loss",
+    "step": "replace the whole step",
+    "start": "choose where training starts",
+    "rate": "set learning rates",
+    "generic": "choose the tested model",
+    "predict": "choose how the global model predicts",
+    "personal": "choose how clients predict",
+}
+"""Hooks that only one part of a stack may have, and what having it means."""
+
+
+@dataclass(frozen=True, init=False)
+class Stack(Method):
+    """``Stack(FedNTD(beta=1), FedFA(mu=0.1))``, or ``fedntd+fedfa`` on the command line.
+
+    Loss terms add up, gradient edits and hooks run in the given order, each part keeps its own payload, carry
+    and state. Two parts that both replace the same thing (the aggregation, say) contradict each other.
+    """
+
+    parts: tuple[Method, ...]
+
+    def __init__(self, *parts: Method) -> None:
+        object.__setattr__(self, "parts", parts)
+        self.check()
+
+    def check(self) -> None:
+        """Parts must not contradict each other."""
+        if not self.parts:
+            raise HoldfastError("a stack needs at least one method")
+        names = [part.name for part in self.parts]
+        if len(set(names)) < len(names):
+            raise HoldfastError(f"'{self.name}' names a method twice; each part of a stack must be another method")
+        for hook, meaning in EXCLUSIVE.items():
+            owners = [part.name for part in self.parts if part.overrides(hook)]
+            if len(owners) > 1:
+                raise HoldfastError(f"{' and '.join(owners)} cannot be stacked: both {meaning}")
+        whole = [p.name for p in self.parts if p.overrides("step")]
+        terms = [p.name for p in self.parts if p.overrides("loss") or p.overrides("edit_gradient")]
+        if whole and terms:
+            raise HoldfastError(
+                f"{whole[0]} and {terms[0]} cannot be stacked: {whole[0]} replaces the whole step, "
+                f"which leaves no place for {terms[0]}'s term"
+            )
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The parts' names, joined by +."""
+        return "+".join(part.name for part in self.parts)
+
+    @property
+    def teachers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """All teachers, each under its part's name."""
+        return tuple(f"{part.name}:{teacher}" for part in self.parts for teacher in part.teachers)
+
+    @property
+    def keeps_uploads(self) -> bool:  # type: ignore[override]
+        """Whether any part does."""
+        return any(part.keeps_uploads for part in self.parts)
+
+    @property
+    def needs_public(self) -> bool:  # type: ignore[override]
+        """Whether any part does."""
+        return any(part.needs_public for part in self.parts)
+
+    @property
+    def holdout(self) -> float:  # type: ignore[override]
+        """The largest of the parts' shares."""
+        return max(part.holdout for part in self.parts)
+
+    def describe(self) -> dict[str, Any]:
+        """The parts, one under another."""
+        return {"name": self.name} | {part.name: part.describe() for part in self.parts}
+
+    def overrides(self, hook: str) -> bool:
+        """Whether any part does."""
+        return any(part.overrides(hook) for part in self.parts)
+
+    def prepare(self, task: Task) -> Stack:
+        """Each part prepares itself."""
+        return Stack(*(part.prepare(task) for part in self.parts))
+
+    def _owner(self, hook: str) -> Method:
+        """The part that has this exclusive hook, or any part, whose default then serves."""
+        return next((part for part in self.parts if part.overrides(hook)), self.parts[0])
+
+    def _each(self, call: Callable[[Method], Tree]) -> Tree:
+        """One call a part; what is empty is left out."""
+        results = ((part.name, call(part)) for part in self.parts)
+        return {name: tree for name, tree in results if tree}
+
+    def init(self, task: Task) -> Tree:  # noqa: D102
+        return self._each(lambda part: part.init(task))
+
+    def down(self, server: Server) -> Tree:  # noqa: D102
+        return self._each(lambda part: part.down(_view(server, part)))
+
+    def down_to(self, server: Server, client: int) -> Tree:  # noqa: D102
+        return {
+            f"{name}:own": tree
+            for name, tree in self._each(lambda part: part.down_to(_view(server, part), client)).items()
+        }
+
+    def init_client(self, client: Client) -> Tree:  # noqa: D102
+        return self._each(lambda part: part.init_client(client))
+
+    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:  # noqa: D102
+        part = self._owner("start")
+        return part.start(params, _received(payload, part), state.get(part.name, {}), client)
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:  # noqa: D102
+        return self._each(lambda part: part.begin(_received(payload, part), state.get(part.name, {}), client))
+
+    def tables(self, payload: Tree, state: Tree, client: Client) -> Tensors:  # noqa: D102
+        return {
+            f"{part.name}:{key}": values
+            for part in self.parts
+            for key, values in part.tables(_received(payload, part), state.get(part.name, {}), client).items()
+        }
+
+    def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:  # noqa: D102
+        owner, teacher = name.split(":")
+        part = next(part for part in self.parts if part.name == owner)
+        return part.teacher(teacher, _received(payload, part), state.get(owner, {}), client)
+
+    def extra_inputs(self, carry: Tree) -> Tensor | None:  # noqa: D102
+        extras = [extra for _, extra in self._extras(carry)]
+        return torch.cat(extras) if extras else None
+
+    def _extras(self, carry: Tree) -> Iterator[tuple[Method, Tensor]]:
+        for part in self.parts:
+            extra = part.extra_inputs(carry.get(part.name, {}))
+            if extra is not None:
+                yield part, extra
+
+    def task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:  # noqa: D102
+        part = self._owner("task_loss")
+        return part.task_loss(out, _part_batch(batch, part), carry.get(part.name, {}))
+
+    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:  # noqa: D102
+        total: Tensor | None = None
+        spans, at = {}, 0
+        for part, extra in self._extras(carry):
+            spans[part.name] = slice(at, at + len(extra))
+            at += len(extra)
+        for part in self.parts:
+            own = out
+            if out.extra is not None:
+                span = spans.get(part.name, slice(0, 0))
+                own = out._replace(extra=Output(out.extra.features[span], out.extra.logits[span]))
+            term = part.loss(own, _part_batch(batch, part), carry.get(part.name, {}), local)
+            if term is not None:
+                total = term if total is None else total + term
+        return total
+
+    def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:  # noqa: D102
+        for part in self.parts:
+            grads = part.edit_gradient(grads, carry.get(part.name, {}), local)
+        return grads
+
+    def rate(self, name: str, batch: Batch, lr: float) -> Tensor | float | None:  # noqa: D102
+        return self._owner("rate").rate(name, batch, lr)
+
+    def step(  # noqa: D102
+        self, trainer: Trainer, params: Tensors, batch: Batch, carry: Tree, local: Local
+    ) -> Tensors | None:
+        part = self._owner("step")
+        return part.step(trainer, params, _part_batch(batch, part), carry.get(part.name, {}), local)
+
+    def after_step(  # noqa: D102
+        self, params: Tensors, out: Output, batch: Batch, carry: Tree
+    ) -> tuple[Tensors, Tree]:
+        carry = dict(carry)
+        for part in self.parts:
+            own = carry.get(part.name, {})
+            params, own = part.after_step(params, out, _part_batch(batch, part), own)
+            if own:
+                carry[part.name] = own
+        return params, carry
+
+    def after_epoch(self, params: Tensors, carry: Tree) -> tuple[Tensors, Tree]:  # noqa: D102
+        carry = dict(carry)
+        for part in self.parts:
+            params, own = part.after_epoch(params, carry.get(part.name, {}))
+            if own:
+                carry[part.name] = own
+        return params, carry
+
+    def share(self, params: Tensors, carry: Tree, client: Client) -> Tensors:  # noqa: D102
+        part = self._owner("share")
+        return part.share(params, carry.get(part.name, {}), client)
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:  # noqa: D102
+        both = {part.name: part.finish(params, carry.get(part.name, {}), client) for part in self.parts}
+        return {n: s for n, (s, _) in both.items() if s}, {n: m for n, (_, m) in both.items() if m}
+
+    def travels(self, name: str, task: Task) -> bool:  # noqa: D102
+        return all(part.travels(name, task) for part in self.parts)
+
+    def client_weight(self, client: Client) -> float:  # noqa: D102
+        return self._owner("client_weight").client_weight(client)
+
+    def aggregate(  # noqa: D102
+        self, server: Server, mean: Tensors, sums: Tree, task: Task
+    ) -> tuple[Tensors, Tree]:
+        part = self._owner("aggregate")
+        params, state = part.aggregate(_view(server, part), mean, sums.get(part.name, {}), task)
+        return params, server.state | ({part.name: state} if state else {})
+
+    def update(  # noqa: D102
+        self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task
+    ) -> Tree:
+        return self._each(
+            lambda part: part.update(_view(server, part), sums.get(part.name, {}), _own(uploads, part), task)
+        )
+
+    def refine(self, server: Server, uploads: Sequence[Upload], task: Task) -> Server:  # noqa: D102
+        for part in self.parts:
+            server = _merge(server, part, part.refine(_view(server, part), _own(uploads, part), task))
+        return server
+
+    def generic(self, server: Server) -> Tensors:  # noqa: D102
+        part = self._owner("generic")
+        return part.generic(_view(server, part))
+
+    def predict(self, out: Output, server: Server) -> Tensor:  # noqa: D102
+        part = self._owner("predict")
+        return part.predict(out, _view(server, part))
+
+    def personal(self, out: Output, state: Tree) -> Tensor:  # noqa: D102
+        part = self._owner("personal")
+        return part.personal(out, state.get(part.name, {}))
+
+    def survey(self, params: Tensors, client: Client) -> Tree | None:  # noqa: D102
+        return self._each(lambda part: part.survey(params, client) or {}) or None
+
+    def conclude(self, server: Server, sums: Tree, task: Task) -> Server:  # noqa: D102
+        for part in self.parts:
+            if part.name in sums:
+                server = _merge(server, part, part.conclude(_view(server, part), sums[part.name], task))
+        return server
+
+
+def _view(server: Server, part: Method) -> Server:
+    """The server with only this part's state."""
+    return Server(server.params, server.buffers, server.state.get(part.name, {}), server.round)
+
+
+def _merge(server: Server, part: Method, refined: Server) -> Server:
+    state = dict(server.state)
+    if refined.state:
+        state[part.name] = refined.state
+    return Server(refined.params, refined.buffers, state, server.round)
+
+
+def _received(payload: Tree, part: Method) -> Tree:
+    return {**payload.get(part.name, {}), **payload.get(f"{part.name}:own", {})}
+
+
+def _part_batch(batch: Batch, part: Method) -> Batch:
+    """The batch with only this part's teachers and tables."""
+    prefix = f"{part.name}:"
+    teacher = {k.removeprefix(prefix): v for k, v in batch.teacher.items() if k.startswith(prefix)}
+    table = {k.removeprefix(prefix): v for k, v in batch.table.items() if k.startswith(prefix)}
+    return Batch(batch.x, batch.y, batch.epoch, batch.mask, teacher, table)
+
+
+def _own(uploads: Sequence[Upload], part: Method) -> list[Upload]:
+    return [Upload(u.client, u.weight, u.params, u.buffers, u.sums.get(part.name, {})) for u in uploads]

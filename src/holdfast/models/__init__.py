@@ -1,0 +1,17 @@
+"""The papers' networks, and any torch module as a function of its weights."""
+
+from holdfast.models.network import Network, Output
+from holdfast.models.registry import MODELS, ModelSpec, cnn, linear, mlp, parse_model, resnet18, resnet50
+
+__all__ = [
+    "MODELS",
+    "ModelSpec",
+    "Network",
+    "Output",
+    "cnn",
+    "linear",
+    "mlp",
+    "parse_model",
+    "resnet18",
+    "resnet50",
+]

@@ -1,0 +1,428 @@
+"""``train``: a method, a model and a federation in; a run out."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from holdfast import metrics
+from holdfast.data.federation import Federation
+from holdfast.data.schedules import check_schedule
+from holdfast.engine.choice import choose_device, choose_engine, choose_precision
+from holdfast.engine.evaluation import TestSet
+from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, on_device
+from holdfast.engine.loop import Loop
+from holdfast.engine.settings import Settings
+from holdfast.engine.trees import add_, leaves, unflatten
+from holdfast.errors import HoldfastError
+from holdfast.methods.base import Method, Server, Tree, check_public
+from holdfast.methods.context import Task
+from holdfast.models.network import Network, NormPolicy
+from holdfast.models.registry import ModelSpec
+from holdfast.random import generator
+from holdfast.runs import Checkpoint, ClientStates, RunDirectory
+
+CLIENT_STATE_BYTES = 2 << 30  # what clients remember stays in RAM up to this, and goes to the disk beyond
+LOCAL_TEST_ON_CPU = 250  # test samples for each local model, so that testing stays a small part of a round
+
+
+class Tracker(Protocol):
+    """Something that is told of a run as it goes: TensorBoard, a CSV file."""
+
+    def start(self, experiment: Mapping[str, Any]) -> None:
+        """Before the first round."""
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """After each round."""
+
+    def finish(self) -> None:
+        """After the last round."""
+
+
+@dataclass(eq=False)
+class Run:
+    """What a training run came to."""
+
+    experiment: dict[str, Any]
+    records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
+    model: nn.Module
+    path: Path | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """The final model's accuracy on the test set."""
+        return float(self._tested[-1]["accuracy"])
+
+    @property
+    def class_accuracy(self) -> np.ndarray:
+        """``[tested rounds, classes]``: the global model's accuracy on each class."""
+        return np.array([r["class_accuracy"] for r in self._tested], float)
+
+    @property
+    def forgetting(self) -> float:
+        """Mean over classes of (best accuracy ever - final accuracy)."""
+        return metrics.backward_transfer_forgetting(self.class_accuracy)
+
+    def rounds_to(self, target: float) -> int | None:
+        """The first round whose model reaches this accuracy."""
+        reached = (int(r["round"]) for r in self._tested if r["accuracy"] >= target)
+        return next(reached, None)
+
+    @property
+    def _tested(self) -> list[dict[str, Any]]:
+        return [r for r in self.records if "accuracy" in r]
+
+
+def train(
+    method: Method,
+    model: ModelSpec | nn.Module,
+    federation: Federation,
+    *,
+    rounds: int,
+    sample: int | None = None,
+    epochs: int = 1,
+    batch_size: int = 32,
+    lr: float = 0.01,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    lr_decay: float = 1.0,
+    max_grad_norm: float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    engine: str = "auto",
+    device: str = "auto",
+    precision: str = "auto",
+    lanes: int | None = None,
+    norm: NormPolicy = "average",
+    classifier: str | None = None,
+    evaluate_every: int = 1,
+    evaluate_locals: bool = True,
+    local_test: int | None = None,
+    probe: int = 0,
+    checkpoint_seconds: float = 30.0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    experiment: Mapping[str, Any] | None = None,
+    trackers: Iterable[Tracker] = (),
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Train ``model`` with ``method`` across the clients of ``federation``.
+
+    Each of ``rounds`` rounds trains ``sample`` clients (all by default) for ``epochs`` epochs over their own data
+    in batches of ``batch_size``, by SGD with ``momentum`` and ``weight_decay``; the learning rate of round t is
+    ``lr * lr_decay ** (t - 1)``. The same ``seed`` on the same engine gives the same bits.
+
+    ``model`` is one of ``holdfast.models`` or any ``torch.nn.Module`` that ends in a Linear layer; ``classifier``
+    names that layer if it is not the last Linear. ``norm`` is what happens to BatchNorm: ``average``, ``local``
+    or ``drop``. ``lanes`` is how many clients train side by side on the ``lanes`` engine.
+
+    With ``out`` the run is written to that directory and survives being killed: call again with ``resume=True``
+    (and the same arguments), or ``holdfast resume``. ``local_test`` is the number of test samples for each local
+    model (default: all on a GPU, 250 on a CPU). ``on_round`` is called with each round's record.
+    """
+    settings = Settings(
+        rounds=rounds,
+        sample=sample,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        lr_decay=lr_decay,
+        max_grad_norm=max_grad_norm,
+        dropout=dropout,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        evaluate_locals=evaluate_locals,
+        local_test=local_test,
+        probe=probe,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    training = Training(
+        method, model, federation, settings, engine=engine, device=device, precision=precision, lanes=lanes,
+        norm=norm, classifier=classifier,
+    )  # fmt: skip
+    described = dict(experiment or {}) | training.describe()
+    return training.run(described, out, resume, list(trackers), on_round)
+
+
+class Training:
+    """A run made ready: everything checked and on the device, nothing trained yet."""
+
+    def __init__(
+        self,
+        method: Method,
+        model: ModelSpec | nn.Module,
+        federation: Federation,
+        settings: Settings,
+        *,
+        engine: str = "auto",
+        device: str = "auto",
+        precision: str = "auto",
+        lanes: int | None = None,
+        norm: NormPolicy = "average",
+        classifier: str | None = None,
+    ) -> None:
+        dataset = federation.dataset
+        self.federation, self.settings, self.model = federation, settings, model
+        self.device = choose_device(device)
+        self.precision, dtype = precision, choose_precision(precision, self.device)
+        if federation.schedule is not None:
+            check_schedule(federation.schedule, federation.stages, settings.rounds)
+        if isinstance(model, ModelSpec):
+            net = model.build(dataset.shape, dataset.num_classes, settings.seed)
+        else:
+            net = model
+        network = Network(net.to(self.device, dtype), classifier, norm)
+        self.norm = norm
+        if network.num_outputs != dataset.num_classes:
+            raise HoldfastError(
+                f"the model's last layer has {network.num_outputs} outputs, but {dataset.name} has "
+                f"{dataset.num_classes} classes; make them equal"
+            )
+        self.data = DeviceData(
+            dataset.x_train.to(self.device), dataset.y_train.to(self.device), dataset.preprocess, dtype
+        )
+        public = torch.from_numpy(federation.public)
+        self.task = Task(
+            network=network,
+            num_classes=dataset.num_classes,
+            num_clients=federation.clients,
+            class_counts=torch.from_numpy(federation.class_counts).to(self.device, dtype),
+            rounds=settings.rounds,
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            device=self.device,
+            dtype=dtype,
+            public_x=self.data.read(federation.public),
+            public_y=dataset.y_train[public].to(self.device),
+            one_of_each=_one_of_each(federation, settings.seed),
+            read=lambda ids: (self.data.read(ids), self.data.y[torch.from_numpy(ids).to(self.device)]),
+        )
+        self._check_model()
+        check_public(method, self.task)
+        self.method = method.prepare(self.task)
+        self.engine = choose_engine(
+            engine, self.method, self.task, self.data, settings, federation.sizes(0), lanes
+        )
+
+    def _check_model(self) -> None:
+        """One forward pass: the model must take these samples."""
+        network, dataset = self.task.network, self.federation.dataset
+        try:
+            out = network.apply(network.params, network.buffers, self.data.read(np.array([0])))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise HoldfastError(
+                f"the model does not take samples of {dataset.name}, whose shape is {dataset.shape}: {first}"
+            ) from None
+        if out.logits.shape != (1, dataset.num_classes):
+            raise HoldfastError(
+                f"the model turns one sample into {tuple(out.logits.shape)}; it must be (1, {dataset.num_classes}): "
+                "a batch of logits, one per class"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Everything needed to run it again, in plain values."""
+        federation, dataset, model = self.federation, self.federation.dataset, self.model
+        spec = model.describe() if isinstance(model, ModelSpec) else {"name": type(model).__name__, "own": True}
+        settings = asdict(self.settings)
+        return {
+            "method": _plain(self.method.describe()),
+            "data": {"name": dataset.name},
+            "federation": {
+                **_plain(federation.partition),
+                "clients": federation.clients,
+                "stages": federation.stages,
+                "hash": federation.hash,
+            },
+            "model": _plain(spec),
+            **settings,
+            "engine": self.engine.name,
+            "device": self.device.type,
+            "precision": self.precision,
+            "norm": self.norm,
+            "classes": list(dataset.classes),
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+            "machine": machine(self.device),
+        }
+
+    def loop(self, memories: Memories) -> Loop:
+        """The rounds, with the server at its start."""
+        dataset, settings = self.federation.dataset, self.settings
+        test = TestSet(dataset, self.task)
+        limit = settings.local_test or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)
+        few = settings.evaluate_locals and limit is not None and limit < len(test)
+        local_test = TestSet(dataset, self.task, limit, settings.seed) if few else test
+        return Loop(
+            self.method, self.task, self.federation, self.engine, settings, memories, test, local_test
+        )
+
+    def run(
+        self,
+        experiment: dict[str, Any],
+        out: str | Path | None = None,
+        resume: bool = False,
+        trackers: Sequence[Tracker] = (),
+        on_round: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Run:
+        """Train, from the start or from the last checkpoint in ``out``."""
+        with ExitStack() as stack:
+            directory, checkpoint, records = None, None, []  # type: ignore[var-annotated]
+            if out is not None:
+                directory = self._directory(out, experiment, resume)
+                stack.enter_context(directory.lock())
+                checkpoint = directory.load_checkpoint()
+                directory.rewind(0 if checkpoint is None else checkpoint.round)
+                records = directory.records()
+                write_federation(directory.path, self.federation)
+            memories = Memories(directory, checkpoint)
+            loop = self.loop(memories)
+            if checkpoint is not None:
+                _restore(loop, checkpoint, self.device)
+            for tracker in trackers:
+                tracker.start(experiment)
+            saved = time.monotonic()
+            for number in range(len(records) + 1, self.settings.rounds + 1):
+                record = loop.round(number)
+                if number == self.settings.rounds:
+                    record |= self._conclude(loop)
+                records.append(record)
+                if directory is not None:
+                    directory.append(record)
+                    due = time.monotonic() - saved >= self.settings.checkpoint_seconds
+                    if due or number == self.settings.rounds:
+                        _save(directory, loop, memories)
+                        saved = time.monotonic()
+                for tracker in trackers:
+                    tracker.log(record)
+                if on_round is not None:
+                    on_round(record)
+            model = self._final_model(loop)
+            if directory is not None:
+                directory.save_model(model.state_dict())
+            for tracker in trackers:
+                tracker.finish()
+            return Run(experiment, records, model, None if directory is None else directory.path)
+
+    def _directory(self, out: str | Path, experiment: dict[str, Any], resume: bool) -> RunDirectory:
+        if not resume:
+            return RunDirectory.create(out, experiment)
+        directory = RunDirectory.open(out)
+        for key in ("method", "federation", "model", *asdict(self.settings), "engine", "precision", "norm"):
+            if directory.experiment.get(key) != experiment[key]:
+                raise HoldfastError(
+                    f"{out} cannot be resumed with another {key}: it was {directory.experiment.get(key)!r}, "
+                    f"now it is {experiment[key]!r}"
+                )
+        return directory
+
+    def _conclude(self, loop: Loop) -> dict[str, Any]:
+        """What a method does once after the last round, over all clients (CCVR)."""
+        if not self.method.overrides("survey"):
+            return {}
+        before = loop.server
+        side = LocalSide(self.method, self.task, self.data, self.settings)
+        sums: Tree = {}
+        stage = loop.stage(self.settings.rounds)
+        for k in np.flatnonzero(self.federation.sizes(stage)):
+            job = Job(int(k), self.federation.client(int(k), stage), stage)
+            sent = Broadcast(self.settings.rounds, before.params, before.buffers, {})
+            client = side.client(side.plan(job, sent.round), sent)
+            add_(sums, self.method.survey(before.params, client) or {})
+        loop.server = self.method.conclude(before, sums, self.task)
+        return loop.test_final()
+
+    def _final_model(self, loop: Loop) -> nn.Module:
+        net = self.task.network.module()
+        net.load_state_dict({**self.method.generic(loop.server), **loop.server.buffers})
+        return net.cpu().eval()
+
+
+class Memories:
+    """What clients remember between rounds: trees over `ClientStates`, which holds flat dictionaries."""
+
+    def __init__(self, directory: RunDirectory | None, checkpoint: Checkpoint | None) -> None:
+        saved = None if checkpoint is None else checkpoint.clients
+        scratch = None if directory is None else directory.scratch
+        self.states = ClientStates(CLIENT_STATE_BYTES, scratch, saved)
+
+    def get(self, client: int) -> Tree | None:
+        """What this client remembers, None before it first took part."""
+        state = self.states.get(client)
+        return None if state is None else unflatten(dict(state))
+
+    def put(self, client: int, memory: Tree) -> None:
+        """Remember."""
+        flat = dict(leaves(memory))
+        if flat:
+            self.states.put(client, flat)
+
+
+def _save(directory: RunDirectory, loop: Loop, memories: Memories) -> None:
+    server = loop.server
+    tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
+    tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.seen().items()}
+    saved = directory.save_checkpoint(server.round, tensors, {}, memories.states.changed())
+    memories.states.committed(saved)
+
+
+def _restore(loop: Loop, checkpoint: Checkpoint, device: torch.device) -> None:
+    tree = unflatten(dict(checkpoint.tensors))
+    params, buffers, state = (on_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))
+    loop.server = Server(params, buffers, state, checkpoint.round)
+    loop.remember({k: v.numpy() for k, v in tree.get("before", {}).items()})
+
+
+def _one_of_each(federation: Federation, seed: int) -> np.ndarray:
+    """One training sample of each class that clients hold; -1 where there is none."""
+    labels = federation.dataset.y_train.numpy()
+    order = generator(seed, "one of each class").permutation(federation.indices)
+    chosen = np.full(federation.dataset.num_classes, -1, np.int64)
+    classes, first = np.unique(labels[order], return_index=True)
+    chosen[classes] = order[first]
+    return chosen
+
+
+def write_federation(path: Path, federation: Federation, most: int = 10_000) -> None:
+    """Who holds what, for people and for the report: federation.json (the first ``most`` clients)."""
+    import json
+
+    shown = np.arange(min(federation.clients, most))
+    stages = range(federation.stages)
+    counts = [federation.label_counts(shown, stage).tolist() for stage in stages]
+    content = {
+        "clients": federation.clients,
+        "stages": federation.stages,
+        "classes": list(federation.dataset.classes),
+        "label_counts": counts if federation.stages > 1 else counts[0],
+        "public": len(federation.public),
+        "hash": federation.hash,
+    }
+    (path / "federation.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def machine(device: torch.device) -> str:
+    """The machine in a few words."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that what is written equals what is read."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
