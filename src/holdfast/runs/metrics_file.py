@@ -2,14 +2,18 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from holdfast.errors import HoldfastError
 from holdfast.runs import files
 
 Record = dict[str, Any]
+
+_BLOCK = 1 << 16  # bytes read at a time from the end of a file
 
 
 def plain(value: Any) -> Any:
@@ -65,24 +69,32 @@ def lines(path: Path) -> Iterator[tuple[int, Record]]:
             )
 
 
-def last_records(path: Path, tail_bytes: int = 1 << 16) -> list[Record]:
-    """The last record and those before it within ``tail_bytes``, found without reading the whole file.
+def newest_first(path: Path) -> Iterator[Record]:
+    """The records from the last one backwards, reading no more of the file than is asked for.
 
-    Empty where there is none yet; raises ``HoldfastError`` where no line at the end can be read.
+    Tolerates and raises what ``lines`` does.
     """
     with files.reading(path), open(path, "rb") as file:
-        start = size = file.seek(0, 2)
-        while True:
-            # Grows until a whole line lies in it: one of a large federation may be longer than the tail.
-            start = max(0, min(start, size) - tail_bytes)
-            file.seek(start)
-            complete = file.read(size - start).split(b"\n")[:-1]
-            if start > 0:
-                complete = complete[1:]  # the first began before the tail
-            records = [record for line in complete if (record := parse(line)) is not None]
-            if records or start == 0:
-                break
-            tail_bytes *= 2
-    if len(complete) > 1 and not records:
-        raise HoldfastError(f"{path} is damaged: its last lines are not the JSON objects of rounds")
-    return records
+        for number, line in enumerate(
+            islice(_lines_backwards(file), 1, None)
+        ):  # the first was never finished
+            record = parse(line)
+            if record is not None:
+                yield record
+            elif number > 0:
+                raise HoldfastError(
+                    f"{path} is damaged: a line near its end is not the JSON object of a round"
+                )
+
+
+def _lines_backwards(file: BinaryIO) -> Iterator[bytes]:
+    """What stands between line breaks, from the end of the file to its beginning."""
+    begun = b""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        begun, *whole = (file.read(end - start) + begun).split(b"\n")
+        yield from reversed(whole)
+        end = start
+    yield begun

@@ -4,15 +4,17 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.errors import HoldfastError
 from holdfast.runs import lock
 from holdfast.runs.directory import EXPERIMENT, LOCK, METRICS, MODEL, read_experiment
-from holdfast.runs.metrics_file import last_records
+from holdfast.runs.metrics_file import newest_first
 
 _DEPTH = 3  # levels below the root; a comparison keeps its runs one or two below its own directory
+_LOOK_BACK = 25  # rounds in which to look for the last accuracy measured
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,8 @@ def _summary(path: Path, name: str) -> RunSummary:
         metrics = _stat(path / METRICS)
         experiment = (path / EXPERIMENT).stat()
         method, dataset = _headline(path / EXPERIMENT, experiment.st_mtime_ns, experiment.st_size)
-        records = last_records(path / METRICS) if metrics else []
-        if records:
-            rounds = records[-1]["round"]
-            measured = (record.get("accuracy") for record in reversed(records))
-            accuracy = next((value for value in measured if isinstance(value, int | float)), None)
+        if metrics:
+            rounds, accuracy = _standing(path / METRICS)
     except HoldfastError as error:
         problem = str(error)
     except OSError as error:
@@ -89,6 +88,16 @@ def _summary(path: Path, name: str) -> RunSummary:
         modified=max((stat.st_mtime for stat in (experiment, metrics) if stat), default=0.0),
         problem=problem,
     )
+
+
+def _standing(path: Path) -> tuple[int, float | None]:
+    """Rounds done and the last accuracy measured; not every round need measure one."""
+    rounds = 0
+    for record in islice(newest_first(path), _LOOK_BACK):
+        rounds = max(rounds, record["round"])
+        if isinstance(record.get("accuracy"), int | float):
+            return rounds, record["accuracy"]
+    return rounds, None
 
 
 def _stat(path: Path) -> os.stat_result | None:
