@@ -33,8 +33,8 @@ def as_array(values: ArrayLike, name: str, axes: str) -> FloatArray:
         array = np.asarray(_without_torch(values), dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise HoldfastError(f"{name} must be an array of numbers of shape {shape}: {error}") from error
-    is_open = wanted[0] == "..."
-    if array.ndim < len(wanted) - 1 if is_open else array.ndim != len(wanted):
+    fits = array.ndim >= len(wanted) - 1 if wanted[0] == "..." else array.ndim == len(wanted)
+    if not fits:
         raise HoldfastError(f"{name} must have the shape {shape}, not {list(array.shape)}")
     return array
 
