@@ -162,7 +162,8 @@ def _missing(source: Source, root: Path | None, reason: str = "") -> str:
     """One sentence: what is not there, where to get it, where to put it."""
     layout = source.layouts[0]
     folder = files.search_roots(root)[0] / layout.home
-    lacking = [file for file in layout.archives or layout.files if not (folder / file.name).exists()]
+    published = layout.archives or layout.files
+    lacking = [file for file in published if not (folder / file.name).exists()] or published
     names = ", ".join(file.name for file in lacking)
     addresses = ", ".join(dict.fromkeys(file.url or source.page for file in lacking))
     it = "it" if len(lacking) == 1 else "them"
