@@ -226,21 +226,17 @@ class CheckpointFolder:
                         os.unlink(entry.path)
 
 
-def _digest(manifest: Any) -> str:
-    return sha256(json.dumps(manifest).encode()).hexdigest()
-
-
 def _manifest_bytes(manifest: _Manifest) -> bytes:
-    return json.dumps({"sha256": _digest(manifest), "checkpoint": manifest}).encode()
+    text = json.dumps(manifest)
+    return f'{{"sha256": "{sha256(text.encode()).hexdigest()}", "checkpoint": {text}}}'.encode()
 
 
 def _read_manifest(path: Path) -> _Manifest:
     with files.reading(path):
         data = path.read_bytes()
     try:
-        content = json.loads(data)
-        manifest: _Manifest = content["checkpoint"]
-        whole = content["sha256"] == _digest(manifest)
+        manifest: _Manifest = json.loads(data)["checkpoint"]
+        whole = data == _manifest_bytes(manifest)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise HoldfastError(f"{path} is damaged: it is not the JSON of a checkpoint") from error
     if not whole:
