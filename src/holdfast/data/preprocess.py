@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from holdfast.errors import HoldfastError, unknown
 
@@ -90,30 +91,30 @@ class Preprocess:
     def _move(self, x: Tensor, draws: Tensor) -> Tensor:
         """Crop and flip by saying, for every output pixel, which input pixel it shows."""
         height, width = x.shape[-2:]
-        row, column = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
         dy, dx, flip = (draws[:, part, None] for part in range(3))
-        rows = row + (dy - self.crop)
-        columns = column + flip * (width - 1 - 2 * column) + (dx - self.crop)
-        if self.crop_mode == "reflect":
-            # |i| mirrors at the first pixel, last - |last - i| at the last one.
-            source_rows = height - 1 - (height - 1 - rows.abs()).abs()
-            source_columns = width - 1 - (width - 1 - columns.abs()).abs()
+        rows = torch.arange(height, device=x.device) + dy
+        columns = torch.arange(width, device=x.device)
+        columns = columns + flip * (width - 1 - 2 * columns) + dx
+        if self.crop_mode == "zeros":
+            x = pad(x, (self.crop,) * 4)
         else:
-            source_rows, source_columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
-        pixels = (source_rows[:, :, None] * width + source_columns[:, None, :]).flatten(1)
-        moved = x.flatten(2).gather(2, pixels[:, None].expand(-1, x.shape[1], -1)).view(x.shape)
-        if self.crop_mode == "reflect":
-            return moved
-        inside = (source_rows == rows)[:, :, None] & (source_columns == columns)[:, None, :]
-        return torch.mul(moved, inside[:, None])
+            rows, columns = _mirror(rows - self.crop, height), _mirror(columns - self.crop, width)
+        pixels = (rows[:, :, None] * x.shape[-1] + columns[:, None, :]).flatten(1)
+        moved = x.flatten(2).gather(2, pixels[:, None].expand(-1, x.shape[1], -1))
+        return moved.view(*x.shape[:2], height, width)
 
     def _kept(self, x: Tensor, draws: Tensor) -> Tensor:
-        """A mask ``[n, 1, H, W]`` of what cutout leaves; squares are clipped at the border."""
+        """1 where cutout leaves a pixel, else 0: ``[n, 1, H, W]``; squares are clipped at the border."""
         half = self.cutout // 2
         below = torch.arange(x.shape[-2], device=x.device) - draws[:, 3, None]
         right = torch.arange(x.shape[-1], device=x.device) - draws[:, 4, None]
-        cut_rows, cut_columns = (-half <= below) & (below < half), (-half <= right) & (right < half)
-        return torch.logical_not(cut_rows[:, None, :, None] & cut_columns[:, None, None, :])
+        cut_rows, cut_columns = (((-half <= away) & (away < half)).to(x.dtype) for away in (below, right))
+        return torch.sub(1, cut_rows[:, None, :, None] * cut_columns[:, None, None, :])
+
+
+def _mirror(index: Tensor, size: int) -> Tensor:
+    """Positions beyond an image's edge, mirrored into it: |i| at the first pixel, last - |last - i| after."""
+    return size - 1 - (size - 1 - index.abs()).abs()
 
 
 def _normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> Tensor:
