@@ -194,7 +194,7 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise HoldfastError(f"cannot read the federation '{path}': {error.strerror}") from None
     except ValueError:
         content = None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT or not _KEYS <= content.keys():
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or not content.keys() >= _KEYS:
         raise HoldfastError(f"'{path}' is not a complete federation file ('format' must be '{_FORMAT}')")
     return content
 

@@ -238,61 +238,72 @@ def _log_gammas(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) 
 
     Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha).
     """
-    logs: Floats = np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
+    logs: Floats = np.log(rng.standard_gamma(alpha + 1, shape))
+    logs -= rng.standard_exponential(shape) / alpha
     return logs
 
 
-def _weights(logs: Floats) -> Floats:
-    """Positive weights with the given logarithms up to a factor; the largest of each row is 1."""
+def _proportions(logs: Floats) -> Floats:
+    """Numbers that add up to 1 along the last axis and have these logarithms, up to a factor."""
     weights: Floats = np.exp(logs - logs.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
     return weights
 
 
-def _cut(weights: Floats, total: int) -> Ints:
-    """How many of ``total`` samples each gets when the list is cut at floor(cumulative share * total)."""
-    cuts = np.cumsum(weights, axis=-1)
-    cuts *= total / cuts[..., -1:]
-    ends = cuts.astype(np.int64)
+def _cut(shares: Floats, total: int) -> Floats:
+    """Where a list of ``total`` samples is cut by these shares: floor(cumulative share * total)."""
+    ends: Floats = np.cumsum(shares, axis=-1)
+    ends *= total
+    np.floor(ends, out=ends)
+    # The last share takes what is left, which rounding would lose.
     ends[..., -1] = total
-    return np.diff(ends, axis=-1, prepend=0)
+    return ends
 
 
-def _dirichlet_counts(
-    alpha: float, class_sizes: Ints, clients: int, capped: bool, draws: int, rng: np.random.Generator
-) -> Ints:
-    """``draws`` independent tables of samples per class and client: ``[draws, C, clients]``."""
-    counts = np.zeros((draws, len(class_sizes), clients), np.int64)
-    held = np.zeros((draws, clients), np.int64)
-    fair = class_sizes.sum() / clients
+class _Tables(NamedTuple):
+    """Candidate partitions: clients' sizes ``[n, clients]`` and where classes are cut ``[C, n, clients]``."""
+
+    sizes: Floats
+    ends: Ints
+
+
+def _dirichlet_tables(
+    alpha: float, class_sizes: Ints, clients: int, capped: bool, n: int, rng: np.random.Generator
+) -> _Tables:
+    """``n`` independent candidates, drawn side by side."""
+    tables = _Tables(np.zeros((n, clients)), np.zeros((len(class_sizes), n, clients), np.int64))
+    fair_share = class_sizes.sum() / clients
     for c in np.flatnonzero(class_sizes):
-        logs = _log_gammas(alpha, (draws, clients), rng)
+        logs = _log_gammas(alpha, (n, clients), rng)
         if capped:
-            # Somebody always holds less than a fair share while samples are left, so a row is never all -inf.
-            np.putmask(logs, held >= fair, -np.inf)
-        counts[:, c] = _cut(_weights(logs), int(class_sizes[c]))
-        held += counts[:, c]
-    return counts
+            # While samples are left somebody holds less than a fair share, so a row is never all -inf.
+            logs[tables.sizes >= fair_share] = -np.inf
+        ends = _cut(_proportions(logs), int(class_sizes[c]))
+        tables.ends[c] = ends
+        tables.sizes[:] += ends
+        tables.sizes[:, 1:] -= ends[:, :-1]
+    return tables
 
 
-def _redraw(draw: Callable[[int], Ints], least: int, shares: int, remedy: str) -> Ints:
-    """The first table ``[..., clients]`` whose every client has ``least`` samples.
+def _redraw(draw: Callable[[int], _Tables], least: int, shares: int) -> Ints:
+    """Samples per class and client ``[C, clients]`` of the first candidate that gives everybody ``least``.
 
-    ``draw(n)`` makes n independent tables at once, of ``shares`` random shares each: looking at many together
-    gives the same law as drawing one after another until one is right, much faster.
+    ``draw(n)`` makes n independent candidates of ``shares`` random shares each. Looking at many together has
+    the same law as drawing one after another until one is right, and is much faster.
     """
     most = max(1, _SHARES_AT_ONCE // shares)
     drawn, at_once, best = 0, 1, 0
     while drawn == 0 or drawn * shares < _MOST_SHARES:
         tables = draw(at_once)
-        smallest = tables.reshape(at_once, -1, tables.shape[-1]).sum(1).min(-1)
+        smallest = tables.sizes.min(-1)
         if smallest.max() >= least:
-            return np.asarray(tables[int(np.argmax(smallest >= least))])
+            return np.diff(tables.ends[:, np.argmax(smallest >= least)], axis=-1, prepend=0)
         best = max(best, int(smallest.max()))
         drawn += at_once
         at_once = min(2 * at_once, most)
     raise HoldfastError(
         f"none of {drawn} draws gave every client {least} samples (the best gave {best}); take "
-        f"min_size={best} or less, {remedy}"
+        f"min_size={best} or less, fewer clients, or a larger alpha"
     )
 
 
@@ -313,10 +324,7 @@ def _dirichlet(
     sizes = np.bincount(pool.labels)
     fast = _fast(rng)
     counts = _redraw(
-        lambda draws: _dirichlet_counts(alpha, sizes, clients, capped, draws, fast),
-        min_size,
-        len(sizes) * clients,
-        "fewer clients or a larger alpha",
+        lambda n: _dirichlet_tables(alpha, sizes, clients, capped, n, fast), min_size, len(sizes) * clients
     )
     return _deal(shuffled_by_class(pool.labels, rng), counts)
 
@@ -375,6 +383,321 @@ class DirichletUncapped(Partition):
         return _dirichlet(pool, clients, self.alpha, self.min_size, False, rng)
 
 
+@dataclass(frozen=True)
+class DirichletInner(Partition):
+    """Sizes are equal; each client draws its samples by class proportions of its own from Dir(alpha).
+
+    Clients draw in random order, without replacement; a class that is used up is no longer drawn, so the last
+    samples go to clients that would have wanted others.
+    ::
+
+        client 0   ## .. #. ..
+        client 1   .. ## #. ..
+        client 2   .. #. .. ##
+
+    Used by FedDyn, and by FedLab as ``balance=True``.
+    """
+
+    name = "dirichlet-inner"
+    alpha: float
+
+    def __post_init__(self) -> None:
+        _check_dirichlet(self.alpha, 0)
+
+    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+        """Deal the pool to ``clients`` clients."""
+        samples = len(pool.labels)
+        _need_enough(samples, clients)
+        left = np.bincount(pool.labels)
+        logs = _log_gammas(self.alpha, (clients, len(left)), rng)
+        logs[:, left == 0] = -np.inf
+        sizes = even_sizes(samples, clients)
+        turns = rng.permutation(np.repeat(np.arange(clients), sizes))
+        wishes = np.empty(samples, np.int64)
+        done = 0
+        while done < samples:
+            now = turns[done : done + max(1, _SHARES_AT_ONCE // len(left))]
+            drawn = _choices(logs[now], rng)
+            fulfilled = _until_used_up(drawn, left)
+            wishes[done : done + fulfilled] = drawn[:fulfilled]
+            left = left - np.bincount(drawn[:fulfilled], minlength=len(left))
+            # From here on nobody draws a class that is used up: the others' proportions fill its place.
+            logs[:, left == 0] = -np.inf
+            done += fulfilled
+        by_class = in_order_of(wishes)
+        ids = np.empty(samples, np.int64)
+        ids[by_class] = shuffled_by_class(pool.labels, rng)
+        return Assignment(ids[np.argsort(turns, kind="stable")], offsets_of(sizes))
+
+
+def _choices(logs: Floats, rng: np.random.Generator) -> Ints:
+    """One random column per row, by the proportions with these logarithms."""
+    cumulative = np.cumsum(_proportions(logs), axis=1)
+    chosen: Ints = np.argmax(cumulative > rng.random((len(logs), 1)) * cumulative[:, -1:], axis=1)
+    return chosen
+
+
+def _until_used_up(drawn: Ints, left: Ints) -> int:
+    """How many draws, in order, can be fulfilled before one asks for a class that is used up."""
+    order = in_order_of(drawn)
+    counts = np.bincount(drawn, minlength=len(left))
+    rank = np.empty(len(drawn), np.int64)
+    rank[order] = ranges(np.zeros_like(counts), counts)
+    refused = rank >= left[drawn]
+    return int(np.argmax(refused)) if refused.any() else len(drawn)
+
+
+@dataclass(frozen=True)
+class DirichletTwoStage(Partition):
+    """Groups of ten clients share equal parts of the data by `Dirichlet`; then sizes are made equal.
+
+    Within a group every client must get half the mean size; the groups' lists, client after client, are then
+    laid end to end and cut again into equal parts, so a client's part may reach into its neighbour's.
+    ::
+
+        client 0   ## #. .. ..
+        client 1   .. ## #. ..
+        client 2   .. .. #. ##
+
+    Used by FedDF, CReFF and FedPRP.
+    """
+
+    name = "dirichlet-two-stage"
+    alpha: float
+
+    def __post_init__(self) -> None:
+        _check_dirichlet(self.alpha, 0)
+
+    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+        """Deal the pool to ``clients`` clients."""
+        samples = len(pool.labels)
+        _need_enough(samples, clients)
+        members = np.minimum(10, clients - np.arange(0, clients, 10))
+        ends = offsets_of(members)[1:] * samples // clients
+        order, parts, start = rng.permutation(samples), [], 0
+        for group_clients, end in zip(members.tolist(), ends.tolist(), strict=True):
+            part = order[start:end]
+            half = len(part) // (2 * group_clients)
+            dealt = _dirichlet(pool.subset(part), group_clients, self.alpha, half, True, rng)
+            parts.append(part[dealt.indices])
+            start = end
+        return Assignment(np.concatenate(parts), offsets_of(even_sizes(samples, clients)))
+
+
+@dataclass(frozen=True)
+class ClassesPerClient(Partition):
+    """Every client holds ``classes`` classes exactly; a class is shared equally by those who hold it.
+
+    Client i holds class i mod C and random others. With fewer clients than classes some class may be held by
+    nobody; its samples are left out.
+    ::
+
+        client 0   ## .. ## ..
+        client 1   .. ## .. ##
+        client 2   .. ## ## ..
+
+    Used by NIID-Bench, and by FedFA on Mixed Digits.
+    """
+
+    name = "classes"
+    classes: int = 2
+
+    def __post_init__(self) -> None:
+        _need(self.classes >= 1, f"classes per client must be 1 or more, not {self.classes}")
+
+    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+        """Deal the pool to ``clients`` clients."""
+        _need_enough(len(pool.labels), clients, self.classes)
+        counts = np.bincount(pool.labels)
+        counts = counts[counts > 0]
+        _need(
+            self.classes <= len(counts),
+            f"a client cannot hold {self.classes} classes: the data has {len(counts)}",
+        )
+        lots = rng.random((clients, len(counts)), np.float32)
+        lots[np.arange(clients), np.arange(clients) % len(counts)] = -1
+        held = np.argpartition(lots, self.classes - 1, axis=1)[:, : self.classes]
+        owners = np.bincount(held.ravel(), minlength=len(counts))
+        short = np.flatnonzero(owners > counts)
+        if len(short):
+            raise HoldfastError(
+                f"a class of {counts[short[0]]} samples cannot be shared by {owners[short[0]]} clients; take "
+                f"fewer clients or fewer classes per client"
+            )
+        held_classes = np.flatnonzero(owners)
+        sizes = [even_sizes(int(counts[c]), int(owners[c])) for c in held_classes]
+        starts = [
+            offsets_of(counts)[c] + offsets_of(s)[:-1] for c, s in zip(held_classes, sizes, strict=True)
+        ]
+        # Shares are numbered class by class; the owners of a class take them in order.
+        rows = np.empty(held.size, np.int64)
+        rows[in_order_of(held.ravel())] = np.arange(held.size)
+        order = shuffled_by_class(pool.labels, rng)
+        return _collect(order, np.concatenate(starts), np.concatenate(sizes), rows.reshape(held.shape))
+
+
+@dataclass(frozen=True)
+class QuantitySkew(Partition):
+    """Everybody holds the same mixture, but sizes follow proportions from Dir(alpha).
+
+    Drawn again until every client has ``min_size`` samples.
+    ::
+
+        client 0   ## ## ## ##
+        client 1   #. #. #. #.
+        client 2   #. #. #. #.
+
+    Used by NIID-Bench.
+    """
+
+    name = "quantity"
+    alpha: float
+    min_size: int = 10
+
+    def __post_init__(self) -> None:
+        _check_dirichlet(self.alpha, self.min_size)
+
+    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+        """Deal the pool to ``clients`` clients."""
+        samples = len(pool.labels)
+        _need_enough(samples, clients, self.min_size)
+        fast = _fast(rng)
+        everything = np.array([samples])
+        counts = _redraw(
+            lambda n: _dirichlet_tables(self.alpha, everything, clients, False, n, fast),
+            self.min_size,
+            clients,
+        )
+        return Assignment(rng.permutation(samples), offsets_of(counts[0]))
+
+
+@dataclass(frozen=True)
+class ByDomain(Partition):
+    """Every domain has clients of its own, equally many, and is dealt to them by the partition ``inside``.
+
+    The first clients belong to the first domain, and so on. Without a number of clients, one per domain.
+    ::
+
+                   mnist  usps  svhn
+        client 0    ##     ..    ..
+        client 1    ##     ..    ..
+        client 2    ..     ##    ..
+        client 3    ..     ##    ..
+
+    The data set must have a group ``domain``. Used by FedFA on Mixed Digits.
+    """
+
+    name = "by-domain"
+    inside: Partition = IID()
+
+    def default_clients(self, pool: Pool) -> int:
+        """One per domain."""
+        return len(np.unique(pool.group("domain")[1]))
+
+    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+        """Deal the pool to ``clients`` clients."""
+        domains = pool.group("domain")[1]
+        present = np.unique(domains)
+        each, left = divmod(clients, len(present))
+        _need(
+            each >= 1 and not left,
+            f"{clients} clients cannot be shared equally by {len(present)} domains; take a multiple of it",
+        )
+        ids, sizes = [], []
+        for domain in present:
+            members = np.flatnonzero(domains == domain)
+            dealt = self.inside.assign(pool.subset(members), each, rng)
+            ids.append(members[dealt.indices])
+            sizes.append(np.diff(dealt.offsets))
+        return Assignment(np.concatenate(ids), offsets_of(np.concatenate(sizes)))
+
+
+@dataclass(frozen=True)
+class ByWriter(Partition):
+    """A client holds what its writers wrote: the natural split of handwriting.
+
+    All writers are dealt to the clients, equally many to each (one more at most); or, with ``per_client``,
+    each client gets that many random writers and the other writers are left out. Writers with fewer than
+    ``min_samples`` samples do not take part. Without a number of clients, one client per writer.
+    ::
+
+                   Ann  Bob  Cem  Dee
+        client 0   ##   ..   ##   ..
+        client 1   ..   ##   ..   ##
+
+    The data set must have a group ``writer``. LEAF's FEMNIST has one writer per client.
+    """
+
+    name = "by-writer"
+    per_client: int | None = None
+    min_samples: int = 1
+
+    def __post_init__(self) -> None:
+        _need(
+            self.per_client is None or self.per_client >= 1,
+            f"writers per client must be 1 or more, not {self.per_client}",
+        )
+
+    def default_clients(self, pool: Pool) -> int:
+        """As many as there are writers for."""
+        writers = np.bincount(pool.group("writer")[1])
+        return int((writers >= max(1, self.min_samples)).sum()) // (self.per_client or 1)
+
+    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+        """Deal the pool to ``clients`` clients."""
+        writer = pool.group("writer")[1]
+        sizes = np.bincount(writer)
+        active = rng.permutation(np.flatnonzero(sizes >= max(1, self.min_samples)))
+        needed = clients * (self.per_client or 1)
+        _need(
+            1 <= needed <= len(active),
+            f"{clients} clients need {needed} writers with {max(1, self.min_samples)} or more samples, but "
+            f"there are {len(active)}",
+        )
+        if self.per_client is not None:
+            active = active[:needed]
+        writers_each = even_sizes(len(active), clients)
+        indices = np.argsort(writer, kind="stable")[ranges(offsets_of(sizes)[active], sizes[active])]
+        ends = offsets_of(sizes[active])[offsets_of(writers_each)]
+        return Assignment(indices, ends)
+
+
+@dataclass(frozen=True)
+class WriterTransfer(Partition):
+    """Clients copy the class mixtures of real writers, not their handwriting.
+
+    For every client a random writer is picked; each class is shared in proportion to how often the picked
+    writers wrote it (equally, where none did).
+    ::
+
+        Ann wrote  8 2 0 4    client 0   ## #. .. ##   samples of any writer
+        Bob wrote  2 6 4 4    client 1   .. ## ## ##
+
+    The data set must have a group ``writer``. Used by FedFA's EMNIST notebook.
+    """
+
+    name = "writer-transfer"
+
+    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+        """Deal the pool to ``clients`` clients."""
+        _need_enough(len(pool.labels), clients)
+        names, writer = pool.group("writer")
+        class_sizes = np.bincount(pool.labels)
+        classes = len(class_sizes)
+        wrote = np.bincount(writer * classes + pool.labels, minlength=len(names) * classes)
+        active = np.flatnonzero(np.bincount(writer))
+        _need(
+            1 <= clients <= len(active),
+            f"{clients} clients need as many writers, but there are {len(active)}",
+        )
+        mixture = wrote.reshape(-1, classes)[rng.permutation(active)[:clients]].T.astype(np.float64)
+        mixture[mixture.sum(1) == 0] = 1
+        shares = mixture / mixture.sum(1, keepdims=True)
+        ends = np.stack([_cut(p, int(total)) for p, total in zip(shares, class_sizes, strict=True)])
+        counts: Ints = np.diff(ends, axis=1, prepend=0).astype(np.int64)
+        return _deal(shuffled_by_class(pool.labels, rng), counts)
+
+
 PARTITIONS: dict[str, type[Partition]] = {
     partition.name: partition
     for partition in (
@@ -383,6 +706,13 @@ PARTITIONS: dict[str, type[Partition]] = {
         ClassShards,
         Dirichlet,
         DirichletUncapped,
+        DirichletInner,
+        DirichletTwoStage,
+        ClassesPerClient,
+        QuantitySkew,
+        ByDomain,
+        ByWriter,
+        WriterTransfer,
     )
 }
 """Every partition by the name it has on the command line and in experiment files."""
@@ -451,5 +781,5 @@ def _converted(value: object, hint: Any, what: str) -> object:
         number = float(str(value)) if hint in (int, float) else 0.0
     except ValueError:
         raise HoldfastError(f"{what} must be a number, not '{value}'") from None
-    _need(hint is not int or number == int(number), f"{what} must be a whole number, not '{value}'")
+    _need(hint is not int or number.is_integer(), f"{what} must be a whole number, not '{value}'")
     return hint(number) if hint in (int, float) else str(value)

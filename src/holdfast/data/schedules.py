@@ -38,7 +38,7 @@ class GlobalEpochs:
         stage   0 1 2  0 1 2  0 1 2
         epoch   0 0 0  1 1 1  2 2 2
 
-    Guo et al. (FedMLP), AAAI 2025.
+    Guo, Wang and Geng: dynamic heterogeneous federated learning with multi-level prototypes (FedMLP).
     """
 
     name: ClassVar[str] = "global-epochs"

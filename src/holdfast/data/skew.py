@@ -164,9 +164,9 @@ def _changed(images: Tensor, domains: Ints, looks: list[_Look], seed: int, part:
     changed = torch.empty_like(images)
     order = torch.from_numpy(np.argsort(domains, kind="stable"))
     sizes = np.bincount(domains, minlength=len(looks)).tolist()
-    for domain, (look, members) in enumerate(zip(looks, order.split(sizes), strict=True)):
+    for domain, (look, members) in enumerate(zip(looks, torch.split(order, sizes), strict=True)):
         rng = generator(seed, f"feature skew: noise of {part}", domain)
-        for batch in members.split(_IMAGES_AT_ONCE):
+        for batch in torch.split(members, _IMAGES_AT_ONCE):
             changed[batch] = look(images[batch], rng)
     return changed
 
