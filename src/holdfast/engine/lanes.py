@@ -249,8 +249,9 @@ class Lanes:
             buffers = {k: v[:n] for k, v in self.buffers.items()}
             carry = _first(self.carry, n)
             if method.overrides("step"):
-                new, loss = vmap(self._whole_step)(params, buffers, carry, *lanes)
+                new, loss, fresh = vmap(self._whole_step)(params, buffers, carry, *lanes)
                 copy_(params, new)
+                copy_(buffers, fresh)
                 self.loss[:n] += loss
                 self.cursor += 1
                 return
@@ -344,7 +345,7 @@ class Lanes:
         settings = self.settings
         new, moved = {}, {}
         for name, p in params.items():
-            own = self.method.rate(name, batch, self.lr)  # type: ignore[arg-type]
+            own = self.method.rate(name, batch, self.lr, self.task)  # type: ignore[arg-type]
             rate = torch.as_tensor(self.lr if own is None else own, dtype=p.dtype, device=p.device)
             step = grads[name] + settings.weight_decay * p
             if momentum:
@@ -362,12 +363,12 @@ class Lanes:
 
     def _whole_step(
         self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Tensor
-    ) -> tuple[Tensors, Tensor]:
+    ) -> tuple[Tensors, Tensor, Tensors]:
         batch, key = self._batch(*lane), lane[4]  # type: ignore[arg-type]
         trainer = _LaneTrainer(self, buffers, batch.mask, key)
         new = self.method.step(trainer, params, batch, carry, Local(params, self.sent))
         assert new is not None and trainer.loss is not None
-        return new, trainer.loss
+        return new, trainer.loss, changes(trainer.buffers, buffers)
 
     def _end_epoch(self, lanes: Sequence[int]) -> None:
         """``after_epoch`` for the lanes that have just finished one."""
@@ -397,10 +398,13 @@ class _LaneTrainer:
     lr: float
 
     def forward(self, params: Tensors, x: Tensor) -> Output:
-        return self.engine.task.network.pure(params, self.buffers, x, self.mask, self.key)[0]
+        out, self.buffers = self.engine.task.network.pure(params, self.buffers, x, self.mask, self.key)
+        return out
 
     def gradient(self, objective: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Tensors, Tensor]:
-        grads, value = grad_and_value(objective)(params)
+        # What the forward pass did to the buffers must leave ``grad`` as an output, not by itself.
+        with_buffers = lambda w: (objective(w), self.buffers)  # noqa: E731
+        grads, (value, self.buffers) = grad_and_value(with_buffers, has_aux=True)(params)
         self.loss = value if self.loss is None else self.loss
         return grads, value
 

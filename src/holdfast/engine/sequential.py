@@ -111,7 +111,7 @@ class Sequential:
     def _descend(self, grads: Sequence[Tensor], batch: Batch, lr: float) -> None:
         members: dict[float, list[int]] = {}
         for i, name in enumerate(self.params):
-            rate = self.method.rate(name, batch, lr)
+            rate = self.method.rate(name, batch, lr, self.task)
             members.setdefault(lr if rate is None else float(rate), []).append(i)
         members.pop(0.0, None)  # these rest, their momentum too
         for rate, chosen in members.items():

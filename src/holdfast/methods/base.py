@@ -193,7 +193,7 @@ class Method:
         """The gradient the optimiser gets; terms on the weights alone go here, as their gradient."""
         return grads
 
-    def rate(self, name: str, batch: Batch, lr: float) -> Tensor | float | None:
+    def rate(self, name: str, batch: Batch, lr: float, task: Task) -> Tensor | float | None:
         """This parameter's own learning rate in this step: None for the usual one, 0 where it rests."""
         return None
 

@@ -15,7 +15,7 @@ from holdfast.models.network import Network, Output
 from holdfast.random import generator
 
 if TYPE_CHECKING:
-    from holdfast.methods.base import Tensors
+    from holdfast.methods.base import Tensors, Tree
 
 EVALUATION_BATCH = 1024
 
@@ -29,6 +29,7 @@ class Task:
     num_clients: int  # N: all registered clients
     class_counts: Tensor  # [C] samples of each class over all clients
     rounds: int
+    epochs: int  # E: passes of a client over its samples in a round
     seed: int
     batch_size: int
     lr: float  # η of round 1
@@ -36,6 +37,8 @@ class Task:
     weight_decay: float
     device: torch.device
     dtype: torch.dtype
+    lowest: Tensor  # [1, ...] the model's input for the smallest value a sample may have (black)
+    highest: Tensor  # [1, ...] and for the largest (white)
     public_x: Tensor  # [P, ...] the server's public samples, ready for the model (P may be 0)
     public_y: Tensor  # [P]
     one_of_each: np.ndarray  # [C] ids of one training sample of each class, drawn by the seed; -1 where none
@@ -71,6 +74,7 @@ class Client:
     buffers: Tensors  # the model's buffers as the client has them now
     heldout_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     heldout_y: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    notes: Tree = field(default_factory=dict)  # what ``start`` or ``begin`` leaves for ``finish``, by method
 
     @property
     def samples(self) -> int:
