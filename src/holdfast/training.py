@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,9 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from holdfast import metrics
+from holdfast import __version__, metrics
 from holdfast.data.federation import Federation
-from holdfast.data.schedules import check_schedule
+from holdfast.data.schedules import check_schedule, describe_schedule
+from holdfast.data.sources import DATASETS
 from holdfast.engine.choice import choose_device, choose_engine, choose_precision
 from holdfast.engine.evaluation import TestSet
 from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, on_device
@@ -29,7 +31,7 @@ from holdfast.methods.context import Task
 from holdfast.models.network import Network, NormPolicy
 from holdfast.models.registry import ModelSpec
 from holdfast.random import generator
-from holdfast.runs import Checkpoint, ClientStates, RunDirectory
+from holdfast.runs import Checkpoint, ClientStates, RunDirectory, files
 
 CLIENT_STATE_BYTES = 2 << 30  # what clients remember stays in RAM up to this, and goes to the disk beyond
 LOCAL_TEST_ON_CPU = 250  # test samples for each local model, so that testing stays a small part of a round
@@ -56,6 +58,21 @@ class Run:
     records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
     model: nn.Module
     path: Path | None = None
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """A finished run of one of ``holdfast.models``, read from its directory."""
+        directory = RunDirectory.open(path)
+        experiment, weights = directory.experiment, directory.load_model()
+        if experiment["model"].get("own"):
+            raise HoldfastError(
+                f"{path} holds a model of your own, '{experiment['model']['name']}': make it in Python and "
+                f"load RunDirectory.open('{path}').load_model() into it"
+            )
+        spec = ModelSpec.from_description(experiment["model"])
+        model = spec.build(tuple(experiment["shape"]), len(experiment["classes"]), experiment["seed"])
+        model.load_state_dict(weights)
+        return cls(experiment, directory.records(), model.eval(), directory.path)
 
     @property
     def accuracy(self) -> float:
@@ -127,7 +144,8 @@ def train(
 
     With ``out`` the run is written to that directory and survives being killed: call again with ``resume=True``
     (and the same arguments), or ``holdfast resume``. ``local_test`` is the number of test samples for each local
-    model (default: all on a GPU, 250 on a CPU). ``on_round`` is called with each round's record.
+    model (default: all on a GPU, 250 on a CPU). ``on_round`` is called with each round's record. ``experiment``
+    says what experiment.yaml should say of the data beyond what the federation knows of itself.
     """
     settings = Settings(
         rounds=rounds,
@@ -151,7 +169,7 @@ def train(
         method, model, federation, settings, engine=engine, device=device, precision=precision, lanes=lanes,
         norm=norm, classifier=classifier,
     )  # fmt: skip
-    described = dict(experiment or {}) | training.describe()
+    described = training.describe() | dict(experiment or {})
     return training.run(described, out, resume, list(trackers), on_round)
 
 
@@ -183,7 +201,7 @@ class Training:
         else:
             net = model
         network = Network(net.to(self.device, dtype), classifier, norm)
-        self.norm = norm
+        self.norm, self.classifier = norm, classifier
         if network.num_outputs != dataset.num_classes:
             raise HoldfastError(
                 f"the model's last layer has {network.num_outputs} outputs, but {dataset.name} has "
@@ -199,6 +217,7 @@ class Training:
             num_clients=federation.clients,
             class_counts=torch.from_numpy(federation.class_counts).to(self.device, dtype),
             rounds=settings.rounds,
+            epochs=settings.epochs,
             seed=settings.seed,
             batch_size=settings.batch_size,
             lr=settings.lr,
@@ -206,6 +225,8 @@ class Training:
             weight_decay=settings.weight_decay,
             device=self.device,
             dtype=dtype,
+            lowest=dataset.preprocess(_filled(dataset.x_train, "min"), dtype=dtype).to(self.device),
+            highest=dataset.preprocess(_filled(dataset.x_train, "max"), dtype=dtype).to(self.device),
             public_x=self.data.read(federation.public),
             public_y=dataset.y_train[public].to(self.device),
             one_of_each=_one_of_each(federation, settings.seed),
@@ -235,27 +256,30 @@ class Training:
             )
 
     def describe(self) -> dict[str, Any]:
-        """Everything needed to run it again, in plain values."""
-        federation, dataset, model = self.federation, self.federation.dataset, self.model
-        spec = model.describe() if isinstance(model, ModelSpec) else {"name": type(model).__name__, "own": True}
-        settings = asdict(self.settings)
+        """Everything needed to run it again, in the words of an experiment file, and what was found."""
+        dataset, model = self.federation.dataset, self.model
+        own = {"name": type(model).__name__, "own": True}
         return {
+            "data": dataset.name if dataset.name in DATASETS else {"name": dataset.name, "own": True},
+            "preprocess": _plain(asdict(dataset.preprocess)),
+            **_describe_federation(self.federation),
             "method": _plain(self.method.describe()),
-            "data": {"name": dataset.name},
-            "federation": {
-                **_plain(federation.partition),
-                "clients": federation.clients,
-                "stages": federation.stages,
-                "hash": federation.hash,
-            },
-            "model": _plain(spec),
-            **settings,
+            "model": _plain(model.describe()) if isinstance(model, ModelSpec) else own,
+            "classifier": self.classifier,
+            "norm": self.norm,
+            **asdict(self.settings),
             "engine": self.engine.name,
             "device": self.device.type,
             "precision": self.precision,
-            "norm": self.norm,
+            "lanes": self.engine.group if self.engine.name == "lanes" else None,
+            "hash": self.federation.hash,
+            "shape": list(dataset.shape),
             "classes": list(dataset.classes),
-            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+            "versions": {
+                "holdfast": __version__,
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+            },
             "machine": machine(self.device),
         }
 
@@ -321,11 +345,12 @@ class Training:
         if not resume:
             return RunDirectory.create(out, experiment)
         directory = RunDirectory.open(out)
-        for key in ("method", "federation", "model", *asdict(self.settings), "engine", "precision", "norm"):
-            if directory.experiment.get(key) != experiment[key]:
+        for key in ("method", "model", "hash", *asdict(self.settings), "engine", "precision", "norm"):
+            then, now = directory.experiment.get(key), experiment[key]
+            if then != now and key != "checkpoint_seconds":
+                named = "federation, by its hash" if key == "hash" else key
                 raise HoldfastError(
-                    f"{out} cannot be resumed with another {key}: it was {directory.experiment.get(key)!r}, "
-                    f"now it is {experiment[key]!r}"
+                    f"{out} cannot be resumed with another {named}: it was {then!r}, now it is {now!r}"
                 )
         return directory
 
@@ -386,6 +411,12 @@ def _restore(loop: Loop, checkpoint: Checkpoint, device: torch.device) -> None:
     loop.remember({k: v.numpy() for k, v in tree.get("before", {}).items()})
 
 
+def _filled(x: torch.Tensor, end: str) -> torch.Tensor:
+    """One stored sample all of the smallest (``min``) or largest (``max``) value that samples may have."""
+    bounds = x.aminmax() if x.is_floating_point() else torch.iinfo(x.dtype)
+    return torch.full_like(x[:1], getattr(bounds, end))
+
+
 def _one_of_each(federation: Federation, seed: int) -> np.ndarray:
     """One training sample of each class that clients hold; -1 where there is none."""
     labels = federation.dataset.y_train.numpy()
@@ -396,10 +427,26 @@ def _one_of_each(federation: Federation, seed: int) -> np.ndarray:
     return chosen
 
 
+def _describe_federation(federation: Federation) -> dict[str, Any]:
+    """Who holds what, in the words of an experiment file."""
+    partition = dict(_plain(federation.partition))
+    stream = partition.pop("stream", None)
+    if stream is not None and federation.schedule is not None:
+        stream["schedule"] = describe_schedule(federation.schedule)
+    setting = {
+        "clients": federation.clients,
+        "partition_seed": partition.pop("seed", None),
+        "public": partition.pop("public", 0.0),
+        "long_tail": partition.pop("long_tail", None),
+        "skew": partition.pop("skew", None),
+        "stream": stream,
+    }
+    partition.pop("clients", None)
+    return {"partition": partition, **setting}
+
+
 def write_federation(path: Path, federation: Federation, most: int = 10_000) -> None:
     """Who holds what, for people and for the report: federation.json (the first ``most`` clients)."""
-    import json
-
     shown = np.arange(min(federation.clients, most))
     stages = range(federation.stages)
     counts = [federation.label_counts(shown, stage).tolist() for stage in stages]
@@ -411,7 +458,7 @@ def write_federation(path: Path, federation: Federation, most: int = 10_000) -> 
         "public": len(federation.public),
         "hash": federation.hash,
     }
-    (path / "federation.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+    files.replace(path / "federation.json", json.dumps(content).encode() + b"\n")
 
 
 def machine(device: torch.device) -> str:

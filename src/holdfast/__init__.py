@@ -1,0 +1,34 @@
+"""Federated learning on heterogeneous data that does not forget.
+
+The public names are those of `holdfast.api`; they are imported when first used, so that ``import holdfast``
+and the command line's help need not wait for torch.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast import methods as methods
+    from holdfast import metrics as metrics
+    from holdfast import models as models
+    from holdfast.api import *  # noqa: F403
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    # Modules of the package first: they import each other, and must not wait for all public names.
+    if find_spec(f"holdfast.{name}") is not None:
+        return import_module(f"holdfast.{name}")
+    api = import_module("holdfast.api")
+    if name not in api.__all__:
+        raise AttributeError(f"holdfast has no '{name}'")
+    value = globals()[name] = getattr(api, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module("holdfast.api").__all__, "methods", "metrics", "models"})

@@ -1,0 +1,77 @@
+"""Everything a user needs, under one name: ``import holdfast as hf``."""
+
+from holdfast.comparison import Comparison, compare
+from holdfast.data.dataset import Dataset, Group
+from holdfast.data.federation import Federation, federate
+from holdfast.data.partitions import (
+    IID,
+    ByDomain,
+    ByWriter,
+    ClassesPerClient,
+    ClassShards,
+    Dirichlet,
+    DirichletInner,
+    DirichletTwoStage,
+    DirichletUncapped,
+    Partition,
+    QuantitySkew,
+    Shards,
+    WriterTransfer,
+    parse_partition,
+)
+from holdfast.data.preprocess import Preprocess, preprocess_for
+from holdfast.data.schedules import EveryN, GlobalEpochs, StageSchedule
+from holdfast.data.skew import FeatureSkew, LongTail, minority_classes
+from holdfast.data.sources import load
+from holdfast.data.streams import stream
+from holdfast.errors import HoldfastError
+from holdfast.experiment import Experiment
+from holdfast.methods import *  # noqa: F403
+from holdfast.methods import __all__ as _methods
+from holdfast.models import ModelSpec, parse_model
+from holdfast.runs import RunDirectory, RunSummary, list_runs
+from holdfast.training import Run, Tracker, train
+
+__all__ = [
+    *_methods,
+    "IID",
+    "ByDomain",
+    "ByWriter",
+    "ClassShards",
+    "ClassesPerClient",
+    "Comparison",
+    "Dataset",
+    "Dirichlet",
+    "DirichletInner",
+    "DirichletTwoStage",
+    "DirichletUncapped",
+    "EveryN",
+    "Experiment",
+    "FeatureSkew",
+    "Federation",
+    "GlobalEpochs",
+    "Group",
+    "HoldfastError",
+    "LongTail",
+    "ModelSpec",
+    "Partition",
+    "Preprocess",
+    "QuantitySkew",
+    "Run",
+    "RunDirectory",
+    "RunSummary",
+    "Shards",
+    "StageSchedule",
+    "Tracker",
+    "WriterTransfer",
+    "compare",
+    "federate",
+    "list_runs",
+    "load",
+    "minority_classes",
+    "parse_model",
+    "parse_partition",
+    "preprocess_for",
+    "stream",
+    "train",
+]
