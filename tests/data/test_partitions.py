@@ -1,4 +1,4 @@
-"""Partitions: each sample once, counts as promised, and laws equal to the sequential procedures they come from."""
+"""Partitions: each sample once, counts as promised, the laws of the sequential procedures they come from."""
 
 import time
 
