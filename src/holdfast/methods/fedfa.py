@@ -1,0 +1,178 @@
+"""FedFA: shared feature anchors align the clients' features and calibrate their classifiers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.functional import class_means
+from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.context import Client, Task
+from holdfast.models.network import Output
+
+ADAM_RATE, ADAM_BETAS, ADAM_EPS = 1e-3, (0.9, 0.999), 1e-8  # of the authors' code; not decayed
+
+
+@dataclass(frozen=True)
+class FedFA(Method):
+    """Feature anchors a_c, one for each class, in the space of the classifier's input h.
+
+    Each step: 1. descend CE + L_fa;  2. calibrate: a step of the classifier alone on mean_c CE(W a_c + b, c);
+    3. add the batch's class means of h, as step 1 saw it, to m_c.
+    Each epoch: divide m_c by the number of batches; ã_c ← λ ã_c + (1 - λ) m_c for the client's own classes.
+    ã starts at the received anchors, which stay what steps 1 and 2 use for the whole round.
+    Server: the mean of the ã, weighted like the models by n_k, becomes the next round's anchors.
+    Zhou et al., 2023, Eq. 6-8 and Algorithm 1. μ = 0.1, λ = 0.5; the defaults follow the authors' code.
+
+    ``anchor_loss``: ``code`` is μ (1/C) Σ_{c in the batch} mean_{j of c} ‖h_j - a_c‖², ``paper`` is
+    (μ/2) mean_j ‖h_j - a_{y_j}‖². ``calibration``: ``adam`` (1e-3), ``sgd`` (the round's η) or ``off``, once
+    a ``step`` or an ``epoch``. ``update_anchors``: whether anchors learn. ``anchor_init``: ``orthogonal``
+    (distinct rows of the identity; with more classes than features as ``random``) or ``random`` (Gaussian
+    rows of length 1). ``class_means``: ``faithful`` divides m_c by all batches of the epoch, ``per-class`` by
+    those that hold class c. ``warmup``: round 1 goes without L_fa.
+    """
+
+    name: ClassVar[str] = "fedfa"
+
+    mu: float = 0.1  # μ: strength of the pull towards the anchors
+    lam: float = 0.5  # λ: how much of an anchor stays in an epoch
+    anchor_loss: Literal["code", "paper"] = "code"
+    calibration: Literal["adam", "sgd", "off"] = "adam"
+    calibrate_each: Literal["step", "epoch"] = "step"
+    update_anchors: bool = True
+    anchor_init: Literal["orthogonal", "random"] = "orthogonal"
+    class_means: Literal["faithful", "per-class"] = "faithful"
+    warmup: bool = False
+
+    def check(self) -> None:
+        """μ is a strength, λ a share."""
+        self.require(
+            mu=(self.mu >= 0, "at least 0"),
+            lam=(0 <= self.lam <= 1, "between 0 and 1"),
+            anchor_loss=(self.anchor_loss in ("code", "paper"), "code or paper"),
+            calibration=(self.calibration in ("adam", "sgd", "off"), "adam, sgd or off"),
+            calibrate_each=(self.calibrate_each in ("step", "epoch"), "step or epoch"),
+            anchor_init=(self.anchor_init in ("orthogonal", "random"), "orthogonal or random"),
+            class_means=(self.class_means in ("faithful", "per-class"), "faithful or per-class"),
+        )
+
+    def init(self, task: Task) -> Tree:
+        """The first anchors ``[C, d]``."""
+        classes, width = task.num_classes, task.network.head.features
+        rng = task.generator("feature anchors")
+        if self.anchor_init == "orthogonal" and classes <= width:
+            anchors = np.eye(width)[rng.choice(width, classes, replace=False)]
+        else:
+            anchors = rng.standard_normal((classes, width))
+            anchors /= np.linalg.norm(anchors, axis=1, keepdims=True)
+        return {"anchors": torch.from_numpy(anchors).to(task.device, task.dtype)}
+
+    def down(self, server: Server) -> Tree:
+        """Clients receive the anchors."""
+        return server.state
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+        """The anchors, what becomes of them, and the calibrating optimiser's state."""
+        anchors, task = payload["anchors"], client.task
+        resting = self.warmup and client.round == 1
+        carry: Tree = {"anchors": anchors, "mu": task.scalar(0.0 if resting else self.mu)}
+        if self.update_anchors:
+            carry |= {
+                "updated": anchors,
+                "sums": torch.zeros_like(anchors),
+                "batches": torch.zeros_like(client.label_counts),
+                "owned": client.owned,
+            }
+        if self.calibration != "off":
+            carry["classifier"] = {
+                name: self._optimiser(client.sent[name], client) for name in task.network.head.names
+            }
+        return carry
+
+    def _optimiser(self, parameter: Tensor, client: Client) -> Tensors:
+        """What the calibrating optimiser keeps for one of the classifier's parameters."""
+        if self.calibration == "sgd":
+            return {"rate": client.task.scalar(client.lr)}
+        zeros = torch.zeros_like(parameter)
+        return {"steps": client.task.scalar(0.0), "mean": zeros, "square": zeros}
+
+    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
+        """L_fa: the distance of features from their class's anchor."""
+        if self.mu == 0:
+            return None
+        anchors = carry["anchors"]
+        distance = (out.features - anchors[batch.y]).square().sum(-1)
+        if self.anchor_loss == "paper":
+            return carry["mu"] / 2 * batch.mean(distance)
+        members = batch.members(len(anchors))
+        weight = (members / members.sum(0).clamp(min=1)).sum(-1)  # of a sample in its class's mean
+        return carry["mu"] * (weight * distance).sum() / len(anchors)
+
+    def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
+        """Calibrate, and add up the batch's class means."""
+        if self.calibrate_each == "step":
+            params, carry = self._calibrate(params, carry)
+        if self.update_anchors:
+            means, counts = class_means(out.features, batch.members(len(carry["anchors"])))
+            counted = counts > 0 if self.class_means == "per-class" else torch.ones_like(counts)
+            carry = carry | {"sums": carry["sums"] + means, "batches": carry["batches"] + counted}
+        return params, carry
+
+    def after_epoch(self, params: Tensors, carry: Tree) -> tuple[Tensors, Tree]:
+        """Move the client's own classes' anchors towards the epoch's means."""
+        if self.calibrate_each == "epoch":
+            params, carry = self._calibrate(params, carry)
+        if self.update_anchors:
+            means = carry["sums"] / carry["batches"].clamp(min=1).unsqueeze(-1)
+            moved = self.lam * carry["updated"] + (1 - self.lam) * means
+            carry = carry | {
+                "updated": torch.where(carry["owned"].unsqueeze(-1), moved, carry["updated"]),
+                "sums": torch.zeros_like(carry["sums"]),
+                "batches": torch.zeros_like(carry["batches"]),
+            }
+        return params, carry
+
+    def _calibrate(self, params: Tensors, carry: Tree) -> tuple[Tensors, Tree]:
+        """One step of the classifier on the anchors, each labelled with its class."""
+        if self.calibration == "off":
+            return params, carry
+        anchors, classifier = carry["anchors"], carry["classifier"]
+        weight = next(name for name in classifier if params[name].ndim == 2)
+        logits = anchors @ params[weight].T
+        for name in classifier.keys() - {weight}:
+            logits = logits + params[name]
+        # The gradient of the mean cross-entropy in the logits.
+        labels = torch.eye(len(anchors), dtype=logits.dtype, device=logits.device)
+        error = (logits.softmax(-1) - labels) / len(anchors)
+        new, kept = dict(params), {}
+        for name, state in classifier.items():
+            move, kept[name] = self._move(error.T @ anchors if name == weight else error.sum(0), state)
+            new[name] = params[name] - move
+        return new, carry | {"classifier": kept}
+
+    def _move(self, gradient: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
+        """How far the optimiser moves a parameter down its gradient."""
+        if self.calibration == "sgd":
+            return state["rate"] * gradient, state
+        first, second = ADAM_BETAS
+        steps = state["steps"] + 1
+        mean = first * state["mean"] + (1 - first) * gradient
+        square = second * state["square"] + (1 - second) * gradient.square()
+        scale = (square / (1 - second**steps)).sqrt() + ADAM_EPS
+        return ADAM_RATE * mean / (1 - first**steps) / scale, {"steps": steps, "mean": mean, "square": square}
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Send how the anchors moved, times n_k, so that one nobody moved stays to the bit."""
+        if not self.update_anchors:
+            return {}, {}
+        samples = client.task.scalar(client.samples)
+        return {"moved": samples * (carry["updated"] - carry["anchors"]), "samples": samples}, {}
+
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+        """The next round's anchors: the mean of the clients', weighted by n_k."""
+        if not self.update_anchors:
+            return server.state
+        return {"anchors": server.state["anchors"] + sums["moved"] / sums["samples"]}

@@ -1,0 +1,138 @@
+"""FedKA: an anchor, one sample of each endangered class, holds on to what the global model says of it."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.errors import HoldfastError
+from holdfast.methods.base import Batch, Local, Method, Server, Tree
+from holdfast.methods.context import Client, Task
+from holdfast.models.network import Output
+
+
+@dataclass(frozen=True)
+class FedKA(Method):
+    """Federated knowledge anchor.
+
+    A class is missing at a client (C_m), non-dominant (C_n: its share of the samples is below γ) or dominant
+    (C_d). The anchor T, built anew each round, holds one of the client's own samples for each class of C_n
+    and the shared set's sample for each class of C_m; of more than μ, a random μ stay.
+    Local: CE + β (1/|T|) Σ_{x∈T} Σ_{c∉C_d} (z_g(x)_c - z_k(x)_c)², raw logits, z_g of the global model.
+    Server: as FedAvg, and it sends the shared set: one training sample of each class, fixed for the run.
+    Chen et al., ACM MM 2023, Eq. 3. There μ = 10 and β is tuned in 0.5, 0.1, 0.01, 0.001; γ is not printed,
+    but section 3.2 sees collapse at a share of about 0.05.
+
+    ``sampling``: which sample stands for a class of C_n: ``random``, ``hard`` or ``proficient`` (largest or
+    smallest cross-entropy under w^{t-1}). ``anchors``: of ``both``, ``non-dominant`` or ``missing`` classes.
+    ``shared``: ids of the shared training samples, one for each class in order; drawn by the seed if empty.
+    The anchor is never augmented; it passes through the model along with each batch.
+    """
+
+    name: ClassVar[str] = "fedka"
+
+    beta: float = 0.1  # β: strength of preservation
+    gamma: float = 0.05  # γ: share of a client's samples from which a class is dominant
+    mu: int = 10  # μ: the most samples an anchor has
+    sampling: Literal["random", "hard", "proficient"] = "random"
+    anchors: Literal["both", "non-dominant", "missing"] = "both"
+    shared: tuple[int, ...] = ()
+
+    def check(self) -> None:
+        """β is a strength, γ a share, μ a number of samples."""
+        self.require(
+            beta=(self.beta >= 0, "at least 0"),
+            gamma=(0 < self.gamma <= 1, "above 0 and at most 1"),
+            mu=(self.mu >= 1 and self.mu == int(self.mu), "a whole number of at least 1"),
+            sampling=(self.sampling in ("random", "hard", "proficient"), "random, hard or proficient"),
+            anchors=(self.anchors in ("both", "non-dominant", "missing"), "both, non-dominant or missing"),
+        )
+
+    def prepare(self, task: Task) -> Self:
+        """The shared set must have one sample of each class."""
+        if not self._shares:
+            return self
+        if not self.shared:
+            absent = np.flatnonzero(task.one_of_each < 0).tolist()
+            if absent:
+                raise HoldfastError(
+                    f"fedka shares one sample of each class, but no client holds any of class {absent[0]}; "
+                    "give sample ids as shared, or use anchors='non-dominant'"
+                )
+        elif _labels(task, self.shared) != list(range(task.num_classes)):
+            raise HoldfastError(
+                f"fedka: shared must be the ids of {task.num_classes} training samples, one of each class, "
+                "in the order of the classes"
+            )
+        return self
+
+    @property
+    def _shares(self) -> bool:
+        return self.beta > 0 and self.anchors != "non-dominant"
+
+    def init(self, task: Task) -> Tree:
+        """The shared set."""
+        if not self._shares:
+            return {}
+        ids = np.array(self.shared, np.int64) if self.shared else task.one_of_each
+        return {"shared": task.read(ids)[0]}
+
+    def down(self, server: Server) -> Tree:
+        """Clients receive the shared set."""
+        return server.state
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+        """The anchor, what the global model says of it, and how much each of its logits counts."""
+        if self.beta == 0:
+            return {}
+        task, rng = client.task, client.generator("anchor")
+        dominant = client.label_counts / client.samples >= self.gamma
+        wanted = ~dominant
+        if self.anchors != "both":
+            wanted &= client.owned if self.anchors == "non-dominant" else ~client.owned
+        classes = np.flatnonzero(wanted.cpu().numpy())
+        if len(classes) > self.mu:
+            classes = np.sort(rng.choice(classes, self.mu, replace=False))
+        # Every anchor has as many places; idle ones hold own samples, so that BatchNorm sees nothing odd.
+        places = min(self.mu, task.num_classes)
+        rows = rng.integers(client.samples, size=places)
+        own = client.owned.cpu().numpy()[classes]
+        for place in np.flatnonzero(own):
+            rows[place] = self._representative(int(classes[place]), client, rng)
+        anchor = client.read(client.ids[rows])
+        if not own.all():
+            borrowed = np.flatnonzero(~own)
+            anchor[torch.from_numpy(borrowed)] = payload["shared"][torch.from_numpy(classes[borrowed])]
+        used = torch.arange(places, device=task.device) < len(classes)
+        counts = (used.unsqueeze(1) & ~dominant).to(task.dtype) / max(len(classes), 1)
+        return {"anchor": anchor, "global": client.forward(client.sent, anchor).logits, "counts": counts}
+
+    def _representative(self, label: int, client: Client, rng: np.random.Generator) -> int:
+        """The row of the client's own sample that stands for a non-dominant class."""
+        rows = (client.y == label).nonzero().flatten().cpu().numpy()
+        if self.sampling == "random":
+            return int(rng.choice(rows))
+        logits = client.forward(client.sent, client.read(client.ids[rows])).logits
+        losses = F.cross_entropy(logits, client.y[rows], reduction="none")
+        return int(rows[int(losses.argmax() if self.sampling == "hard" else losses.argmin())])
+
+    def extra_inputs(self, carry: Tree) -> Tensor | None:
+        """The anchor goes through the model with each batch."""
+        return carry.get("anchor")
+
+    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
+        """β times the mean squared distance of the anchor's logits, dominant classes left out."""
+        if self.beta == 0 or out.extra is None:
+            return None
+        return self.beta * (carry["counts"] * (carry["global"] - out.extra.logits).square()).sum()
+
+
+def _labels(task: Task, ids: tuple[int, ...]) -> list[int]:
+    """The labels of these training samples; none where one does not exist."""
+    try:
+        return task.read(np.array(ids, np.int64))[1].tolist() if min(ids) >= 0 else []
+    except IndexError:
+        return []

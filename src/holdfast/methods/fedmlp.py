@@ -1,0 +1,186 @@
+"""FedMLP: prototypes on three levels keep the features of a stream of tasks together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.data.skew import minority_classes
+from holdfast.functional import class_means, kl_divergence
+from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.clustering import Clustering, cluster
+from holdfast.methods.context import Client, Task
+from holdfast.models.network import Output
+
+
+@dataclass(frozen=True)
+class FedMLP(Method):
+    """Multi-level prototypes, for clients whose data changes from task to task.
+
+    c_k: the mean feature of class k at a client after training, which goes into the client's memory.
+    g_k: the plain mean of the participants' c_k. P: means of clusters of all g_k. O: the same of a memory.
+    Local: CE + L_P + L_I + α L_S, means over the batch; h is a sample's feature, y its class, σ the softmax
+    over features. L_P = SmoothL1(h, g_y). L_S = SmoothL1(h, the P of y's cluster), over minority classes.
+    L_I = KL(σ(h) ‖ σ(c̃)), c̃ the remembered c_y or, for a class new to the client, the O nearest to h.
+    Where there is no prototype yet the term is 0. SmoothL1 is the mean over feature dimensions.
+    Server: the feature extractor as FedAvg; the classifier stays with its client.
+    Guo et al., AAAI 2025, Eq. 1-11, where α and the clustering are not printed. The minority is the rarer
+    half of the classes over all clients; there is none if all are equally frequent.
+
+    ``clustering``: ``finch``, or ``kmeans`` with √C clusters. ``inter_task_kl``: ``feature-memory`` as above,
+    ``memory-feature`` for KL(σ(c̃) ‖ σ(h)). ``memory``: new prototypes ``overwrite`` or mix by half (``ema``).
+    ``use_prototype``, ``use_inter_task``, ``use_semantic``: L_P, L_I, L_S. ``head``: ``personal``, or
+    ``shared`` to average the classifier like the rest.
+    """
+
+    name: ClassVar[str] = "fedmlp"
+
+    alpha: float = 1.0  # α: strength of L_S
+    clustering: Clustering = "finch"
+    inter_task_kl: Literal["feature-memory", "memory-feature"] = "feature-memory"
+    memory: Literal["overwrite", "ema"] = "overwrite"
+    use_prototype: bool = True
+    use_inter_task: bool = True
+    use_semantic: bool = True
+    head: Literal["personal", "shared"] = "personal"
+
+    def check(self) -> None:
+        """α is a strength."""
+        directions = ("feature-memory", "memory-feature")
+        self.require(
+            alpha=(self.alpha >= 0, "at least 0"),
+            clustering=(self.clustering in ("finch", "kmeans"), "finch or kmeans"),
+            inter_task_kl=(self.inter_task_kl in directions, "feature-memory or memory-feature"),
+            memory=(self.memory in ("overwrite", "ema"), "overwrite or ema"),
+            head=(self.head in ("personal", "shared"), "personal or shared"),
+        )
+
+    @property
+    def _semantic(self) -> bool:
+        return self.use_semantic and self.alpha > 0
+
+    @property
+    def _from_server(self) -> bool:
+        """Whether a term needs the prototypes of the federation."""
+        return self.use_prototype or self._semantic
+
+    def init(self, task: Task) -> Tree:
+        """No class has a prototype yet."""
+        if not self._from_server:
+            return {}
+        prototypes, known = _nothing(task)  # G and which of it exists
+        clusters = torch.zeros_like(known, dtype=torch.int64)  # which P a class belongs to
+        return {"prototypes": prototypes, "known": known, "semantic": prototypes[:0], "cluster": clusters}
+
+    def down(self, server: Server) -> Tree:
+        """Clients receive G, P, and which classes belong to which P."""
+        return server.state
+
+    def init_client(self, client: Client) -> Tree:
+        """Nothing is remembered yet."""
+        memory, remembered = _nothing(client.task)
+        return {"memory": memory, "remembered": remembered}
+
+    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
+        """The received body, with the client's own classifier if it has one."""
+        return params | state.get("head", {})
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+        """The prototypes that each class, or each sample of a new class, is held to."""
+        carry: Tree = {}
+        if self._from_server:
+            carry |= {"global": payload["prototypes"], "known": payload["known"]}
+        if self._semantic:
+            semantic, known = torch.zeros_like(payload["prototypes"]), payload["known"]
+            semantic[known] = payload["semantic"][payload["cluster"][known]]
+            minority = torch.from_numpy(minority_classes(client.task.class_counts.cpu().numpy()))
+            carry |= {"semantic": semantic, "rare": minority.to(known.device) & known}
+        if self.use_inter_task:
+            memory, remembered = state["memory"], state["remembered"]
+            means, _ = self._clusters(memory[remembered], client.task, client.generator("clusters"))
+            neighbours, exists = _nothing(client.task)
+            neighbours[: len(means)], exists[: len(means)] = means, True
+            carry |= {"memory": memory, "remembered": remembered, "neighbours": neighbours, "exists": exists}
+        return carry
+
+    def _clusters(self, prototypes: Tensor, task: Task, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Semantic prototypes ``[V, d]`` and each prototype's cluster ``[n]``."""
+        found = cluster(prototypes.double().cpu().numpy(), self.clustering, task.num_classes, rng)
+        labels = torch.from_numpy(found).to(task.device)
+        count = int(found.max()) + 1 if len(found) else 0
+        return class_means(prototypes, F.one_hot(labels, count).to(prototypes.dtype))[0], labels
+
+    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
+        """L_P + L_I + α L_S, as far as they are on."""
+        terms, h, y = [], out.features, batch.y
+        if self.use_prototype:
+            terms.append(batch.mean(carry["known"][y] * _smooth_l1(h, carry["global"][y])))
+        if self.use_inter_task:
+            terms.append(batch.mean(self._inter_task(h, y, carry)))
+        if self._semantic:
+            rare = carry["rare"][y].to(h.dtype)
+            distance = batch.mean(rare * _smooth_l1(h, carry["semantic"][y]))
+            share = batch.mean(rare)  # distance / share is the mean over the rare samples
+            terms.append(self.alpha * distance / torch.where(share > 0, share, 1.0))
+        return torch.stack(terms).sum() if terms else None
+
+    def _inter_task(self, h: Tensor, y: Tensor, carry: Tree) -> Tensor:
+        """The divergence of each sample from what is remembered: ``[B]``."""
+        neighbours = carry["neighbours"]
+        apart = neighbours.square().sum(-1) - 2 * h.detach() @ neighbours.T  # and ‖h‖², the same for all
+        nearest = neighbours[torch.where(carry["exists"], apart, torch.inf).argmin(-1)]
+        goal = torch.where(carry["remembered"][y].unsqueeze(-1), carry["memory"][y], nearest)
+        feature, memory = F.log_softmax(h, dim=-1), F.log_softmax(goal, dim=-1)
+        both = (feature, memory) if self.inter_task_kl == "feature-memory" else (memory, feature)
+        return carry["exists"].any() * kl_divergence(*both)
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Send the prototypes of the current task and remember them, and the classifier."""
+        sums, state = {}, {}  # type: Tree, Tree
+        if self._from_server or self.use_inter_task:
+            members = F.one_hot(client.y, client.task.num_classes).to(client.task.dtype)
+            prototypes = class_means(client.forward(params).features, members)[0]
+        if self._from_server:
+            sums = {"prototypes": prototypes, "owners": client.owned.to(client.task.dtype)}
+        if self.use_inter_task:
+            old, remembered, owned = carry["memory"], carry["remembered"], client.owned
+            kept = 0.5 * (remembered & (self.memory == "ema")).to(old.dtype).unsqueeze(-1)
+            new = kept * old + (1 - kept) * prototypes
+            state = {"memory": torch.where(owned.unsqueeze(-1), new, old), "remembered": remembered | owned}
+        if self.head == "personal":
+            state["head"] = {name: params[name] for name in client.task.network.head.names}
+        return sums, state
+
+    def travels(self, name: str, task: Task) -> bool:
+        """A personal classifier stays."""
+        return self.head == "shared" or name not in task.network.head.names
+
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+        """g_k from this round's owners, an old one where there is none; then P."""
+        if not self._from_server:
+            return server.state
+        owners, old = sums["owners"].unsqueeze(-1), server.state["prototypes"]
+        prototypes = torch.where(owners > 0, sums["prototypes"] / owners.clamp(min=1), old)
+        known = server.state["known"] | (sums["owners"] > 0)
+        semantic, labels = self._clusters(prototypes[known], task, task.generator("clusters", server.round))
+        clusters = torch.zeros_like(server.state["cluster"])
+        clusters[known] = labels
+        return {"prototypes": prototypes, "known": known, "semantic": semantic, "cluster": clusters}
+
+
+def _nothing(task: Task) -> tuple[Tensor, Tensor]:
+    """No prototypes: zeros ``[C, d]`` and which of them exist, bool ``[C]``."""
+    shape = (task.num_classes, task.network.head.features)
+    return (
+        torch.zeros(shape, dtype=task.dtype, device=task.device),
+        torch.zeros(task.num_classes, dtype=torch.bool, device=task.device),
+    )
+
+
+def _smooth_l1(features: Tensor, prototypes: Tensor) -> Tensor:
+    """Mean over feature dimensions for each sample: ``[B]``."""
+    return F.smooth_l1_loss(features, prototypes, reduction="none").mean(-1)

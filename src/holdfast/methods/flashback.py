@@ -1,0 +1,152 @@
+"""Flashback: distil on the client and on the server, each teacher weighted by the labels it has seen."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.functional import kl_divergence
+from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.context import Client, Task
+from holdfast.models.network import Output
+
+
+@dataclass(frozen=True)
+class Flashback(Method):
+    """Dynamic distillation by label counts.
+
+    D(p, q; a) = Σ_c a^c p^c log(p^c / q^c), the mean over the batch; p a teacher's softmax, q the student's.
+    Local: CE + D(w^{t-1}, w; a), a = π / (ν + π); π counts the labels the global model has seen, ν the local.
+    Server: the student starts at the mean of the clients' models and does E_s epochs of SGD over a labelled
+    public set with CE + Σ_i D(w_i, w; a_i). Teachers are the clients' models (counts μ_i) and, from round 2,
+    w^{t-1} (counts π); a_i = μ_i / (π + Σ_j μ_j), the sum over all teachers. 0/0 is 0.
+    Then client k has taken part r_k times; while γ r_k ≤ 1, π grows by γ μ_k.
+    Aljahdali et al., 2024, Eq. 3 and Algorithm 1. Its γ and E_s are not known; the defaults are a start.
+    The server's SGD has the clients' batch size, learning rate (decayed alike), momentum and weight decay.
+
+    ``half``: ``both``, or the ``client`` or ``server`` half alone; the public set belongs to the server half.
+    """
+
+    name: ClassVar[str] = "flashback"
+    keeps_uploads: ClassVar[bool] = True  # the server counts how often each client took part
+
+    gamma: float = 0.1  # γ: share of a client's label counts that π gains from one participation
+    server_epochs: int = 1  # E_s
+    half: Literal["both", "client", "server"] = "both"
+
+    def check(self) -> None:
+        """γ is a share, E_s a number of epochs."""
+        self.require(
+            gamma=(0 < self.gamma <= 1, "above 0 and at most 1"),
+            server_epochs=(
+                self.server_epochs >= 0 and self.server_epochs == int(self.server_epochs),
+                "a whole number of at least 0",
+            ),
+            half=(self.half in ("both", "client", "server"), "both, client or server"),
+        )
+
+    @property
+    def needs_public(self) -> bool:  # type: ignore[override]
+        """Only the server half learns from public data."""
+        return self.half != "client" and self.server_epochs > 0
+
+    @property
+    def teachers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Only the client half has one: the global model."""
+        return () if self.half == "server" else ("global",)
+
+    def init(self, task: Task) -> Tree:
+        """π = 0 and r = 0; the server half also keeps w^{t-1} until the round's end."""
+        state: Tree = {
+            "pi": torch.zeros(task.num_classes, dtype=task.dtype, device=task.device),
+            "rounds": torch.zeros(task.num_clients, dtype=torch.int64, device=task.device),
+        }
+        if self.needs_public:
+            state["previous"] = {"params": dict(task.network.params), "buffers": dict(task.network.buffers)}
+        return state
+
+    def down(self, server: Server) -> Tree:
+        """Clients receive π."""
+        return {} if self.half == "server" else {"pi": server.state["pi"]}
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+        """The weights a, constant during the round; in round 1 they are 0."""
+        if self.half == "server":
+            return {}
+        return {"a": _ratio(payload["pi"], client.label_counts + payload["pi"])}
+
+    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
+        """D of the global model from the local one."""
+        if self.half == "server":
+            return None
+        p = F.log_softmax(batch.teacher["global"].logits, dim=-1)
+        q = F.log_softmax(out.logits, dim=-1)
+        return batch.mean(kl_divergence(p, q, carry["a"]))
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Send the label counts μ_k."""
+        return {"labels": client.label_counts}, {}
+
+    def refine(self, server: Server, uploads: Sequence[Upload], task: Task) -> Server:
+        """Distil the clients' models and the last global one into the mean, then let π grow."""
+        state = dict(server.state)
+        params, buffers = server.params, server.buffers
+        if self.needs_public:
+            params, buffers = self._distil(server, _targets(server, uploads, task), task)
+            state["previous"] = {"params": params, "buffers": buffers}
+        clients = torch.tensor([u.client for u in uploads], device=task.device)
+        state["rounds"] = state["rounds"].index_add(0, clients, torch.ones_like(clients))
+        counted = self.gamma * state["rounds"][clients].double() <= 1 + 1e-9
+        labels = torch.stack([u.sums["labels"] for u in uploads])
+        state["pi"] = state["pi"] + self.gamma * (counted.to(task.dtype) @ labels)
+        return Server(params, buffers, state, server.round)
+
+    def _distil(self, server: Server, targets: Tensor, task: Task) -> tuple[Tensors, Tensors]:
+        """The student after E_s epochs over the public set."""
+        params = {k: p.clone().requires_grad_() for k, p in server.params.items()}
+        buffers = {k: b.clone() for k, b in server.buffers.items()}
+        lr = task.lr * task.lr_decay ** (server.round - 1)
+        sgd = torch.optim.SGD(params.values(), lr, task.momentum, weight_decay=task.weight_decay)
+        for epoch in range(self.server_epochs):
+            for rows, dropout in _public_batches(task, server.round, epoch):
+                task.network.seed_dropout(dropout)
+                logits = task.network.apply(params, buffers, task.public_x[rows], train=True).logits
+                # Σ_i D(p_i, q; a_i) is -Σ_c targets^c log q^c and a constant.
+                distillation = -(targets[rows] * F.log_softmax(logits, dim=-1)).sum(-1).mean()
+                sgd.zero_grad()
+                (F.cross_entropy(logits, task.public_y[rows]) + distillation).backward()
+                sgd.step()
+        return {k: p.detach() for k, p in params.items()}, buffers
+
+
+def _targets(server: Server, uploads: Sequence[Upload], task: Task) -> Tensor:
+    """Σ_i a_i^c p_i^c for each public sample: ``[P, C]``."""
+    pi = server.state["pi"]
+    teachers = [(u.params, u.buffers, u.sums["labels"]) for u in uploads]
+    if server.round > 1:
+        previous = server.state["previous"]
+        teachers.append((previous["params"], previous.get("buffers", {}), pi))
+    seen = pi + torch.stack([labels for *_, labels in teachers]).sum(0)
+    targets = torch.zeros(len(task.public_y), task.num_classes, dtype=task.dtype, device=task.device)
+    for params, buffers, labels in teachers:
+        targets += _ratio(labels, seen) * task.forward(params, buffers, task.public_x).logits.softmax(-1)
+    return targets
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, 0 for a class that nobody has seen."""
+    return torch.where(whole > 0, part / whole, torch.zeros_like(whole))
+
+
+def _public_batches(task: Task, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch of the public set: each batch's rows, and where its dropout masks are drawn from."""
+    rng = task.generator("public batches", round, epoch)
+    order = torch.from_numpy(rng.permutation(len(task.public_y))).to(task.device)
+    batches = list(order.split(task.batch_size))
+    if task.network.has_batch_norm and len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]  # one sample alone has no variance
+    for rows in batches:
+        yield rows, torch.tensor(int(rng.integers(2**32)), device=task.device)
