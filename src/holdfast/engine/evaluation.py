@@ -69,7 +69,7 @@ class TestSet:
         buffers = {k: torch.stack([m[1][k] for m in models]) for k in models[0][1]}
 
         def forward(p: Tensors, b: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
-            out = self.task.network.apply(p, b, x)
+            out, _ = self.task.network.pure(p, b, x, train=False)
             return out.features, out.logits
 
         many = vmap(forward, in_dims=(0, 0, None))

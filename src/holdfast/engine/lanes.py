@@ -103,43 +103,47 @@ class Lanes:
             starts.setdefault(leg.first, []).append(leg)
             ends.setdefault(leg.last, []).append(leg)
         epochs = self._epoch_ends(legs) if self.method.overrides("after_epoch") else {}
+        last_step = np.zeros(self.lanes, np.int64) - 1  # of each lane; falls with the lane's number
+        for leg in legs:
+            last_step[leg.lane] = max(last_step[leg.lane], leg.last)
         for at in range(max(ends) + 1):
             for leg in starts.get(at, ()):
                 self._enter(leg, sent)
-            active = sum(1 for leg in legs if leg.first <= at <= leg.last)
-            self._program(active, masked)()
+            self._program(int((last_step >= at).sum()), masked)()
             if at in epochs:
                 self._end_epoch(epochs[at])
-            for leg in ends.get(at, ()):
-                yield self._leave(leg)
+            if at in ends:
+                yield from self._leave(ends[at])
 
     def _lay_out(self, legs: Sequence[Leg]) -> bool:
         """Write every lane's batches, step by step, to the device; say whether any batch is padded."""
         steps = max(leg.last for leg in legs) + 1
         shape = (steps, self.lanes, self.width)
-        ids, rows = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        rows, ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         mask = np.zeros(shape, np.float32)
-        epoch = np.zeros(shape[:2], np.int64)
-        keys = np.zeros(shape[:2], np.int64)
+        epoch, keys = np.zeros(shape[:2], np.int64), np.zeros(shape[:2], np.int64)
         augments = self.data.preprocess.augments
-        draws = np.zeros((*shape, 5), np.int16) if augments else np.zeros((steps, 1, 1, 5), np.int16)
+        draws = np.zeros((*shape, 5) if augments else (steps, 1, 1, 5), np.int16)
+        padded = False
         for leg in legs:
-            plan, lane = leg.planned.plan, leg.lane
-            for at, chosen in enumerate(plan.rows, start=leg.first):
-                ids[at, lane, : len(chosen)] = leg.planned.ids[chosen]
-                rows[at, lane, : len(chosen)] = chosen + leg.row
-                mask[at, lane, : len(chosen)] = 1
-                if plan.draws is not None:
-                    draws[at, lane, : len(chosen)] = plan.draws[at - leg.first]
-            span = slice(leg.first, leg.last + 1)
-            epoch[span, lane] = plan.epoch
+            plan, span = leg.planned.plan, slice(leg.first, leg.last + 1)
+            sizes = np.array([len(r) for r in plan.rows])
+            real = np.arange(self.width) < sizes[:, None]
+            padded |= not real.all()
+            chosen = np.concatenate(plan.rows)
+            rows[span, leg.lane][real] = chosen + leg.row
+            ids[span, leg.lane][real] = leg.planned.ids[chosen]
+            mask[span, leg.lane] = real
+            epoch[span, leg.lane] = plan.epoch
+            if plan.draws is not None:
+                draws[span, leg.lane][real] = np.concatenate(plan.draws)
             if plan.keys:
-                keys[span, lane] = plan.keys
+                keys[span, leg.lane] = plan.keys
         laid = {"ids": ids, "rows": rows, "mask": mask, "epoch": epoch, "keys": keys, "draws": draws}
         for name, values in laid.items():
             self._put(name, torch.from_numpy(values))
         self.cursor.zero_()
-        return any(len(r) != self.width for leg in legs for r in leg.planned.plan.rows)
+        return padded
 
     def _put(self, name: str, values: Tensor) -> None:
         """Copy to the front of a buffer that keeps its place on the device, and grows when it must."""
@@ -200,13 +204,17 @@ class Lanes:
                     grown[: len(held)] = held
                 self.tables[name] = grown
 
-    def _leave(self, leg: Leg) -> Result:
-        assert leg.started is not None
-        lane = leg.lane
-        params = {k: v[lane].clone() for k, v in self.params.items()}
-        buffers = {k: v[lane].clone() for k, v in self.buffers.items()}
-        loss = float(self.loss[lane]) / (leg.last - leg.first + 1)
-        return self.side.finish(leg.started, params, buffers, _read_lane(self.carry, lane), loss)
+    def _leave(self, legs: Sequence[Leg]) -> Iterator[Result]:
+        """The results of the clients that have just had their last step."""
+        sums = torch.stack([v.flatten(1).sum(1) for v in self.params.values()]).sum(0)
+        finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # the round's only wait for the GPU
+        for leg in legs:
+            assert leg.started is not None
+            lane = leg.lane
+            params = {k: v[lane].clone() for k, v in self.params.items()}
+            buffers = {k: v[lane].clone() for k, v in self.buffers.items()}
+            carry, loss = _read_lane(self.carry, lane), losses[lane] / (leg.last - leg.first + 1)
+            yield self.side.finish(leg.started, params, buffers, carry, loss, finite[lane])
 
     # A step ---------------------------------------------------------------------------------------------
 
@@ -303,7 +311,7 @@ class Lanes:
             teacher = teacher_outputs(tables, self.method.teachers)
         else:
             teacher = {
-                name: self.task.network.apply(teachers.get(name, self.sent), frozen, x)
+                name: self.task.network.pure(teachers.get(name, self.sent), frozen, x, train=False)[0]
                 for name in self.method.teachers
             }
         return Batch(x, y, epoch, mask if mask.numel() else None, teacher, tables)

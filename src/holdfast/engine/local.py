@@ -24,6 +24,7 @@ class DeviceData:
 
     x: Tensor
     y: Tensor
+    labels: np.ndarray  # y once more, on the host
     preprocess: Preprocess
     dtype: torch.dtype
 
@@ -81,7 +82,7 @@ class Result:
 
     client: int
     samples: int
-    label_counts: Tensor
+    label_counts: np.ndarray
     weight: float
     params: Tensors  # its trained model
     buffers: Tensors
@@ -89,6 +90,7 @@ class Result:
     sums: Tree
     memory: Tree
     loss: float  # mean objective over its steps
+    finite: bool  # whether all its trained parameters are numbers
 
 
 class LocalSide:
@@ -121,7 +123,6 @@ class LocalSide:
     def client(self, planned: Planned, sent: Broadcast) -> Client:
         """The client as its method's hooks see it."""
         task, settings, ids, heldout = self.task, self.settings, planned.ids, planned.heldout
-        y = self.data.y[torch.from_numpy(ids).to(task.device)]
         local_norm = (planned.job.memory or {}).get("norm", {})
         return Client(
             task=task,
@@ -130,15 +131,14 @@ class LocalSide:
             stage=planned.job.stage,
             read=self.data.read,
             ids=ids,
-            y=y,
-            label_counts=torch.bincount(y, minlength=task.num_classes).to(task.dtype),
+            labels=self.data.labels[ids],
             epochs=settings.epochs,
             steps=len(planned.plan.rows),
             lr=settings.lr_at(sent.round),
             sent=sent.params,
             buffers=sent.buffers | {k: v.to(task.device) for k, v in local_norm.items() if k in sent.buffers},
             heldout_ids=heldout,
-            heldout_y=self.data.y[torch.from_numpy(heldout).to(task.device)],
+            heldout_labels=self.data.labels[heldout],
         )
 
     def start(self, planned: Planned, sent: Broadcast) -> Started:
@@ -162,7 +162,9 @@ class LocalSide:
                 teachers[name] = weights
         return Started(client, params, method.begin(payload, state, client), planned.plan, tables, teachers)
 
-    def finish(self, started: Started, params: Tensors, buffers: Tensors, carry: Tree, loss: float) -> Result:
+    def finish(
+        self, started: Started, params: Tensors, buffers: Tensors, carry: Tree, loss: float, finite: bool
+    ) -> Result:
         """Everything after the last step."""
         client = started.client
         client.buffers = buffers
@@ -176,7 +178,7 @@ class LocalSide:
         return Result(
             client.id,
             client.samples,
-            client.label_counts,
+            np.bincount(client.labels, minlength=self.task.num_classes),
             self.method.client_weight(client),
             params,
             buffers,
@@ -184,6 +186,7 @@ class LocalSide:
             sums,
             memory,
             loss,
+            finite,
         )
 
     def _hold_out(self, job: Job) -> tuple[np.ndarray, np.ndarray]:

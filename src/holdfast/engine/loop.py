@@ -249,9 +249,9 @@ def flaw(result: Result, server: Server) -> str | None:
             return "wrong shape"
         if any(expected[k].dtype != got[k].dtype for k in expected):
             return "wrong dtype"
-    numbers = [*result.shared.values(), *(v for _, v in leaves(result.sums))]
-    total = torch.stack([v.sum(dtype=torch.float64) for v in numbers if v.is_floating_point()]).sum()
-    return None if bool(torch.isfinite(total)) else "not finite"
+    sums = [v.sum() for _, v in leaves(result.sums) if v.is_floating_point()]
+    finite = result.finite and (not sums or bool(torch.isfinite(torch.stack(sums).sum())))
+    return None if finite else "not finite"
 
 
 class _LocalRecords:
@@ -262,7 +262,7 @@ class _LocalRecords:
         self.clients: list[int] = []
         self.samples: list[int] = []
         self.losses: list[float] = []
-        self.divergence: list[float] = []
+        self.divergence: list[Tensor] = []
         self.label_counts: list[np.ndarray] = []
         self.pending: list[tuple[Tensors, Tensors, Callable[[Any], Tensor]]] = []
         self.tested: list[Evaluation] = []
@@ -273,12 +273,14 @@ class _LocalRecords:
         self.clients.append(result.client)
         self.samples.append(result.samples)
         self.losses.append(result.loss)
-        self.label_counts.append(result.label_counts.cpu().numpy())
+        self.label_counts.append(result.label_counts)
         if not loop.settings.evaluate_locals:
             return
         began = time.perf_counter()
-        apart = torch.stack([(result.params[k] - p).square().sum() for k, p in server.params.items()])
-        self.divergence.append(float(apart.sum().sqrt()))
+        apart = torch._foreach_norm(
+            torch._foreach_sub([result.params[k] for k in server.params], list(server.params.values()))
+        )
+        self.divergence.append(torch.stack(apart).norm())
         state = result.memory.get("method", {})
         self.pending.append((result.params, result.buffers, lambda out: loop.method.personal(out, state)))
         self.seconds += time.perf_counter() - began
@@ -314,7 +316,7 @@ class _LocalRecords:
             "local_in": np.asarray(inside).tolist(),
             "local_out": np.asarray(outside).tolist(),
             "personal_accuracy": np.asarray(inside).tolist(),
-            "weight_divergence": self.divergence,
+            "weight_divergence": torch.stack(self.divergence).tolist(),
         }
         if before is not None:
             record["local_forgetting"] = metrics.local_forgetting(before, local).tolist()

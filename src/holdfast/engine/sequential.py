@@ -60,7 +60,8 @@ class Sequential:
                 self._assign(params)
         loss_mean = float(total) / len(plan.rows)
         params = {name: p.detach() for name, p in self.params.items()}
-        return self.side.finish(started, params, self.buffers, carry, loss_mean)
+        finite = bool(torch.isfinite(torch.stack([p.sum() for p in params.values()]).sum()))
+        return self.side.finish(started, params, self.buffers, carry, loss_mean, finite)
 
     def _batch(self, started: Started, ids: Tensor, index: int) -> Batch:
         plan, device = started.plan, self.task.device

@@ -33,6 +33,7 @@ class Task:
     seed: int
     batch_size: int
     lr: float  # η of round 1
+    lr_decay: float  # what η is multiplied by from one round to the next
     momentum: float
     weight_decay: float
     device: torch.device
@@ -43,6 +44,10 @@ class Task:
     public_y: Tensor  # [P]
     one_of_each: np.ndarray  # [C] ids of one training sample of each class, drawn by the seed; -1 where none
     read: Callable[[np.ndarray], tuple[Tensor, Tensor]]  # training samples and labels by id
+
+    def scalar(self, value: float) -> Tensor:
+        """A number as a tensor, to be carried or sent."""
+        return torch.tensor(value, dtype=self.dtype, device=self.device)
 
     def generator(self, purpose: str, *counters: int) -> np.random.Generator:
         """A NumPy generator for one of the method's own random choices on the server."""
@@ -65,21 +70,31 @@ class Client:
     stage: int  # which of the client's tasks, for streams; 0 otherwise
     read: Callable[[np.ndarray], Tensor]  # training samples by id, ready for the model, not augmented
     ids: np.ndarray  # [n] the samples it trains on
-    y: Tensor  # [n] their labels
-    label_counts: Tensor  # [C] n_k^c
+    labels: np.ndarray  # [n] their labels
     epochs: int
     steps: int  # K: optimiser steps of this round
     lr: float  # η_t of this round
     sent: Tensors  # w^{t-1}, the parameters the server sent
     buffers: Tensors  # the model's buffers as the client has them now
     heldout_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    heldout_y: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    heldout_labels: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     notes: Tree = field(default_factory=dict)  # what ``start`` or ``begin`` leaves for ``finish``, by method
 
     @property
     def samples(self) -> int:
         """n_k: how many samples it trains on."""
-        return len(self.y)
+        return len(self.ids)
+
+    @cached_property
+    def y(self) -> Tensor:
+        """The labels of its training samples, ``[n]``."""
+        return torch.from_numpy(self.labels).to(self.task.device)
+
+    @cached_property
+    def label_counts(self) -> Tensor:
+        """n_k^c: how many samples of each class it trains on, ``[C]``."""
+        counts = np.bincount(self.labels, minlength=self.task.num_classes)
+        return torch.from_numpy(counts).to(self.task.device, self.task.dtype)
 
     @cached_property
     def x(self) -> Tensor:
@@ -90,6 +105,11 @@ class Client:
     def heldout_x(self) -> Tensor:
         """The samples a method with ``holdout`` keeps out of training."""
         return self.read(self.heldout_ids)
+
+    @cached_property
+    def heldout_y(self) -> Tensor:
+        """The labels of those samples."""
+        return torch.from_numpy(self.heldout_labels).to(self.task.device)
 
     @cached_property
     def owned(self) -> Tensor:

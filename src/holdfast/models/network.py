@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from holdfast import kernels
 from holdfast.errors import HoldfastError
 
 NormPolicy = Literal["average", "local", "drop"]
@@ -217,10 +218,12 @@ class Network:
         x: Tensor,
         mask: Tensor | None = None,
         key: Tensor | None = None,
+        train: bool = True,
     ) -> tuple[Output, dict[str, Tensor]]:
-        """Outputs in training mode and the new buffers, for use under ``vmap`` and ``grad``."""
+        """Outputs and the new buffers, for use under ``vmap`` and ``grad``."""
         if self._lanes is None:
             self._lanes = self._functional_copy()
+        self._lanes.train(train)
         norms = {n: m for n, m in self._lanes.named_modules() if isinstance(m, _LaneBatchNorm)}
         for module in norms.values():
             module.mask = mask
@@ -238,4 +241,7 @@ class Network:
         for name, module in list(lanes.named_modules()):
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 _replace(lanes, name, _LaneBatchNorm(module))
+        some = next(iter(self.params.values()))
+        if kernels.unavailable(some.device, some.dtype) is None:
+            kernels.install(lanes)
         return lanes

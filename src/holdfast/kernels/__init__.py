@@ -1,0 +1,47 @@
+"""Kernels of our own for clients as lanes, where PyTorch's are slow: NVIDIA GPUs with Triton, float32."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import nn
+
+
+def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot be used here, or None if they can."""
+    if device.type != "cuda":
+        return "no CUDA device"
+    if dtype != torch.float32:
+        return f"{dtype} instead of float32"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "the GPU is older than compute capability 8.0"
+    return None
+
+
+def install(net: nn.Module) -> None:
+    """Let a network's convolutions run as lane kernels, each together with the ReLU and pooling that follow it."""
+    from holdfast.kernels.layers import LaneConv2d
+
+    for parent in list(net.modules()):
+        children = list(parent.named_children())
+        for at, (name, module) in enumerate(children):
+            if not isinstance(module, nn.Conv2d) or not LaneConv2d.serves(module):
+                continue
+            # Only a Sequential says in which order its children are applied.
+            following = [child for _, child in children[at + 1 : at + 3]] if isinstance(parent, nn.Sequential) else []
+            pool = len(following) == 2 and isinstance(following[0], nn.ReLU) and _halves(following[1])
+            setattr(parent, name, LaneConv2d(module, pool))
+            if pool:
+                for absorbed, _ in children[at + 1 : at + 3]:
+                    setattr(parent, absorbed, nn.Identity())
+
+
+def _halves(module: nn.Module) -> bool:
+    """Whether a layer is plain 2x2 max-pooling."""
+    return isinstance(module, nn.MaxPool2d) and (
+        (module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode, module.return_indices)
+        in [(2, 2, 0, 1, False, False), ((2, 2), (2, 2), 0, 1, False, False)]
+    )
