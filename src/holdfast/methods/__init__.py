@@ -4,8 +4,16 @@ from holdfast.methods.base import Batch, Local, Method, Server, Upload
 from holdfast.methods.context import Client, Task
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.fedavgm import FedAvgM
+from holdfast.methods.fedcurv import FedCurv
+from holdfast.methods.feddyn import FedDyn
+from holdfast.methods.fedfa import FedFA
+from holdfast.methods.fedka import FedKA
+from holdfast.methods.fedmlp import FedMLP
+from holdfast.methods.fednova import FedNova
 from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.fedprox import FedProx
+from holdfast.methods.flashback import Flashback
+from holdfast.methods.moon import Moon
 from holdfast.methods.registry import METHODS, method_from, parse_method
 from holdfast.methods.scaffold import Scaffold
 from holdfast.methods.stack import Stack
@@ -16,10 +24,18 @@ __all__ = [
     "Client",
     "FedAvg",
     "FedAvgM",
+    "FedCurv",
+    "FedDyn",
+    "FedFA",
+    "FedKA",
+    "FedMLP",
     "FedNTD",
+    "FedNova",
     "FedProx",
+    "Flashback",
     "Local",
     "Method",
+    "Moon",
     "Scaffold",
     "Server",
     "Stack",

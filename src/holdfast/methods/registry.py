@@ -10,13 +10,36 @@ from holdfast.errors import HoldfastError, unknown
 from holdfast.methods.base import Method
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.fedavgm import FedAvgM
+from holdfast.methods.fedcurv import FedCurv
+from holdfast.methods.feddyn import FedDyn
+from holdfast.methods.fedfa import FedFA
+from holdfast.methods.fedka import FedKA
+from holdfast.methods.fedmlp import FedMLP
+from holdfast.methods.fednova import FedNova
 from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.fedprox import FedProx
+from holdfast.methods.flashback import Flashback
+from holdfast.methods.moon import Moon
 from holdfast.methods.scaffold import Scaffold
 from holdfast.methods.stack import Stack
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (FedAvg, FedProx, FedAvgM, Scaffold, FedNTD)
+    method.name: method
+    for method in (
+        FedAvg,
+        FedProx,
+        FedAvgM,
+        Scaffold,
+        FedNTD,
+        FedKA,
+        Flashback,
+        FedFA,
+        FedMLP,
+        FedNova,
+        Moon,
+        FedDyn,
+        FedCurv,
+    )
 }
 """Every method by its name."""
 
@@ -49,7 +72,9 @@ def method_from(description: Mapping[str, Any]) -> Method:
     options = {key: value for key, value in description.items() if key != "name"}
     for key in options:
         if key not in known:
-            raise unknown(f"option of {name}", key, known) if known else HoldfastError(f"{name} has no options")
+            raise (
+                unknown(f"option of {name}", key, known) if known else HoldfastError(f"{name} has no options")
+            )
     return kind(**{key: _converted(name, key, value, known[key].default) for key, value in options.items()})
 
 

@@ -1,0 +1,106 @@
+"""FedDyn: local objectives that agree with the federation's at its optimum."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from holdfast.methods.base import Local, Method, Server, Tensors, Tree
+from holdfast.methods.context import Client, Task
+
+VARIANTS = ("original", "official", "ntd", "fa")
+
+
+@dataclass(frozen=True)
+class FedDyn(Method):
+    """Dynamic regularisation.
+
+    Local: CE - ⟨g_k, w⟩ + (α/2)‖w - w^{t-1}‖²;  afterwards g_k ← g_k - α (w_k - w^{t-1}).
+    Server: h ← h - (α/N) Σ_k (w_k - w^{t-1}) with N all clients;  w^t = mean_k w_k - h/α, clients alike.
+    Acar et al., ICLR 2021; α = 0.01 is theirs, 0.1 FedNTD's and FedFA's.
+
+    ``variant``:
+      ``official``  as the authors' code: α_k = α Σn / (N n_k) on the clients, and what is tested is the mean
+                    of the w_k, not w^t. (It also clips gradients: train with ``max_grad_norm=10``.)
+      ``ntd``       FedNTD's baseline: clients weighted by n_k.
+      ``fa``        FedFA's baseline: CE + α_k ⟨w, w_k^{prev} - w^{t-1}⟩ with w_k^{prev} the client's last
+                    trained model, no quadratic term, and FedAvg's server.
+    """
+
+    name: ClassVar[str] = "feddyn"
+
+    alpha: float = 0.01  # α: strength of the regularisation
+    variant: Literal["original", "official", "ntd", "fa"] = "original"
+
+    def check(self) -> None:
+        """α divides, so it is above 0."""
+        self.require(
+            alpha=(self.alpha > 0, "above 0"),
+            variant=(self.variant in VARIANTS, f"one of {', '.join(VARIANTS)}"),
+        )
+
+    def init(self, task: Task) -> Tree:
+        """h = 0; the official variant also keeps the mean it tests."""
+        if self.variant == "fa":
+            return {}
+        state: Tree = {"h": {k: torch.zeros_like(p) for k, p in task.network.params.items()}}
+        return state | ({"mean": task.network.params} if self.variant == "official" else {})
+
+    def init_client(self, client: Client) -> Tree:
+        """g_k = 0; in the fa variant the linear term vanishes at first."""
+        if self.variant == "fa":
+            return {"previous": client.sent}
+        return {"g": {k: torch.zeros_like(p) for k, p in client.sent.items()}}
+
+    def client_alpha(self, client: Client) -> float:
+        """α, or α_k, which is larger for small clients."""
+        if self.variant in ("original", "ntd"):
+            return self.alpha
+        task = client.task
+        return self.alpha * float(task.class_counts.sum()) / (task.num_clients * client.samples)
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+        """The gradient of the linear term, which is the same in every step, and α."""
+        alpha = self.client_alpha(client)
+        if self.variant == "fa":
+            return {"linear": {k: alpha * (p - client.sent[k]) for k, p in state["previous"].items()}}
+        return {"linear": {k: -g for k, g in state["g"].items()}, "alpha": client.task.scalar(alpha)}
+
+    def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
+        """-g_k + α (w - w^{t-1})."""
+        linear = carry["linear"]
+        if self.variant == "fa":
+            return {k: g + linear[k] for k, g in grads.items()}
+        alpha = carry["alpha"]
+        return {k: g + linear[k] + alpha * (local.params[k] - local.sent[k]) for k, g in grads.items()}
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Remember g_k; where the server's mean is weighted, the plain sum of the moves is sent as well."""
+        if self.variant == "fa":
+            return {}, {"previous": params}
+        moved = {k: params[k] - w for k, w in client.sent.items()}
+        alpha = self.client_alpha(client)
+        sums: Tree = {"moved": moved} if self.variant == "ntd" else {"clients": client.task.scalar(1)}
+        return sums, {"g": {k: -linear - alpha * moved[k] for k, linear in carry["linear"].items()}}
+
+    def client_weight(self, client: Client) -> float:
+        """Clients count alike, but for the baselines of other papers."""
+        return 1.0 if self.variant in ("original", "official") else float(client.samples)
+
+    def aggregate(self, server: Server, mean: Tensors, sums: Tree, task: Task) -> tuple[Tensors, Tree]:
+        """The mean, moved by -h/α."""
+        if self.variant == "fa":
+            return mean, server.state
+        if self.variant == "ntd":
+            moved = sums["moved"]
+        else:
+            moved = {k: sums["clients"] * (m - server.params[k]) for k, m in mean.items()}
+        share = self.alpha / task.num_clients
+        h = {k: v - share * moved[k] for k, v in server.state["h"].items()}
+        state: Tree = {"h": h} | ({"mean": mean} if self.variant == "official" else {})
+        return {k: m - h[k] / self.alpha for k, m in mean.items()}, state
+
+    def generic(self, server: Server) -> Tensors:
+        """The official code tests the mean of the clients' models."""
+        tested: Tensors = server.state["mean"] if self.variant == "official" else server.params
+        return tested

@@ -1,0 +1,86 @@
+"""FedNova: average directions, not distances, where clients take different numbers of steps."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from holdfast.functional import momentum_steps
+from holdfast.methods.base import Local, Method, Server, Tensors, Tree
+from holdfast.methods.context import Client, Task
+
+
+@dataclass(frozen=True)
+class FedNova(Method):
+    """Normalised averaging: each client's update counts by its direction d_k, whatever its number of steps.
+
+    a_k: how far τ_k local steps of a constant gradient move, in units of one step (τ_k without momentum);
+    d_k = (w^{t-1} - w_k) / a_k;  p_k = n_k / Σ n.
+    Server: w^t = w^{t-1} - (Σ p_k a_k) Σ p_k d_k.  BatchNorm's statistics: plain weighted mean.
+    Wang et al., NeurIPS 2020. ``mu`` adds their proximal term (μ/2)‖w - w^{t-1}‖² to the local objective and
+    accounts for it in a_k.
+
+    ``variant="ntd"`` repeats FedNTD's baseline: from a client's second participation on, its last d_k / η is
+    taken off each of its gradients. (The federation's counterpart stays 0 in that code, which breaks the
+    control variate that was meant.)
+    """
+
+    name: ClassVar[str] = "fednova"
+
+    mu: float = 0.0  # μ: strength of the pull to the global weights
+    variant: Literal["original", "ntd"] = "original"
+
+    def check(self) -> None:
+        """μ is a strength; one of two variants."""
+        self.require(
+            mu=(self.mu >= 0, "at least 0"),
+            variant=(self.variant in ("original", "ntd"), "'original' or 'ntd'"),
+        )
+
+    def init_client(self, client: Client) -> Tree:
+        """The ntd variant remembers a client's last direction."""
+        if self.variant == "original":
+            return {}
+        return {"direction": {k: torch.zeros_like(p) for k, p in client.sent.items()}}
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+        """Carry that direction through the steps."""
+        return state
+
+    def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
+        """The proximal term's gradient; in the ntd variant the last direction is taken off."""
+        if self.mu:
+            grads = {k: g + self.mu * (local.params[k] - local.sent[k]) for k, g in grads.items()}
+        if self.variant == "ntd":
+            grads = {k: g - carry["direction"][k] for k, g in grads.items()}
+        return grads
+
+    def distance(self, client: Client) -> float:
+        """a_k: how far the client's steps lead if each has the gradient 1."""
+        momentum = client.task.momentum
+        if not self.mu:
+            return momentum_steps(client.steps, momentum)
+        velocity = distance = 0.0
+        for _ in range(client.steps):
+            velocity = momentum * velocity + 1 - client.lr * self.mu * distance
+            distance += velocity
+        return distance
+
+    def share(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
+        """The weights a client would reach in one step: w^{t-1} - d_k."""
+        a = self.distance(client)
+        return {k: w - (w - params[k]) / a for k, w in client.sent.items()}
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Send n_k a_k and n_k."""
+        a, n = self.distance(client), client.task.scalar(client.samples)
+        sums = {"distance": n * a, "samples": n}
+        if self.variant == "original":
+            return sums, {}
+        scale = a * client.lr
+        return sums, {"direction": {k: (w - params[k]) / scale for k, w in client.sent.items()}}
+
+    def aggregate(self, server: Server, mean: Tensors, sums: Tree, task: Task) -> tuple[Tensors, Tree]:
+        """Go the mean distance in the mean direction."""
+        mean_distance = float(sums["distance"] / sums["samples"])
+        return {k: w - mean_distance * (w - mean[k]) for k, w in server.params.items()}, server.state

@@ -1,0 +1,65 @@
+"""MOON: look like the global model, not like your own past."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
+from holdfast.methods.context import Client
+from holdfast.models.network import Output
+
+
+@dataclass(frozen=True)
+class Moon(Method):
+    """Model-contrastive learning on the features h, the classifier's input.
+
+    Local: CE + μ mean_B -log[ e^{s_g/τ} / (e^{s_g/τ} + e^{s_p/τ}) ], where s_g and s_p are the cosines of h
+    with the features of the global model w^{t-1} and of the client's previous local model. A client that never
+    took part has the run's initial model as its previous one.  Server: as FedAvg.
+    Li et al., CVPR 2021; τ = 0.5; μ = 1 is the authors' default, 5 their CIFAR-10 example, 0.1 in FedNTD's
+    configuration. Their projection head is part of the model (``moon-cnn``), not of the method.
+
+    ``variant="fa"`` repeats FedFA's baseline: cosines are averaged over the batch before the softmax, and a
+    client that never took part has w^{t-1} as its previous model, which leaves it without the term.
+    """
+
+    name: ClassVar[str] = "moon"
+    teachers: ClassVar[tuple[str, ...]] = ("global", "previous")
+
+    mu: float = 1.0  # μ: strength of the contrast
+    tau: float = 0.5  # τ: temperature
+    variant: Literal["original", "fa"] = "original"
+
+    def check(self) -> None:
+        """μ is a strength, τ a temperature."""
+        self.require(
+            mu=(self.mu >= 0, "at least 0"),
+            tau=(self.tau > 0, "above 0"),
+            variant=(self.variant in ("original", "fa"), "'original' or 'fa'"),
+        )
+
+    def init_client(self, client: Client) -> Tree:
+        """The previous model of a client that has none."""
+        return {"previous": dict(client.sent if self.variant == "fa" else client.task.network.params)}
+
+    def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:
+        """The client's previous model, or the one the server sent."""
+        previous: Tensors = state["previous"]
+        return previous if name == "previous" else client.sent
+
+    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
+        """-log softmax of the two cosines is softplus((s_p - s_g) / τ)."""
+        if self.mu == 0:
+            return None
+        near, far = (
+            F.cosine_similarity(out.features, batch.teacher[name].features) for name in ("global", "previous")
+        )
+        if self.variant == "fa":
+            return self.mu * F.softplus(batch.mean(far - near) / self.tau)
+        return self.mu * batch.mean(F.softplus((far - near) / self.tau))
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Remember the trained model."""
+        return {}, {"previous": params}
