@@ -1,0 +1,281 @@
+"""The small federation on which methods are compared with NumPy, in both worlds.
+
+Three unequal clients (7, 4 and 1 samples) and four classes, of which client 1 lacks one, client 2 has one and
+nobody has the last; three public samples. Two epochs in batches of 3, so that the last batch is short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from reference.numpy_model import (
+    CLASSES,
+    HIDDEN,
+    INPUTS,
+    Array,
+    Forward,
+    Weights,
+    backward,
+    cross_entropy_slope,
+    forward,
+    mean,
+    zeros,
+)
+from torch import nn
+
+from holdfast.data.dataset import Dataset
+from holdfast.data.federation import Federation, federate
+from holdfast.data.preprocess import Preprocess
+from holdfast.engine.local import Broadcast, Job, Result
+from holdfast.engine.plan import plan_client
+from holdfast.engine.settings import Settings
+from holdfast.methods.base import Method, Server
+from holdfast.training import Memories, Training
+
+LABELS = np.array([0, 0, 0, 0, 1, 1, 2, 0, 1, 1, 1, 2, 0, 1, 3])
+PARTS = [np.arange(7), np.arange(7, 11), np.arange(11, 12)]
+PUBLIC = np.arange(12, 15)
+SIZES = [len(part) for part in PARTS]
+TOTAL = sum(SIZES)
+COUNTS = np.stack([np.bincount(LABELS[part], minlength=CLASSES) for part in PARTS])
+SAMPLES = np.random.default_rng(5).normal(size=(len(LABELS), INPUTS)).astype(np.float32).astype(np.float64)
+
+SETTINGS = Settings(
+    rounds=3,
+    epochs=2,
+    batch_size=3,
+    lr=0.1,
+    momentum=0.9,
+    weight_decay=0.01,
+    lr_decay=0.9,
+    seed=11,
+    evaluate_locals=False,
+)
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(**(vars(SETTINGS) | changes))
+
+
+def federation(public: bool = True) -> Federation:
+    x = SAMPLES.astype(np.float32)
+    names = tuple("abcd")
+    data = Dataset.from_arrays(x, LABELS, x, LABELS, classes=names)
+    return federate(data, PARTS, public=PUBLIC if public else 0.0)
+
+
+def initial_weights() -> Weights:
+    rng = np.random.default_rng(3)
+    shapes = {
+        "0.weight": (HIDDEN, INPUTS),
+        "0.bias": (HIDDEN,),
+        "2.weight": (CLASSES, HIDDEN),
+        "2.bias": (CLASSES,),
+    }
+    return {name: 0.6 * rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def torch_model() -> nn.Module:
+    net = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)).double()
+    net.load_state_dict({name: torch.from_numpy(w) for name, w in initial_weights().items()})
+    return net
+
+
+# What the implementation does ---------------------------------------------------------------------------
+
+
+@dataclass
+class Sent:
+    """One client's result, copied."""
+
+    params: Weights
+    shared: Weights
+    sums: dict[str, Any]
+    memory: dict[str, Any]
+    weight: float
+
+
+@dataclass
+class Ran:
+    """One round of the implementation: what was sent out, what came back, and the server after it."""
+
+    payload: dict[str, Any]
+    own_payload: dict[int, dict[str, Any]]
+    clients: dict[int, Sent]
+    params: Weights
+    state: dict[str, Any]
+    server: Server
+
+
+class _Recorder:
+    """An engine that keeps a copy of what passes through it."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.name, self.group = engine, engine.name, engine.group
+        self.sent: Broadcast | None = None
+        self.jobs: Sequence[Job] = ()
+        self.results: dict[int, Sent] = {}
+
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
+        self.sent, self.jobs, self.results = sent, jobs, {}
+        for result in self.engine.train(sent, jobs):
+            self.results[result.client] = Sent(
+                as_numpy(result.params),
+                as_numpy(result.shared),
+                as_numpy(result.sums),
+                as_numpy(result.memory.get("method", {})),
+                result.weight,
+            )
+            yield result
+
+
+def as_numpy(tree: Any) -> Any:
+    """A copy of a tree of tensors as NumPy arrays."""
+    if isinstance(tree, dict):
+        return {key: as_numpy(value) for key, value in tree.items()}
+    return tree.detach().cpu().numpy().copy()
+
+
+@dataclass
+class Implementation:
+    """A run of the library, round by round."""
+
+    training: Training
+    start: dict[str, Any]  # the server's state before round 1
+    rounds: list[Ran]
+
+
+def run(method: Method, rounds: int = 2, among: Federation | None = None, **changes: Any) -> Implementation:
+    """Train with the reference engine in float64 and keep everything that was exchanged."""
+    training = Training(
+        method,
+        torch_model(),
+        federation() if among is None else among,
+        settings(**changes),
+        engine="sequential",
+        device="cpu",
+        precision="float64",
+    )
+    loop = training.loop(Memories(None, None))
+    recorder = loop.engine = _Recorder(training.engine)  # type: ignore[assignment]
+    start = as_numpy(loop.server.state)
+    done = []
+    for number in range(1, rounds + 1):
+        loop.round(number)
+        assert recorder.sent is not None
+        own = {job.client: as_numpy(job.payload) for job in recorder.jobs}
+        state = as_numpy(loop.server.state)
+        params = as_numpy(loop.server.params)
+        done.append(Ran(as_numpy(recorder.sent.payload), own, recorder.results, params, state, loop.server))
+    return Implementation(training, start, done)
+
+
+# What the equations say ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Step:
+    """One mini-batch of a client."""
+
+    x: Array
+    y: NDArray[np.int64]
+    epoch: int
+    ends_epoch: bool
+
+
+Gradient = Callable[[Weights, Step], Weights]
+
+
+def data_of(k: int) -> tuple[Array, NDArray[np.int64]]:
+    return SAMPLES[PARTS[k]], LABELS[PARTS[k]]
+
+
+def steps_of(
+    k: int, round: int, chosen: Settings = SETTINGS, ids: NDArray[np.int64] | None = None
+) -> list[Step]:
+    """The client's batches in the library's order: the only thing taken from it."""
+    ids = PARTS[k] if ids is None else ids
+    plan = plan_client(
+        seed=chosen.seed,
+        round=round,
+        client=k,
+        samples=len(ids),
+        epochs=chosen.epochs,
+        batch_size=chosen.batch_size,
+        merge_single=False,
+        preprocess=Preprocess(),
+        shape=(INPUTS,),
+    )
+    places = zip(plan.rows, plan.epoch, plan.ends_epoch, strict=True)
+    return [Step(SAMPLES[ids[r]], LABELS[ids[r]], epoch, ends) for r, epoch, ends in places]
+
+
+def lr_at(round: int, chosen: Settings = SETTINGS) -> float:
+    return chosen.lr * chosen.lr_decay ** (round - 1)
+
+
+def ce_gradient(w: Weights, step: Step) -> Weights:
+    f = forward(w, step.x)
+    return backward(w, f, cross_entropy_slope(f.z, step.y))
+
+
+def with_term(term: Callable[[Forward, Step], tuple[Array | float, Array | float]]) -> Gradient:
+    """Cross-entropy plus a term of which ``term`` gives d/dlogits and d/dfeatures."""
+
+    def gradient(w: Weights, step: Step) -> Weights:
+        f = forward(w, step.x)
+        dz, dh = term(f, step)
+        return backward(w, f, cross_entropy_slope(f.z, step.y) + dz, dh)
+
+    return gradient
+
+
+def descend(
+    w: Weights,
+    steps: list[Step],
+    gradient: Gradient,
+    lr: float,
+    *,
+    momentum: float = SETTINGS.momentum,
+    weight_decay: float = SETTINGS.weight_decay,
+    only: Callable[[Step], tuple[str, ...]] | None = None,
+    rate: Callable[[Step], float] | None = None,
+    after: Callable[[Weights, Step], Weights] | None = None,
+) -> Weights:
+    """SGD as torch defines it: v <- momentum v + g + weight_decay w, w <- w - lr v, with v from 0."""
+    w, v = dict(w), zeros(w)
+    for step in steps:
+        g = gradient(w, step)
+        names = tuple(w) if only is None else only(step)
+        new = dict(w)
+        for name in names:
+            v[name] = momentum * v[name] + g[name] + weight_decay * w[name]
+            new[name] = w[name] - (lr if rate is None else rate(step)) * v[name]
+        w = new if after is None else after(new, step)
+    return w
+
+
+def weighted(models: list[Weights]) -> Weights:
+    """The n_k-weighted mean over the three clients."""
+    return mean(models, [float(n) for n in SIZES])
+
+
+def assert_models_equal(got: Weights, expected: Weights, tolerance: float = 1e-9) -> None:
+    assert set(got) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def assert_round_equal(
+    got: Ran, locals_expected: Sequence[Weights], server_expected: Weights, tolerance: float = 1e-9
+) -> None:
+    """Every client's trained weights, and the global ones."""
+    assert sorted(got.clients) == list(range(len(locals_expected)))
+    for k, expected in enumerate(locals_expected):
+        assert_models_equal(got.clients[k].params, expected, tolerance)
+    assert_models_equal(got.params, server_expected, tolerance)

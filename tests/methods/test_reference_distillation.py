@@ -1,0 +1,236 @@
+"""Methods that learn from frozen models, against their equations in NumPy float64."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from reference.numpy_model import (
+    CLASSES,
+    Array,
+    Forward,
+    Weights,
+    backward,
+    combine,
+    cosine,
+    cosine_slope,
+    cross_entropy_slope,
+    forward,
+    log_softmax,
+    softmax,
+)
+from reference.world import (
+    COUNTS,
+    LABELS,
+    PARTS,
+    PUBLIC,
+    SAMPLES,
+    SIZES,
+    Step,
+    assert_round_equal,
+    ce_gradient,
+    descend,
+    initial_weights,
+    lr_at,
+    run,
+    steps_of,
+    weighted,
+    with_term,
+)
+
+from holdfast.methods.fedka import FedKA
+from holdfast.methods.fedntd import FedNTD
+from holdfast.methods.flashback import Flashback
+from holdfast.methods.moon import Moon
+
+CLIENTS = range(len(PARTS))
+
+
+# FedNTD -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("beta", "tau"), [(1.0, 1.0), (0.6, 2.5)])
+def test_fedntd(beta: float, tau: float) -> None:
+    """d/dz of β τ² KL(q̃_g ‖ q̃_k) is β τ (q̃_k - q̃_g) on the other classes and 0 on the true one."""
+    w = initial_weights()
+    for t, got in enumerate(run(FedNTD(beta=beta, tau=tau)).rounds, start=1):
+
+        def not_true(f: Forward, step: Step, sent: Weights = w) -> tuple[Array, float]:
+            dz, teacher = np.zeros_like(f.z), forward(sent, step.x).z
+            for j, y in enumerate(step.y):
+                others = [c for c in range(CLASSES) if c != y]
+                student = softmax(f.z[j, others] / tau)
+                dz[j, others] = beta * tau * (student - softmax(teacher[j, others] / tau)) / len(step.y)
+            return dz, 0.0
+
+        local = [descend(w, steps_of(k, t), with_term(not_true), lr_at(t)) for k in CLIENTS]
+        w = weighted(local)
+        assert_round_equal(got, local, w)
+
+
+# FedKA --------------------------------------------------------------------------------------------------
+
+
+def fedka_classes(k: int, gamma: float) -> tuple[list[int], list[int], list[int]]:
+    """Dominant, non-dominant and missing classes of a client."""
+    share = COUNTS[k] / SIZES[k]
+    dominant = [c for c in range(CLASSES) if share[c] >= gamma]
+    missing = [c for c in range(CLASSES) if share[c] == 0]
+    return dominant, [c for c in range(CLASSES) if c not in dominant + missing], missing
+
+
+def fedka_local(w: Weights, k: int, t: int, beta: float, gamma: float, anchor: list[int]) -> Weights:
+    kept = np.ones(CLASSES)
+    kept[fedka_classes(k, gamma)[0]] = 0
+    x = SAMPLES[anchor]
+    taught = forward(w, x).z
+
+    def gradient(now: Weights, step: Step) -> Weights:
+        g = ce_gradient(now, step)
+        if not anchor:
+            return g
+        f = forward(now, x)
+        dz = -2 * beta / len(anchor) * (taught - f.z) * kept
+        return combine((1, g), (1, backward(now, f, dz)))
+
+    return descend(w, steps_of(k, t), gradient, lr_at(t))
+
+
+def own(k: int, c: int) -> NDArray[np.int64]:
+    return PARTS[k][LABELS[PARTS[k]] == c]
+
+
+SHARED = (1, 4, 11, 14)
+
+
+@pytest.mark.parametrize("anchors", ["both", "non-dominant", "missing"])
+def test_fedka(anchors: str) -> None:
+    """With γ = 0.2 the only non-dominant class, 2 at client 0, has one sample there: no chance is left."""
+    beta, gamma, w = 0.3, 0.2, initial_weights()
+    method = FedKA(beta=beta, gamma=gamma, anchors=anchors, shared=SHARED)
+    assert fedka_classes(0, gamma) == ([0, 1], [2], [3])
+    for t, got in enumerate(run(method).rounds, start=1):
+        local = []
+        for k in CLIENTS:
+            _, few, missing = fedka_classes(k, gamma)
+            anchor = [int(own(k, c)[0]) for c in few if anchors != "missing"]
+            anchor += [SHARED[c] for c in missing if anchors != "non-dominant"]
+            local.append(fedka_local(w, k, t, beta, gamma, anchor))
+        w = weighted(local)
+        assert_round_equal(got, local, w)
+
+
+@pytest.mark.parametrize("sampling", ["hard", "proficient"])
+def test_fedka_picks_by_loss_under_the_sent_model(sampling: str) -> None:
+    beta, gamma, w = 0.3, 0.3, initial_weights()
+    got = run(FedKA(beta=beta, gamma=gamma, sampling=sampling, shared=SHARED), rounds=1).rounds[0]
+    local = []
+    for k in CLIENTS:
+        _, few, missing = fedka_classes(k, gamma)
+        anchor = []
+        for c in few:
+            losses = -log_softmax(forward(w, SAMPLES[own(k, c)]).z)[:, c]
+            anchor.append(int(own(k, c)[losses.argmax() if sampling == "hard" else losses.argmin()]))
+        local.append(fedka_local(w, k, 1, beta, gamma, anchor + [SHARED[c] for c in missing]))
+    assert_round_equal(got, local, weighted(local))
+
+
+def test_fedka_keeps_a_random_mu_of_a_larger_anchor() -> None:
+    """Which ones is chance; exactly one choice must explain what each client did."""
+    beta, gamma, mu, w = 0.3, 0.2, 1, initial_weights()
+    got = run(FedKA(beta=beta, gamma=gamma, mu=mu, shared=SHARED), rounds=1).rounds[0]
+    for k in CLIENTS:
+        _, few, missing = fedka_classes(k, gamma)
+        whole = [int(own(k, c)[0]) for c in few] + [SHARED[c] for c in missing]
+        assert len(whole) > mu
+        explains = [
+            all(np.allclose(got.clients[k].params[n], v, rtol=1e-9, atol=1e-9) for n, v in model.items())
+            for chosen in combinations(whole, mu)
+            for model in [fedka_local(w, k, 1, beta, gamma, list(chosen))]
+        ]
+        assert sum(explains) == 1
+
+
+# Flashback ----------------------------------------------------------------------------------------------
+
+
+def safe_ratio(a: Array, b: Array) -> Array:
+    return np.divide(a, b, out=np.zeros(CLASSES), where=b > 0)
+
+
+def weighted_kl_slope(z: Array, teacher: Array, a: Array) -> Array:
+    """d/dz of mean_B Σ_c a_c p_c log(p_c / q_c), q = softmax(z): mean of q Σ(a p) - a p."""
+    pull = a * softmax(teacher)
+    return (softmax(z) * pull.sum(-1, keepdims=True) - pull) / len(z)
+
+
+@pytest.mark.parametrize("half", ["both", "client", "server"])
+def test_flashback(half: str) -> None:
+    gamma, server_epochs, rounds = 0.4, 2, 4
+    w = initial_weights()
+    seen = np.zeros(CLASSES)  # π
+    method = Flashback(gamma=gamma, server_epochs=server_epochs, half=half)
+    for t, got in enumerate(run(method, rounds=rounds).rounds, start=1):
+        local: list[Weights] = []
+        for k in CLIENTS:
+            a = safe_ratio(seen, COUNTS[k] + seen)
+
+            def flash(f: Forward, step: Step, a: Array = a, t: int = t, sent: Weights = w) -> Any:
+                if t == 1 or half == "server":
+                    return 0.0, 0.0
+                return weighted_kl_slope(f.z, forward(sent, step.x).z, a), 0.0
+
+            local.append(descend(w, steps_of(k, t), with_term(flash), lr_at(t)))
+        student = weighted(local)
+        if half != "client":
+            teachers = [(m, COUNTS[k].astype(float)) for k, m in enumerate(local)]
+            teachers += [(w, seen)] if t > 1 else []
+            total = seen + sum(counts for _, counts in teachers)
+            x, y = SAMPLES[PUBLIC], LABELS[PUBLIC]
+
+            def server_gradient(now: Weights, step: Step) -> Weights:
+                f = forward(now, step.x)
+                dz = cross_entropy_slope(f.z, step.y)
+                for model, counts in teachers:
+                    dz = dz + weighted_kl_slope(f.z, forward(model, step.x).z, safe_ratio(counts, total))
+                return backward(now, f, dz)
+
+            # The public set fits into one batch, so that its order does not matter.
+            student = descend(
+                student, [Step(x, y, e, True) for e in range(server_epochs)], server_gradient, lr_at(t)
+            )
+        w = student
+        if gamma * t <= 1:  # everybody has taken part t times
+            seen = seen + gamma * COUNTS.sum(0)
+        assert_round_equal(got, local, w)
+        np.testing.assert_allclose(got.state["pi"], seen)
+    np.testing.assert_allclose(seen, 0.8 * COUNTS.sum(0))  # each client counts for at most one of itself
+
+
+# MOON ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["original", "fa"])
+def test_moon(variant: str) -> None:
+    """With p = e^{s_g/τ} / (e^{s_g/τ} + e^{s_p/τ}): d(-log p)/ds_g = -(1 - p)/τ and d/ds_p = (1 - p)/τ."""
+    mu, tau, w = 2.0, 0.5, initial_weights()
+    previous = [w] * len(PARTS)
+    for t, got in enumerate(run(Moon(mu=mu, tau=tau, variant=variant), rounds=3).rounds, start=1):
+        local = []
+        for k in CLIENTS:
+
+            def contrast(f: Forward, step: Step, sent: Weights = w, old: Weights = previous[k]) -> Any:
+                h_g, h_p = forward(sent, step.x).h, forward(old, step.x).h
+                s_g, s_p = cosine(f.h, h_g), cosine(f.h, h_p)
+                if variant == "fa":
+                    s_g, s_p = s_g.mean(keepdims=True), s_p.mean(keepdims=True)
+                missing = 1 - 1 / (1 + np.exp((s_p - s_g) / tau))
+                slope = missing[:, None] * (cosine_slope(f.h, h_p) - cosine_slope(f.h, h_g))
+                return 0.0, mu / tau * slope / len(step.y)
+
+            local.append(descend(w, steps_of(k, t), with_term(contrast), lr_at(t)))
+        w, previous = weighted(local), local
+        assert_round_equal(got, local, w)
