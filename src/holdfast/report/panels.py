@@ -35,8 +35,8 @@ class Line:
         band = {} if self.low is None else {"low": numbers(self.low), "high": numbers(self.high)}
         return {
             "name": self.name,
-            "x": numbers(self.x),
-            "y": numbers(self.y),
+            "x": numbers(self.x, 6),
+            "y": numbers(self.y, 6),
             "colour": self.colour,
             "dashed": self.dashed,
             **band,
@@ -45,13 +45,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """Curves over a common axis; ``percent`` says that y is a share shown as per cent."""
+    """Curves over a common axis; ``percent`` and ``x_percent`` say that y and x are shares."""
 
     title: str
     x_label: str
     y_label: str
     lines: Sequence[Line]
     percent: bool = True
+    x_percent: bool = False
     stepped: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -62,6 +63,7 @@ class Lines:
             "x_label": self.x_label,
             "y_label": self.y_label,
             "percent": self.percent,
+            "x_percent": self.x_percent,
             "stepped": self.stepped,
             "series": [line.to_json() for line in self.lines],
         }
@@ -80,7 +82,13 @@ class Cloud:
     def to_json(self) -> dict[str, Any]:
         """The points as the page reads them."""
         weight = {} if self.weight is None else {"weight": numbers(self.weight, 2)}
-        return {"name": self.name, "x": numbers(self.x), "y": numbers(self.y), "colour": self.colour, **weight}
+        return {
+            "name": self.name,
+            "x": numbers(self.x),
+            "y": numbers(self.y),
+            "colour": self.colour,
+            **weight,
+        }
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Frame:
-    """One picture of a grid: ``values`` [rows, columns] in [0, 1], NaN unknown; ``marked`` cells get a dot."""
+    """A picture of a grid: ``values`` [rows, columns] in [0, 1], NaN unknown; ``marked`` cells get a dot."""
 
     name: str
     rows: Sequence[str]
@@ -155,7 +163,12 @@ class Frame:
     def to_json(self) -> dict[str, Any]:
         """The frame as the page reads it: cells as bytes, since a long run has hundreds of thousands."""
         marked = {} if self.marked is None else {"marked": _base64(self.marked.astype(np.uint8))}
-        return {"name": self.name, "rows": list(self.rows), "cells": _base64(grid_bytes(self.values)), **marked}
+        return {
+            "name": self.name,
+            "rows": list(self.rows),
+            "cells": _base64(grid_bytes(self.values)),
+            **marked,
+        }
 
 
 @dataclass(frozen=True)
@@ -217,7 +230,7 @@ Panel = Lines | Scatter | Bars | Grid | Bubbles
 
 @dataclass(frozen=True)
 class Figure:
-    """A named figure: its panels, how to read it, which published figure it follows, what it shows in words."""
+    """A named figure: panels, how to read it, which published figure it follows, what it shows in words."""
 
     name: str
     title: str
@@ -239,7 +252,7 @@ class Figure:
 
 
 def numbers(values: Numbers | None, digits: int = 4) -> list[float | None]:
-    """Numbers for JSON with ``digits`` significant digits: a page is read by eye, and every byte is loaded."""
+    """Numbers for JSON with few significant digits: a page is read by eye, and every byte is loaded."""
     if values is None:
         return []
     return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]

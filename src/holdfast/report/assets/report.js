@@ -1,0 +1,4 @@
+/* Starts the report: its model lies in the page. */
+"use strict";
+Holdfast.themeButton(document.getElementById("theme"));
+window.holdfastPage = Holdfast.render(document.getElementById("page"), JSON.parse(document.getElementById("model").textContent));

@@ -1,0 +1,74 @@
+"""Who holds what: the federation's bubble plot and sizes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.report.curves import NotRecorded, Shown
+from holdfast.report.loading import Group
+from holdfast.report.panels import Bar, Bars, Bubbles, Panel, thin
+
+MOST_CLIENTS = 100  # of a bubble plot: more circles than that are dust
+
+
+def partition(groups: Sequence[Group]) -> Shown:
+    """The federation of each distinct partition among the runs."""
+    seen: dict[bytes, Group] = {}
+    for group in groups:
+        counts = group.runs[0].label_counts
+        if counts is not None:
+            seen.setdefault(counts.tobytes(), group)
+    if not seen:
+        raise NotRecorded("no federation is stored with these runs")
+    panels: list[Panel] = []
+    told = []
+    for group in seen.values():
+        run = group.runs[0]
+        assert run.label_counts is not None
+        title = "" if len(seen) == 1 else f"{group.label}: "
+        panels += federation_panels(
+            run.label_counts, run.classes, _domains(run.federation.get("domains")), title
+        )
+        told.append(title + federation_sentence(run.label_counts))
+    return panels, " ".join(told)
+
+
+def federation_panels(
+    counts: NDArray[np.int64], classes: Sequence[str], domains: Sequence[str] = (), title: str = ""
+) -> list[Panel]:
+    """The bubble plot of ``counts`` [stages, clients, C] and the clients' sizes, of at most 100 clients."""
+    shown = thin(counts.shape[1], MOST_CLIENTS)
+    note = "" if len(shown) == counts.shape[1] else f" ({len(shown)} of {counts.shape[1]} clients)"
+    clients = [str(client) for client in shown]
+    own_domains = [domains[client] for client in shown] if domains else ()
+    sizes = counts[:, shown].sum(axis=2).astype(np.float64)
+    stages = [
+        Bar(f"stage {stage + 1}" if len(sizes) > 1 else "samples", size, stage)
+        for stage, size in enumerate(sizes)
+    ]
+    return [
+        Bubbles(
+            f"{title}Samples per client and class{note}", clients, classes, counts[:, shown], own_domains
+        ),
+        Bars(f"{title}Samples per client{note}", "samples", clients, stages, percent=False),
+    ]
+
+
+def federation_sentence(counts: NDArray[np.int64]) -> str:
+    """Clients, sizes and missing classes of ``counts`` [stages, clients, C] in words."""
+    total = counts.sum(axis=0)
+    sizes = total.sum(axis=1)
+    held = (total > 0).sum(axis=1)
+    stages = f" over {len(counts)} stages" if len(counts) > 1 else ""
+    each = f"{sizes.min():,} to {sizes.max():,} each"
+    classes = f"of {held.min()} to {held.max()} of {total.shape[1]} classes"
+    return f"{len(total)} clients{stages} hold {sizes.sum():,} samples, {each}, {classes}."
+
+
+def _domains(stored: object) -> list[str]:
+    """One name per client from ``{"names": […], "clients": […]}``, clients being places in names."""
+    if not isinstance(stored, dict):
+        return []
+    names, clients = stored.get("names") or [], stored.get("clients") or []
+    return [str(names[place]) if isinstance(place, int) else str(place) for place in clients]

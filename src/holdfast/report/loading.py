@@ -1,0 +1,230 @@
+"""Runs as arrays: what figures and tables read, whatever a run happened to record."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import HoldfastError
+from holdfast.report.panels import Numbers
+from holdfast.runs import RunDirectory
+
+# What may differ between two runs of one experiment: everything else makes them different experiments.
+NOT_SETTINGS = frozenset(
+    {"name", "seed", "versions", "machine", "out", "classes", "hash", "created", "command"}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run as read from its directory; T evaluated rounds, C classes, K participants of a round."""
+
+    name: str
+    experiment: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]]
+    federation: Mapping[str, Any]
+    probe: Mapping[str, Any]
+
+    @property
+    def seed(self) -> Any:
+        """The run's seed, or None where the experiment does not name one."""
+        return self.experiment.get("seed")
+
+    @property
+    def method(self) -> str:
+        """The method's name; the parts of a stack are joined with a plus."""
+        return _named(self.experiment.get("method"))
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        return _named(self.experiment.get("data"))
+
+    @cached_property
+    def evaluated(self) -> Sequence[Mapping[str, Any]]:
+        """The records of the rounds at whose end the global model was tested."""
+        return [record for record in self.records if record.get("class_accuracy") is not None]
+
+    @cached_property
+    def rounds(self) -> Numbers:
+        """The evaluated rounds' numbers [T]."""
+        return np.array([record["round"] for record in self.evaluated], dtype=np.float64)
+
+    @cached_property
+    def class_accuracy(self) -> Numbers:
+        """The global model's accuracy per class [T, C], NaN for a class without test samples."""
+        return matrix([record["class_accuracy"] for record in self.evaluated])
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """The classes' names, or their numbers where no names are stored [C]."""
+        names = self.experiment.get("classes") or self.federation.get("classes")
+        if names:
+            return [str(name) for name in names]
+        return [str(number) for number in range(self.class_accuracy.shape[1])]
+
+    @cached_property
+    def label_counts(self) -> NDArray[np.int64] | None:
+        """Samples per stage, client and class [stages, clients, C], or None where no federation is stored."""
+        counts = self.federation.get("label_counts")
+        if not counts:
+            return None
+        array = np.asarray(counts, dtype=np.int64)
+        return array[None] if array.ndim == 2 else array
+
+    def counts_of(self, record: Mapping[str, Any]) -> NDArray[np.int64] | None:
+        """What each participant of a record's round held then [K, C], or None where it is not known."""
+        if self.label_counts is None or "participants" not in record:
+            return None
+        stage = min(int(record.get("stage") or 0), len(self.label_counts) - 1)
+        clients = np.asarray(record["participants"], dtype=np.intp)
+        if clients.size and clients.max() >= self.label_counts.shape[1]:
+            return None
+        counts: NDArray[np.int64] = self.label_counts[stage, clients]
+        return counts
+
+    def curve(self, key: str) -> tuple[Numbers, Numbers]:
+        """Rounds and values of a recorded number (of a list, its mean); dots lead inside (``probe.x``)."""
+        pairs = [(record["round"], _number(_inside(record, key))) for record in self.records]
+        return columns((x, y) for x, y in pairs if np.isfinite(y))
+
+    def lists(self, key: str) -> list[tuple[float, Numbers]]:
+        """(round, values [K]) for every round that recorded a list under ``key``."""
+        found = ((record["round"], _inside(record, key)) for record in self.records)
+        return [(float(x), vector(values)) for x, values in found if isinstance(values, list) and values]
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Every setting that makes this experiment, flattened: ``{"method.beta": 1.0, …}``."""
+        kept = {key: value for key, value in self.experiment.items() if key not in NOT_SETTINGS}
+        return {key: value for key, value in _flat(kept, "") if not key.endswith((".seed", ".hash"))}
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs that differ in nothing but their seed: one curve with a band, one row of a table."""
+
+    label: str
+    runs: Sequence[Run]
+    colour: int
+
+
+def load_run(path: Path) -> Run:
+    """Read a run directory; a run that recorded nothing yet is an error that says so."""
+    directory = RunDirectory.open(path)
+    run = Run(
+        name=path.resolve().name,
+        experiment=directory.experiment,
+        records=directory.records(),
+        federation=read_json(path / "federation.json"),
+        probe=read_json(path / "probe.json"),
+    )
+    if not run.records:
+        raise HoldfastError(f"{path} has no finished round yet; wait for its first round, or leave it out")
+    return run
+
+
+def load_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read several run directories; naming none is an error."""
+    if not paths:
+        raise HoldfastError("no run given; name at least one run directory, for example runs/fedavg")
+    return [load_run(Path(path)) for path in paths]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An optional JSON file of a run: empty where it does not exist, an error where it cannot be read."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise HoldfastError(
+            f"{path} cannot be read as JSON ({error}); remove it or write it again"
+        ) from error
+    if not isinstance(content, dict):
+        raise HoldfastError(f"{path} must hold one JSON object, not a {type(content).__name__}")
+    return content
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Runs of one experiment together, in the order given, labelled by method and whatever else differs."""
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        members.setdefault(json.dumps(run.settings, sort_keys=True, default=str), []).append(run)
+    groups = list(members.values())
+    labels = _labels([group[0] for group in groups])
+    return [
+        Group(label, group, colour) for colour, (label, group) in enumerate(zip(labels, groups, strict=True))
+    ]
+
+
+def _labels(firsts: Sequence[Run]) -> list[str]:
+    labels = [run.method for run in firsts]
+    for label in {label for label in labels if labels.count(label) > 1}:
+        same = [place for place, other in enumerate(labels) if other == label]
+        keys = sorted({key for place in same for key in firsts[place].settings})
+        differing = [
+            key for key in keys if len({repr(firsts[place].settings.get(key)) for place in same}) > 1
+        ]
+        for place in same:
+            told = ", ".join(f"{_short(key)}={firsts[place].settings.get(key)}" for key in differing[:4])
+            labels[place] = f"{label} ({told})"
+    return labels
+
+
+def _short(key: str) -> str:
+    head, _, last = key.rpartition(".")
+    return head.rpartition(".")[2] if last == "name" and head else last
+
+
+def _named(part: Any) -> str:
+    if isinstance(part, Mapping):
+        parts = part.get("parts")
+        return _named(part["name"]) if "name" in part else _named(parts) if parts else "unnamed"
+    if isinstance(part, list):
+        return "+".join(_named(one) for one in part)
+    return "unnamed" if part is None else str(part)
+
+
+def _flat(value: Any, prefix: str) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def _inside(record: Mapping[str, Any], key: str) -> Any:
+    value: Any = record
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, list):
+        known = vector(value)
+        known = known[np.isfinite(known)]
+        return float(known.mean()) if known.size else np.nan
+    return np.nan if value is None else float(value)
+
+
+def vector(values: Sequence[float | None]) -> Numbers:
+    """A recorded list as an array, null as NaN."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def matrix(rows: Sequence[Sequence[float | None]]) -> Numbers:
+    """Recorded lists of one length as an array [rows, columns], null as NaN."""
+    return np.array([vector(row) for row in rows]) if rows else np.zeros((0, 0))
+
+
+def columns(pairs: Iterable[tuple[float, float]]) -> tuple[Numbers, Numbers]:
+    """Pairs as two arrays."""
+    table = np.array(list(pairs), dtype=np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]

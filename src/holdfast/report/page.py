@@ -1,0 +1,142 @@
+"""The report: one page that holds its numbers, its scripts and its style, and asks for nothing else."""
+
+import json
+from base64 import b64encode
+from collections.abc import Collection, Sequence
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.report import palette
+from holdfast.report.curves import NotRecorded
+from holdfast.report.figures import FIGURES, build_figure
+from holdfast.report.loading import Group, Run, group_runs, load_runs
+from holdfast.report.tables import leaderboard
+
+MOST_INCIDENTS = 500
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Path:
+    """Write one self-contained HTML page about these run directories to ``out`` and return its path."""
+    loaded = load_runs(runs)
+    page = report_html(loaded)
+    out = Path(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise HoldfastError(f"cannot write the report to {out}: {error.strerror}") from error
+    return out
+
+
+def report_html(runs: Sequence[Run]) -> str:
+    """The page about these runs; the same runs give the same bytes."""
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    groups = group_runs(runs)
+    style = asset("uplot.min.css") + asset("page.css")
+    script = asset("uplot.min.js") + asset("figures.js") + asset("report.js")
+    template = Environment(autoescape=True).from_string(_read("templates", "report.html"))
+    return template.render(
+        title=_title(groups),
+        subtitle=_subtitle(runs, groups),
+        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:",
+        # Our own files, and JSON in which no tag can begin: nothing here needs escaping.
+        style=Markup(style),  # noqa: S704
+        script=Markup(script),  # noqa: S704
+        model=Markup(_json(page_model(runs, groups))),  # noqa: S704
+    )
+
+
+def page_model(
+    runs: Sequence[Run], groups: Sequence[Group] | None = None, only: Collection[str] = tuple(FIGURES)
+) -> dict[str, Any]:
+    """What the page's scripts draw: the leaderboard, the figures named in ``only``, incidents and runs."""
+    groups = group_runs(runs) if groups is None else groups
+    figures, missing = [], []
+    for name in FIGURES:
+        if name not in only:
+            continue
+        try:
+            figures.append(build_figure(name, groups).to_json())
+        except NotRecorded as reason:
+            missing.append([FIGURES[name].title, str(reason)])
+    return {
+        "palette": palette.for_page(),
+        "leaderboard": leaderboard(groups).to_json(),
+        "figures": figures,
+        "missing": missing,
+        "incidents": _incidents(runs),
+        "runs": _settings(runs),
+    }
+
+
+def asset(name: str) -> str:
+    """The text of a file that pages are made of."""
+    return _read("assets", name)
+
+
+def _read(folder: str, name: str) -> str:
+    return files("holdfast.report").joinpath(folder, name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _json(model: dict[str, Any]) -> str:
+    text = json.dumps(model, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")  # a class named </script> stays a name
+
+
+def _title(groups: Sequence[Group]) -> str:
+    if len(groups) == 1:
+        return f"{groups[0].label} on {groups[0].runs[0].dataset}"
+    datasets = sorted({group.runs[0].dataset for group in groups})
+    return f"{len(groups)} methods on {', '.join(datasets)}"
+
+
+def _subtitle(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+    longest = max(int(run.records[-1]["round"]) for run in runs)
+    seeds = max(len(group.runs) for group in groups)
+    return f"{_many(len(runs), 'run')}, up to {_many(seeds, 'seed')} each, {_many(longest, 'round')}"
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _incidents(runs: Sequence[Run]) -> list[list[str]]:
+    found = [
+        [
+            run.name,
+            str(record["round"]),
+            *(str(incident.get(key, "")) for key in ("client", "kind", "detail")),
+        ]
+        for run in runs
+        for record in run.records
+        for incident in record.get("incidents") or []
+    ]
+    left_out = len(found) - MOST_INCIDENTS
+    return found if left_out <= 0 else [*found[:MOST_INCIDENTS], ["…", "", "", "", f"and {left_out} more"]]
+
+
+def _settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """One row per run of its name, seed and settings; what all of several runs share comes once."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.settings))
+    head = ["run", "seed", *keys]
+    rows = [[run.name, str(run.seed), *(str(run.settings.get(key, "–")) for key in keys)] for run in runs]
+    if len(rows) == 1:
+        pairs = [list(pair) for pair in zip(head, rows[0], strict=True)]
+        return {"head": ["setting", "value"], "rows": pairs, "common": ""}
+    same = [place for place in range(1, len(head)) if len({row[place] for row in rows}) == 1]
+    differing = [place for place in range(len(head)) if place not in same]
+    common = ", ".join(f"{head[place]} {rows[0][place]}" for place in same)
+    return {
+        "head": [head[place] for place in differing],
+        "rows": [[row[place] for place in differing] for row in rows],
+        "common": f"All of them: {common}." if common else "",
+    }

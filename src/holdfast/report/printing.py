@@ -1,0 +1,275 @@
+"""Figures for print: the same panels as on the page, drawn by matplotlib in the papers' layout."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from holdfast.errors import HoldfastError
+from holdfast.report.curves import NotRecorded
+from holdfast.report.figures import build_figure
+from holdfast.report.loading import group_runs, load_runs
+from holdfast.report.palette import DASHES, MARKERS, RAMP_LIGHT, SERIES_LIGHT
+from holdfast.report.panels import Bars, Bubbles, Figure, Grid, Lines, Numbers, Panel, Scatter
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+FORMATS = (".pdf", ".png", ".svg")
+PANEL_INCHES = (3.4, 2.5)  # a column of a two-column paper is about 3.4 inches wide
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6eaef",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.3,
+    "pdf.fonttype": 42,  # text stays text: journals refuse type 3 fonts
+    "svg.fonttype": "none",
+    "svg.hashsalt": "holdfast",  # the same runs give the same bytes
+}
+
+
+def figure(name: str, runs: Sequence[Path], out: Path) -> Path:
+    """Draw the named figure (see ``FIGURES``) of run directories to a PDF, PNG or SVG file."""
+    out = _checked(out)
+    try:
+        built = build_figure(name, group_runs(load_runs(runs)))
+    except NotRecorded as reason:
+        raise HoldfastError(f"the figure '{name}' cannot be drawn from these runs: {reason}") from reason
+    draw(built, out)
+    return out
+
+
+def draw(built: Figure, out: Path) -> None:
+    """Draw a figure's panels side by side, up to three in a row; of slider frames, the last one."""
+    import matplotlib
+    from matplotlib.figure import Figure as Drawing
+
+    out = _checked(out)
+    panels = [part for panel in built.panels for part in _by_stage(panel)]
+    across = _across(panels)
+    down = -(-len(panels) // across)
+    heights = [
+        max(_inches_high(panel) for panel in panels[row * across : (row + 1) * across]) for row in range(down)
+    ]
+    width = PANEL_INCHES[0] * across * (2 if any(map(_is_wide, panels)) else 1)
+    with matplotlib.rc_context(STYLE):
+        drawing = Drawing(figsize=(width, sum(heights)), layout="constrained")
+        axes = drawing.subplots(down, across, squeeze=False, height_ratios=heights).flatten().tolist()
+        for place, panel in zip(axes, panels, strict=False):
+            place.set_title(panel.title)
+            _PAINTERS[type(panel)](place, panel)
+        for place in axes[len(panels) :]:
+            place.set_axis_off()
+        _legend(drawing, axes, panels)
+        # No dates in the file: the same runs give the same bytes.
+        dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(out.suffix.lower())
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            drawing.savefig(out, dpi=300, metadata=dates)
+        except OSError as error:
+            raise HoldfastError(f"cannot write the figure to {out}: {error.strerror}") from error
+
+
+def _checked(out: Path) -> Path:
+    out = Path(out)
+    if out.suffix.lower() not in FORMATS:
+        raise HoldfastError(f"a figure is written as {', '.join(FORMATS)}, not '{out.suffix}' ({out})")
+    return out
+
+
+def _by_stage(panel: Panel) -> list[Panel]:
+    """A slider's stages side by side, since paper has no slider."""
+    if not isinstance(panel, Bubbles) or len(panel.counts) == 1:
+        return [panel]
+    return [
+        replace(panel, title=f"Stage {stage + 1}", counts=counts[None])
+        for stage, counts in enumerate(panel.counts)
+    ]
+
+
+def _is_wide(panel: Panel) -> bool:
+    return isinstance(panel, Bubbles) or (isinstance(panel, Bars) and len(panel.categories) > 12)
+
+
+def _across(panels: Sequence[Panel]) -> int:
+    if any(map(_is_wide, panels)):
+        return 2 if len(panels) > 2 else 1
+    return 3 if len(panels) % 3 == 0 else min(2, len(panels))
+
+
+def _inches_high(panel: Panel) -> float:
+    if isinstance(panel, Grid):
+        return 0.9 + 0.16 * min(40, len(panel.frames[-1].rows))
+    if isinstance(panel, Bubbles):
+        return 0.9 + 0.2 * min(40, len(panel.classes))
+    return PANEL_INCHES[1]
+
+
+def _colour(number: int) -> str:
+    return SERIES_LIGHT[number % len(SERIES_LIGHT)]
+
+
+def _variant(number: int) -> int:
+    return number // len(SERIES_LIGHT) % len(DASHES)
+
+
+def _lines(axes: "Axes", panel: Lines) -> None:
+    style = "steps-post" if panel.stepped else "default"
+    for line in panel.lines:
+        dash = (5, 3) if line.dashed else DASHES[_variant(line.colour)]
+        dots = "o" if len(line.x) <= 12 else None
+        axes.plot(
+            line.x,
+            line.y,
+            color=_colour(line.colour),
+            label=line.name,
+            drawstyle=style,
+            marker=dots,
+            markersize=3,
+            linestyle=(0, dash) if dash else "-",
+        )
+        if line.low is not None and line.high is not None:
+            axes.fill_between(
+                line.x, line.low, line.high, color=_colour(line.colour), alpha=0.18, linewidth=0
+            )
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    axes.margins(x=0)
+    if panel.percent:
+        _percent(axes.yaxis)
+    if panel.x_percent:
+        _percent(axes.xaxis)
+
+
+def _scatter(axes: "Axes", panel: Scatter) -> None:
+    for cloud in panel.clouds:
+        axes.scatter(
+            cloud.x,
+            cloud.y,
+            s=6,
+            color=_colour(cloud.colour),
+            marker=MARKERS[_variant(cloud.colour)],
+            alpha=0.85 if cloud.weight is None else cast(float, cloud.weight),  # one for each point
+            linewidths=0,
+            label=cloud.name,
+            rasterized=True,
+        )
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.bare:
+        axes.set(xticks=[], yticks=[])
+
+
+def _bars(axes: "Axes", panel: Bars) -> None:
+    each = 0.8 / max(1, len(panel.bars))
+    places = np.arange(len(panel.categories))
+    for number, bar in enumerate(panel.bars):
+        centres = places + (number - (len(panel.bars) - 1) / 2) * each
+        axes.bar(centres, bar.values, each * 0.92, color=_colour(bar.colour), label=bar.name)
+        if bar.low is not None and bar.high is not None:
+            spread = np.clip([bar.values - bar.low, bar.high - bar.values], 0, None)
+            axes.errorbar(centres, bar.values, spread, fmt="none", ecolor="black", elinewidth=0.8)
+    every = max(1, len(places) // 25)
+    axes.set_xticks(places[::every], panel.categories[::every])
+    axes.grid(axis="x", visible=False)
+    axes.axhline(0, color="#55606c", linewidth=0.8)
+    axes.set_ylabel(panel.y_label)
+    if panel.percent:
+        _percent(axes.yaxis)
+
+
+def _grid(axes: "Axes", panel: Grid) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    frame = panel.frames[-1]
+    colours = LinearSegmentedColormap.from_list("holdfast", RAMP_LIGHT)
+    image = axes.imshow(
+        _apart(frame.values, panel.framed),
+        vmin=0,
+        vmax=1,
+        cmap=colours,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    rows = np.arange(len(frame.rows)) + (np.arange(len(frame.rows)) > 0) * panel.framed
+    rows[-1] += panel.framed
+    every = max(1, len(frame.rows) // 40)
+    kept = sorted({*range(0, len(frame.rows), every), len(frame.rows) - 1})
+    axes.set_yticks(rows[kept], [frame.rows[row] for row in kept])
+    step = 1 if panel.framed else max(1, len(panel.columns) // 8)
+    turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if panel.framed else {}
+    axes.set_xticks(range(0, len(panel.columns), step), panel.columns[::step], **turned)
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    if len(panel.frames) > 1:
+        axes.set_title(f"{panel.title}, {frame.name}")
+    axes.grid(visible=False)
+    bar = axes.figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
+    _percent(bar.ax.yaxis)
+
+
+def _apart(values: Numbers, framed: bool) -> Numbers:
+    """The first and the last row set off from the others by an empty one."""
+    if not framed:
+        return values
+    empty = np.full((1, values.shape[1]), np.nan)
+    return np.vstack([values[:1], empty, values[1:-1], empty, values[-1:]])
+
+
+def _bubbles(axes: "Axes", panel: Bubbles) -> None:
+    counts = panel.counts.sum(axis=0)
+    clients, classes = np.nonzero(counts)
+    sizes = counts[clients, classes]
+    names = list(dict.fromkeys(panel.domains))
+    colours = [_colour(names.index(panel.domains[int(client)]) if names else 0) for client in clients]
+    largest = max(1, int(sizes.max(initial=1)))
+    axes.scatter(clients, classes, s=150 * sizes / largest, c=colours, alpha=0.8, linewidths=0)
+    for number, name in enumerate(names):
+        axes.scatter([], [], s=20, color=_colour(number), label=name)
+    every = max(1, len(panel.clients) // 25)
+    axes.set_xticks(range(0, len(panel.clients), every), panel.clients[::every])
+    axes.set_yticks(range(len(panel.classes)), panel.classes)
+    axes.invert_yaxis()
+    axes.margins(x=0.03, y=0.08)
+    axes.set(xlabel="client", ylabel="class")
+
+
+_PAINTERS: dict[type, Callable[["Axes", Any], None]] = {
+    Lines: _lines,
+    Scatter: _scatter,
+    Bars: _bars,
+    Grid: _grid,
+    Bubbles: _bubbles,
+}
+
+
+def _percent(axis: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+
+
+def _legend(drawing: "Drawing", axes: Sequence["Axes"], panels: Sequence[Panel]) -> None:
+    """One legend under all panels where they show the same names, one in each panel otherwise."""
+    named = [place.get_legend_handles_labels() for place in axes[: len(panels)]]
+    sets = [tuple(labels) for _, labels in named if labels]
+    if not sets:
+        return
+    if len(set(sets)) == 1:
+        if len(sets[0]) > 1:
+            handles, labels = next(pair for pair in named if pair[1])
+            drawing.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+        return
+    for place, (handles, labels) in zip(axes, named, strict=False):
+        if len(labels) > 1:
+            below = -0.24 if place.get_xlabel() or len(place.get_xticks()) else -0.02
+            place.legend(
+                handles, labels, ncols=3, loc="upper center", bbox_to_anchor=(0.5, below), markerscale=1.6
+            )

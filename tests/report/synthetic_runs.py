@@ -1,0 +1,148 @@
+"""Writes run directories that look like those of real training, without training.
+
+The global model's per-class accuracy climbs and is thrown back whenever a round's participants lack a class;
+``keeps`` in [0, 1] is how much of such a class local training preserves.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from holdfast.random import generator
+
+CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+def write_run(
+    path: Path,
+    method: str = "fedavg",
+    *,
+    keeps: float = 0.3,
+    seed: int = 0,
+    rounds: int = 40,
+    clients: int = 20,
+    sample: int = 5,
+    classes: list[str] = CLASSES,
+    probe: bool = True,
+    stream: bool = False,
+    domains: bool = False,
+    finished: bool = True,
+    **settings: object,
+) -> Path:
+    """One run directory; ``stream`` adds stages and their accuracies, ``domains`` per-domain accuracy."""
+    path.mkdir(parents=True)
+    total = len(classes)
+    experiment = {
+        "name": path.name,
+        "method": {"name": method, **settings},
+        "data": {"name": "cifar10"},
+        "partition": {"name": "dirichlet", "alpha": 0.1},
+        "model": {"name": "cnn"},
+        "rounds": rounds,
+        "sample": sample,
+        "seed": seed,
+        "classes": classes,
+    }
+    (path / "experiment.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
+    draw = generator(seed, "synthetic partition")
+    stages = 5 if stream else 1
+    counts = np.floor(draw.dirichlet(np.full(total, 0.2), (stages, clients)) * 500).astype(int)
+    federation = {"clients": clients, "classes": classes, "sizes": counts.sum(axis=(0, 2)).tolist()}
+    federation["label_counts"] = counts.tolist() if stream else counts[0].tolist()
+    if stream:
+        federation["stages"] = stages
+    if domains:
+        federation["domains"] = {"names": ["mnist", "svhn"], "clients": [k % 2 for k in range(clients)]}
+    (path / "federation.json").write_text(json.dumps(federation))
+    lines = [
+        json.dumps(record)
+        for record in records(counts, keeps, seed, rounds, sample, total, probe, stream, domains)
+    ]
+    (path / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    if probe:
+        (path / "probe.json").write_text(json.dumps(features(keeps, seed, clients=5, classes=total)))
+    if finished:
+        (path / "model.safetensors").write_bytes(b"")
+    return path
+
+
+def records(counts, keeps, seed, rounds, sample, total, probe=True, stream=False, domains=False):
+    """The lines of metrics.jsonl, one a round."""
+    stages, clients = counts.shape[:2]
+    skill = generator(seed, "synthetic skill").uniform(0.55, 0.95, total)
+    before = np.zeros(total)
+    for number in range(1, rounds + 1):
+        draw = generator(seed, "synthetic round", number)
+        stage = (number - 1) % stages
+        chosen = draw.choice(clients, sample, replace=False)
+        held = counts[stage, chosen]
+        share = held / np.maximum(1, held.sum(axis=1, keepdims=True))
+        pull = 1 - np.exp(-12 * share)
+        after = before * (keeps + (1 - keeps) * pull) + (skill - before).clip(0) * pull * 0.8
+        after = (after + draw.normal(0, 0.01, after.shape)).clip(0, 1)
+        now = (0.5 * before * keeps + (1 - 0.5 * keeps) * after.mean(axis=0) * 1.25).clip(0, skill)
+        out = (1 - share) / (total - 1)
+        record = {
+            "round": number,
+            "stage": stage,
+            "epoch": (number - 1) // stages,
+            "accuracy": now.mean(),
+            "loss": float(-np.log(now.mean() * 0.95 + 0.01)),
+            "class_accuracy": now.tolist(),
+            "train_loss": 1 / np.sqrt(number),
+            "lr": 0.01,
+            "participants": chosen.tolist(),
+            "samples": held.sum(axis=1).tolist(),
+            "locals": {"class_accuracy": after.tolist(), "accuracy": after.mean(axis=1).tolist()},
+            "in_local": float((share * now).sum(axis=1).mean()),
+            "out_local": float((out * now).sum(axis=1).mean()),
+            "local_in": (share * after).sum(axis=1).tolist(),
+            "local_out": (out * after).sum(axis=1).tolist(),
+            "weight_divergence": (1.5 - keeps + share.std(axis=1) + draw.normal(0, 0.05, sample)).tolist(),
+            "distribution_distance": np.linalg.norm(now / now.sum() - share, axis=1).tolist(),
+            "forgetting": None if number == 1 else float((before - now).clip(0).mean()),
+            "local_forgetting": (before - after).clip(0).mean(axis=1).tolist(),
+            "bytes_up": 4_000_000,
+            "bytes_down": 4_000_000,
+            "seconds": {"train": 1.5, "evaluate": 0.2, "total": 1.7},
+            "incidents": [{"client": 3, "kind": "nan", "detail": "loss was not finite"}]
+            if number == 7
+            else [],
+        }
+        if probe and number % 10 == 0:
+            record["probe"] = {
+                "gradient_diversity": 1 + 2 / keeps / np.sqrt(number),
+                "alignment": {"local": 0.5 + 0.3 * keeps, "global": 0.6 + 0.3 * keeps},
+                "feature_distance": 3 * (1 - keeps) + 1 / number,
+                "classifier_similarity": keeps * (1 - 1 / number),
+            }
+        if stream:
+            record["stream"] = {
+                "A_sel": now.mean() * (1 - 0.08 * stage * (1 - keeps)),
+                "A_loc": now.mean() * 0.8,
+                "A_glo": now.mean(),
+                "A_loc_t": now[total // 2 :].mean() * 0.6,
+                "A_glo_t": now[total // 2 :].mean() * 0.8,
+            }
+        if domains:
+            record["domain_accuracy"] = {"mnist": now.mean(), "svhn": now.mean() * 0.7}
+        before = now
+        yield json.loads(json.dumps(record, default=float))
+
+
+def features(keeps, seed, clients, classes, per_class=8, width=16):
+    """probe.json: the same samples through every client's model, closer together the more a method keeps."""
+    draw = generator(seed, "synthetic features")
+    centres = draw.normal(0, 1, (classes, width))
+    labels = np.repeat(np.arange(classes), per_class)
+    shifts = draw.normal(0, 1 - keeps, (clients, 1, width))
+    points = centres[labels] + shifts + draw.normal(0, 0.3, (clients, len(labels), width))
+    flat = points.reshape(-1, width)
+    return {
+        "features": np.round(flat, 4).tolist(),
+        "labels": np.tile(labels, clients).tolist(),
+        "clients": np.repeat(np.arange(clients), len(labels)).tolist(),
+        "tsne": np.round(flat[:, :2] * 10, 2).tolist(),
+    }
