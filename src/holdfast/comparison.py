@@ -61,8 +61,8 @@ def compare(
     """Run every method with every seed and compare them with the first.
 
     Methods are written as on the command line (``fedavg``, ``fedntd:beta=0.5``, ``fedntd+fedprox``).
-    ``seeds`` are their number, counted from the experiment's seed, or the seeds themselves. All methods of one
-    seed share federation, initial weights, sampled clients and batches.
+    ``seeds`` are their number, counted from the experiment's seed, or the seeds themselves. All methods of
+    one seed share federation, initial weights, sampled clients and batches.
 
     Each run is kept in ``out/METHOD/seed-N``; called again, finished runs are read, interrupted ones go on.
     ``target`` is the accuracy that rounds are counted to, by default 95 % of the highest of all runs. If a

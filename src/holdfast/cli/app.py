@@ -1,0 +1,56 @@
+"""The ``holdfast`` program: its commands register here, and every error leaves as one sentence."""
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from holdfast.errors import HoldfastError
+
+WRONG, INTERRUPTED = 2, 130  # exit codes: something the user can put right; stopped by Ctrl-C
+
+
+class Program(TyperGroup):
+    """A group of commands in which an error that the user can put right is one sentence, not a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except HoldfastError as error:
+            print(f"holdfast: {error}", file=sys.stderr)
+            raise typer.Exit(WRONG) from None
+        except KeyboardInterrupt:
+            print("holdfast: stopped", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="holdfast",
+    cls=Program,
+    help="Federated learning on heterogeneous data that does not forget.\n\n"
+    "Start with:  holdfast run --data digits --clients 10 --method fedntd --rounds 20",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from holdfast import __version__
+
+        print(f"holdfast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Say the version."
+    ),
+) -> None:
+    """Keep the help of ``Typer``: this is where ``--version`` lives."""

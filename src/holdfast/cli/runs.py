@@ -1,0 +1,199 @@
+"""``run``, ``resume``, ``compare``: training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.app import INTERRUPTED
+from holdfast.cli.options import Changes, File, Json, experiment_from, with_settings
+from holdfast.cli.printing import bar, console, mean_and_deviation, print_json, print_table
+
+if TYPE_CHECKING:
+    from holdfast.comparison import Comparison
+    from holdfast.experiment import Experiment
+    from holdfast.training import Run
+
+
+@with_settings()
+def run(
+    file: File = None,
+    changes: Changes = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the run (default: a new one in runs/).")
+    ] = None,
+    as_json: Json = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Train one model with one method.
+
+    Example:  holdfast run --data cifar10 --partition dirichlet:0.1 --clients 100 --sample 10
+    --method fedntd --rounds 200 --seed 1 --out runs/x
+
+    Example:  holdfast run experiment.yaml --set method.beta=0.5
+    """
+    experiment = experiment_from(file, settings, changes)
+    _train(experiment, out or _new_directory(experiment), as_json)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="The directory of an interrupted run.")],
+    device: Annotated[str | None, typer.Option(help="Continue on another device: cpu or cuda.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Continue an interrupted run; on the same machine it ends with the same bits as one never interrupted.
+
+    Example:  holdfast resume runs/x
+    """
+    from holdfast.experiment import Experiment
+    from holdfast.runs import RunDirectory
+
+    experiment = Experiment.from_mapping(RunDirectory.open(run).experiment)
+    changes = [] if device is None else [f"device={device}"]
+    _train(experiment.with_settings(changes), run, as_json, resume=True)
+
+
+@with_settings()
+def compare(
+    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="The first is compared with.")],
+    experiment: Annotated[Path | None, typer.Option(help="An experiment file; options add to it.")] = None,
+    changes: Changes = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, from --seed on.")] = 3,
+    target: Annotated[
+        float | None, typer.Option(help="Accuracy that rounds are counted to (default: 0.95 of the best).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Directory of the comparison.")] = Path("runs/comparison"),
+    report: Annotated[bool, typer.Option("--report", help="Also write OUT/report.html.")] = False,
+    as_json: Json = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Train every method with every seed, and tell who is better and by more than chance.
+
+    Called again, finished runs are read and interrupted ones go on.
+
+    Example:  holdfast compare fedavg fedntd fedntd+fedprox --data digits --clients 10 --seeds 3
+    """
+    from holdfast.comparison import compare as compare_methods
+
+    one = experiment_from(experiment, settings, changes)
+    with _stoppable("the same command goes on from there"), bar(one.rounds, len(methods) * seeds) as shown:
+        found = compare_methods(
+            methods,
+            one,
+            seeds,
+            out=out,
+            target=target,
+            on_start=lambda method, seed: shown.start(f"{method}, seed {seed}"),
+            on_round=shown.update,
+        )
+    page = None
+    if report:
+        from holdfast.report import write_report
+
+        page = out / "report.html"
+        write_report(found.paths, page)
+    if as_json:
+        print_json(asdict(found) | {"paths": [str(path) for path in found.paths]})
+    else:
+        _print_comparison(found, one)
+        console().print(f"Runs: {out}" if page is None else f"Report: {page}", soft_wrap=True)
+
+
+def _train(experiment: Experiment, out: Path, as_json: bool, resume: bool = False) -> None:
+    label = f"{experiment.describe()['method']['name']} on {Path(experiment.data).stem}"
+    with _stoppable(f"continue with: holdfast resume {out}"), bar(experiment.rounds) as shown:
+        shown.start(label)
+        done = experiment.run(out, resume=resume, on_round=shown.update)
+    if as_json:
+        print_json(_summary(done))
+    else:
+        _print_run(done)
+
+
+def _summary(done: Run) -> dict[str, Any]:
+    return {
+        "run": str(done.path),
+        "method": done.experiment["method"]["name"],
+        "rounds": len(done.records),
+        "accuracy": done.accuracy,
+        "forgetting": done.forgetting,
+        "class_accuracy": done.class_accuracy[-1].tolist(),
+        "seconds": sum(record["seconds"]["total"] for record in done.records),
+        "engine": done.experiment["engine"],
+        "hash": done.experiment["hash"],
+    }
+
+
+def _print_run(done: Run) -> None:
+    told = _summary(done)
+    out = console()
+    out.print(
+        f"{told['method']}  accuracy {told['accuracy']:.2%}  forgetting {told['forgetting']:.2%}  "
+        f"{told['rounds']} rounds in {told['seconds']:.1f} s on {told['engine']}",
+        style="bold",
+        soft_wrap=True,
+    )
+    out.print(f"Run: {told['run']}   (holdfast show, report, export)", soft_wrap=True)
+
+
+def _print_comparison(found: Comparison, experiment: Experiment) -> None:
+    rows = []
+    for row in found.rows:
+        against = "" if row.difference is None else f"{100 * row.difference:+.2f}"
+        rows.append(
+            [
+                row.method,
+                mean_and_deviation(row.accuracy, 100),
+                mean_and_deviation(row.forgetting, 100),
+                mean_and_deviation(row.rounds_to_target, digits=0),
+                mean_and_deviation(row.seconds, digits=1),
+                mean_and_deviation(row.megabytes[:1], digits=1),
+                against,
+                "" if row.p_value is None else f"{row.p_value:.3f}",
+            ]
+        )
+    columns = [
+        "method",
+        " accuracy %",
+        " forgetting %",
+        " rounds to target",
+        " seconds",
+        " MB sent",
+        " vs first",
+        " p",
+    ]
+    title = (
+        f"{experiment.data}, {experiment.rounds} rounds, {len(found.rows[0].seeds)} seeds: mean ± deviation"
+    )
+    print_table(title, columns, rows)
+    for note in found.notes:
+        console().print(note, style="dim", soft_wrap=True)
+
+
+def _new_directory(experiment: Experiment) -> Path:
+    """A directory in runs/ that does not exist yet."""
+    described = experiment.describe()
+    name = (
+        f"{Path(experiment.data.replace(':', '-')).stem}-{described['method']['name']}-seed{experiment.seed}"
+    )
+    paths = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in count(1))
+    return next(path for path in paths if not path.exists())
+
+
+@contextmanager
+def _stoppable(advice: str) -> Iterator[None]:
+    """Ctrl-C ends the command with advice on how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"holdfast: stopped; {advice}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
