@@ -89,34 +89,35 @@ class FedKA(Method):
         if self.beta == 0:
             return {}
         task, rng = client.task, client.generator("anchor")
-        dominant = client.label_counts / client.samples >= self.gamma
-        wanted = ~dominant
-        if self.anchors != "both":
-            wanted &= client.owned if self.anchors == "non-dominant" else ~client.owned
-        classes = np.flatnonzero(wanted.cpu().numpy())
+        label_counts = np.bincount(client.labels, minlength=task.num_classes)
+        owned, dominant = label_counts > 0, label_counts / client.samples >= self.gamma
+        of_kind = {"both": ~dominant, "non-dominant": owned & ~dominant, "missing": ~owned}
+        classes = np.flatnonzero(of_kind[self.anchors])
         if len(classes) > self.mu:
             classes = np.sort(rng.choice(classes, self.mu, replace=False))
         # Every anchor has as many places; idle ones hold own samples, so that BatchNorm sees nothing odd.
         places = min(self.mu, task.num_classes)
         rows = rng.integers(client.samples, size=places)
-        own = client.owned.cpu().numpy()[classes]
-        for place in np.flatnonzero(own):
-            rows[place] = self._representative(int(classes[place]), client, rng)
+        for place in np.flatnonzero(owned[classes]):
+            rows[place] = self._representative(classes[place], client, rng)
         anchor = client.read(client.ids[rows])
-        if not own.all():
-            borrowed = np.flatnonzero(~own)
+        borrowed = np.flatnonzero(~owned[classes])
+        if len(borrowed):
             anchor[torch.from_numpy(borrowed)] = payload["shared"][torch.from_numpy(classes[borrowed])]
-        used = torch.arange(places, device=task.device) < len(classes)
-        counts = (used.unsqueeze(1) & ~dominant).to(task.dtype) / max(len(classes), 1)
-        return {"anchor": anchor, "global": client.forward(client.sent, anchor).logits, "counts": counts}
+        counts = np.outer(np.arange(places) < len(classes), ~dominant) / max(len(classes), 1)
+        return {
+            "anchor": anchor,
+            "global": client.forward(client.sent, anchor).logits,
+            "counts": torch.from_numpy(counts).to(task.device, task.dtype),
+        }
 
-    def _representative(self, label: int, client: Client, rng: np.random.Generator) -> int:
+    def _representative(self, label: np.int64, client: Client, rng: np.random.Generator) -> int:
         """The row of the client's own sample that stands for a non-dominant class."""
-        rows = (client.y == label).nonzero().flatten().cpu().numpy()
+        rows = np.flatnonzero(client.labels == label)
         if self.sampling == "random":
             return int(rng.choice(rows))
         logits = client.forward(client.sent, client.read(client.ids[rows])).logits
-        losses = F.cross_entropy(logits, client.y[rows], reduction="none")
+        losses = F.cross_entropy(logits, client.y[torch.from_numpy(rows)], reduction="none")
         return int(rows[int(losses.argmax() if self.sampling == "hard" else losses.argmin())])
 
     def extra_inputs(self, carry: Tree) -> Tensor | None:

@@ -112,7 +112,8 @@ class FedMLP(Method):
         found = cluster(prototypes.double().cpu().numpy(), self.clustering, task.num_classes, rng)
         labels = torch.from_numpy(found).to(task.device)
         count = int(found.max()) + 1 if len(found) else 0
-        return class_means(prototypes, F.one_hot(labels, count).to(prototypes.dtype))[0], labels
+        members = labels.unsqueeze(1) == torch.arange(count, device=task.device)
+        return class_means(prototypes, members.to(prototypes.dtype))[0], labels
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
         """L_P + L_I + α L_S, as far as they are on."""
