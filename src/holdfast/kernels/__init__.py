@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -22,21 +23,19 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def install(net: nn.Module) -> None:
-    """Let a network's convolutions run as lane kernels, each together with the ReLU and pooling that follow it."""
-    from holdfast.kernels.layers import LaneConv2d
+    """Let a network's convolutions, and ReLU followed by 2x2 pooling, run as kernels of ours."""
+    from holdfast.kernels.layers import LaneConv2d, LaneReLUPool
 
     for parent in list(net.modules()):
         children = list(parent.named_children())
-        for at, (name, module) in enumerate(children):
-            if not isinstance(module, nn.Conv2d) or not LaneConv2d.serves(module):
-                continue
-            # Only a Sequential says in which order its children are applied.
-            following = [child for _, child in children[at + 1 : at + 3]] if isinstance(parent, nn.Sequential) else []
-            pool = len(following) == 2 and isinstance(following[0], nn.ReLU) and _halves(following[1])
-            setattr(parent, name, LaneConv2d(module, pool))
-            if pool:
-                for absorbed, _ in children[at + 1 : at + 3]:
-                    setattr(parent, absorbed, nn.Identity())
+        for name, module in children:
+            if isinstance(module, nn.Conv2d) and LaneConv2d.serves(module):
+                setattr(parent, name, LaneConv2d(module))
+        if isinstance(parent, nn.Sequential):  # the only module that says in which order its children apply
+            for (name, module), (below, following) in pairwise(children):
+                if isinstance(module, nn.ReLU) and _halves(following):
+                    setattr(parent, name, LaneReLUPool())
+                    setattr(parent, below, nn.Identity())
 
 
 def _halves(module: nn.Module) -> bool:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 @triton.jit
 def _correlate(
-    x, w, bias, y, code,
+    x, w, bias, y,
     rows, H, W, OH, OW, stride, pad,
     x_lane, x_b, x_h, x_w, x_c,
-    C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr, BACK: tl.constexpr, POOL: tl.constexpr,
+    C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr, BACK: tl.constexpr,
     ALIGNED: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -26,27 +26,16 @@ def _correlate(
 
     m runs over (image, output row, output column). Forwards at = m * stride + (r, s) - pad; backwards (BACK, for
     the gradient of the input) at = (m + pad - (r, s)) / stride, where that is whole.
-
-    With POOL, ReLU and 2x2 max-pooling follow the convolution. Forwards m runs over (image, pooled row, pooled
-    column, place in the window) and y is pooled; ``code`` says which place won, 4 if none was above 0. Backwards x
-    is the gradient of the pooled values, and ``code`` says where each of them belongs.
     """
     lane = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    if POOL and not BACK:
-        place = m % 4
-        ow = (m // 4) % (OW // 2) * 2 + place % 2
-        oh = (m // (2 * OW)) % (OH // 2) * 2 + place // 2
-    else:
-        ow = m % OW
-        oh = (m // OW) % OH
+    ow = m % OW
+    oh = (m // OW) % OH
     image = (m // (OW * OH)).to(tl.int64)
     x += lane * x_lane
     w += lane * (O * R * S * C)
-    if POOL and BACK:
-        code += lane * x_lane
     CHUNKS: tl.constexpr = (S * C + BK - 1) // BK
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(R * CHUNKS):
@@ -60,7 +49,7 @@ def _correlate(
             ih = oh * stride + r - pad
             in_row = ih >= 0
         in_row = in_row & (ih < H) & (m < rows)
-        line = image * x_b + (ih // 2 if POOL and BACK else ih) * x_h
+        line = image * x_b + ih * x_h
         of_weight = n[:, None] * (R * S * C) + (r * S * C + first + k)[None, :]
         if ALIGNED:
             s = first // C
@@ -72,11 +61,8 @@ def _correlate(
                 iw = ow * stride + s - pad
                 inside = in_row & (iw >= 0)
             inside = inside & (iw < W)
-            at = (line + (iw // 2 if POOL and BACK else iw) * x_w)[:, None] + (first % C + k)[None, :]
+            at = (line + iw * x_w)[:, None] + (first % C + k)[None, :]
             a = tl.load(x + at, mask=inside[:, None], other=0.0)
-            if POOL and BACK:
-                won = tl.load(code + at, mask=inside[:, None], other=4)
-                a = tl.where(won == (ih % 2 * 2 + iw % 2)[:, None], a, 0.0)
             b = tl.load(w + of_weight, mask=(n < O)[:, None], other=0.0)
         else:
             sc = first + k
@@ -88,34 +74,23 @@ def _correlate(
                 iw = ow[:, None] * stride + (sc // C)[None, :] - pad
                 inside = in_row[:, None] & (iw >= 0)
             inside = inside & (iw < W) & (sc < S * C)[None, :]
-            at = line[:, None] + (iw // 2 if POOL and BACK else iw) * x_w + (sc % C)[None, :] * x_c
+            at = line[:, None] + iw * x_w + (sc % C)[None, :] * x_c
             a = tl.load(x + at, mask=inside, other=0.0)
-            if POOL and BACK:
-                won = tl.load(code + at, mask=inside, other=4)
-                a = tl.where(won == ih[:, None] % 2 * 2 + iw % 2, a, 0.0)
             b = tl.load(w + of_weight, mask=(n < O)[:, None] & (sc < S * C)[None, :], other=0.0)
         acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
     if BIAS:
         acc += tl.load(bias + lane * O + n, mask=n < O, other=0.0)[None, :]
-    if POOL and not BACK:
-        best, place_of_best = tl.max(tl.reshape(acc, (BM // 4, 4, BN)), 1, return_indices=True)
-        window = tl.program_id(0) * (BM // 4) + tl.arange(0, BM // 4)
-        at = (lane * (rows // 4) + window)[:, None] * O + n[None, :]
-        kept = (window < rows // 4)[:, None] & (n < O)[None, :]
-        tl.store(y + at, tl.maximum(best, 0.0), mask=kept)
-        tl.store(code + at, tl.where(best > 0, place_of_best, 4).to(tl.uint8), mask=kept)
-    else:
-        out = y + (lane * rows + m)[:, None] * O + n[None, :]
-        tl.store(out, acc, mask=(m < rows)[:, None] & (n < O)[None, :])
+    out = y + (lane * rows + m)[:, None] * O + n[None, :]
+    tl.store(out, acc, mask=(m < rows)[:, None] & (n < O)[None, :])
 
 
 @triton.jit
 def _weight_gradient(
-    x, dy, code, dw, db,
+    x, dy, dw, db,
     rows, lanes, H, W, OH, OW, stride, pad,
     x_lane, x_b, x_h, x_w, x_c,
     C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-    POOL: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+    ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr, CHUNKS: tl.constexpr, GROUPS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):  # fmt: skip
@@ -142,20 +117,11 @@ def _weight_gradient(
     for block in range(BLOCKS):
         m = (part * BLOCKS + block) * BM + tl.arange(0, BM)
         here = m < rows
+        ow = m % OW
+        oh = (m // OW) % OH
         image = (m // (OW * OH)).to(tl.int64)
-        known = here[:, None] & (o < O)[None, :]
-        if POOL:
-            ow = (m // 4) % (OW // 2) * 2 + m % 2
-            oh = (m // (2 * OW)) % (OH // 2) * 2 + m % 4 // 2
-            of_gradient = (lane * (rows // 4) + m // 4)[:, None] * O + o[None, :]
-            won = tl.load(code + of_gradient, mask=known, other=4)
-            g = tl.load(dy + of_gradient, mask=known, other=0.0)
-            g = tl.trans(tl.where(won == (m % 4)[:, None], g, 0.0))
-        else:
-            ow = m % OW
-            oh = (m // OW) % OH
-            of_gradient = (lane * rows + m)[:, None] * O + o[None, :]
-            g = tl.trans(tl.load(dy + of_gradient, mask=known, other=0.0))
+        of_gradient = (lane * rows + m)[:, None] * O + o[None, :]
+        g = tl.trans(tl.load(dy + of_gradient, mask=here[:, None] & (o < O)[None, :], other=0.0))
         bias += tl.sum(g, 1)
         ih = oh * stride + r - pad
         in_row = here & (ih >= 0) & (ih < H)
@@ -225,45 +191,27 @@ def _tile(n: int, most: int) -> int:
 
 
 def _run_correlate(
-    x: Tensor, w: Tensor, bias: Tensor | None, code: Tensor | None, size: tuple[int, int], out: tuple[int, int],
-    stride: int, pad: int, *, back: bool, pool: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``w`` is ``[L, O, R, S, C]`` contiguous, ``x`` an image of ``size``; returns ``[L, B, O, *out]`` and code."""
+    x: Tensor, w: Tensor, bias: Tensor | None, size: tuple[int, int], out: tuple[int, int], stride: int, pad: int,
+    back: bool,
+) -> Tensor:  # fmt: skip
+    """``w`` is ``[L, O, R, S, C]`` contiguous, ``x`` has images of ``size``; returns ``[L, B, O, *out]``."""
     _, batch, channels, _, _ = x.shape
     lanes, outputs, kernel_h, kernel_w, _ = w.shape
     chunk = _chunk(channels, kernel_w * channels)
     x, aligned = _strides(x, channels, chunk)
     rows = batch * out[0] * out[1]
-    pooled = pool and not back
-    shape = (lanes, batch, *((out[0] // 2, out[1] // 2) if pooled else out), outputs)
-    y = torch.empty(shape, dtype=x.dtype, device=x.device)
-    if pooled:
-        code = torch.empty(shape, dtype=torch.uint8, device=x.device)
+    y = torch.empty((lanes, batch, *out, outputs), dtype=x.dtype, device=x.device)
     block_n, block_m = _tile(outputs, 128), 128
     grid = (triton.cdiv(rows, block_m), lanes, triton.cdiv(outputs, block_n))
     _correlate[grid](
-        x, w, w if bias is None else bias, y, w if code is None else code,
+        x, w, w if bias is None else bias, y,
         rows, *size, *out, stride, pad,
         x.stride(0) if x.shape[0] > 1 else 0, x.stride(1), x.stride(3), x.stride(4), x.stride(2),
-        C=channels, O=outputs, R=kernel_h, S=kernel_w, BACK=back, POOL=pool,
+        C=channels, O=outputs, R=kernel_h, S=kernel_w, BACK=back,
         ALIGNED=aligned, BIAS=bias is not None, PRECISION=_precision(),
         BM=block_m, BN=block_n, BK=chunk, num_warps=4, num_stages=4 if aligned else 2,
     )  # fmt: skip
-    places = y if code is None or not pooled else code
-    return y.permute(0, 1, 4, 2, 3), places.permute(0, 1, 4, 2, 3)
-
-
-def forward(
-    x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int, pool: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Each lane's convolution of ``x`` [L or 1, B, C, H, W] with ``w`` [L, O, C, R, S]: ``[L, B, O, OH, OW]``.
-
-    With ``pool`` followed by ReLU and 2x2 max-pooling, of even images; the second value is then its ``code``.
-    """
-    size, kernel = (x.shape[3], x.shape[4]), w.shape[3:]
-    out = output_size(size, (kernel[0], kernel[1]), stride, pad)
-    weight = w.permute(0, 1, 3, 4, 2).contiguous()
-    return _run_correlate(x, weight, bias, None, size, out, stride, pad, back=False, pool=pool)
+    return y.permute(0, 1, 4, 2, 3)
 
 
 def output_size(size: tuple[int, int], kernel: tuple[int, int], stride: int, pad: int) -> tuple[int, int]:
@@ -272,30 +220,30 @@ def output_size(size: tuple[int, int], kernel: tuple[int, int], stride: int, pad
     return height, width
 
 
-def input_gradient(
-    dy: Tensor, w: Tensor, code: Tensor | None, size: tuple[int, int], stride: int, pad: int
-) -> Tensor:
-    """The gradient of `forward` in ``x``: ``[L, B, C, *size]`` from ``dy`` [L, B, O, ...]; ``code`` if pooled."""
-    dy = _channels_last(dy)
+def forward(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int) -> Tensor:
+    """Each lane's convolution of ``x`` [L or 1, B, C, H, W] with ``w`` [L, O, C, R, S]: ``[L, B, O, OH, OW]``."""
+    size, kernel = (x.shape[3], x.shape[4]), (w.shape[3], w.shape[4])
+    weight = w.permute(0, 1, 3, 4, 2).contiguous()
+    return _run_correlate(x, weight, bias, size, output_size(size, kernel, stride, pad), stride, pad, back=False)
+
+
+def input_gradient(dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: int) -> Tensor:
+    """The gradient of `forward` in ``x``: ``[L, B, C, *size]`` from ``dy`` [L, B, O, OH, OW]."""
     weight = w.permute(0, 2, 3, 4, 1).contiguous()
-    out = output_size(size, (w.shape[3], w.shape[4]), stride, pad)
-    return _run_correlate(
-        dy, weight, None, None if code is None else _channels_last(code), out, size, stride, pad,
-        back=True, pool=code is not None,
-    )[0]  # fmt: skip
+    out = (dy.shape[3], dy.shape[4])
+    return _run_correlate(dy, weight, None, out, size, stride, pad, back=True)
 
 
 def weight_gradient(
-    x: Tensor, dy: Tensor, code: Tensor | None, kernel: tuple[int, int], stride: int, pad: int
+    x: Tensor, dy: Tensor, kernel: tuple[int, int], stride: int, pad: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `forward` in ``w`` [L, O, C, R, S] and in the bias [L, O]; ``code`` if pooled."""
-    lanes, batch, outputs = dy.shape[:3]
+    """The gradients of `forward` in ``w`` [L, O, C, R, S] and in the bias [L, O]."""
+    lanes, batch, outputs, *out = dy.shape
     channels, height, width = x.shape[2:]
-    out = output_size((height, width), kernel, stride, pad)
     span = kernel[1] * channels
     chunk = _chunk(channels, span)
     x, aligned = _strides(x, channels, chunk)
-    dy = _channels_last(dy)
+    dy = dy.permute(0, 1, 3, 4, 2).contiguous()
     chunks = triton.cdiv(span, chunk)
     groups = triton.cdiv(chunks, 5)
     block_o, block_m = _tile(outputs, 64), 64
@@ -307,19 +255,14 @@ def weight_gradient(
     dw = torch.empty((splits, lanes, outputs, *kernel, channels), dtype=x.dtype, device=x.device)
     db = torch.empty((splits, lanes, outputs), dtype=x.dtype, device=x.device)
     _weight_gradient[(splits, lanes, jobs)](
-        x, dy, dy if code is None else _channels_last(code), dw, db,
+        x, dy, dw, db,
         rows, lanes, height, width, *out, stride, pad,
         x.stride(0) if x.shape[0] > 1 else 0, x.stride(1), x.stride(3), x.stride(4), x.stride(2),
-        C=channels, O=outputs, R=kernel[0], S=kernel[1], POOL=code is not None,
-        ALIGNED=aligned, PRECISION=_precision(),
+        C=channels, O=outputs, R=kernel[0], S=kernel[1], ALIGNED=aligned, PRECISION=_precision(),
         BM=block_m, BO=block_o, BK=chunk, CHUNKS=triton.cdiv(chunks, groups), GROUPS=groups, BLOCKS=blocks,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     if splits > 1:
         dw, db = dw.sum(0), db.sum(0)
-    return dw.view(lanes, outputs, *kernel, channels).permute(0, 1, 4, 2, 3), db.view(lanes, outputs)
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """``[L, B, C, H, W]`` whose memory is contiguous as [L, B, H, W, C]."""
-    return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    dw = dw.view(lanes, outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
+    return dw.contiguous(), db.view(lanes, outputs)

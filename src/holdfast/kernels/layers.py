@@ -1,4 +1,4 @@
-"""Lane convolutions as layers: differentiable, and with rules of their own for ``vmap``."""
+"""Layers over the kernels: differentiable, and with rules of their own for ``vmap``."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import Function, FunctionCtx
+from torch.autograd.function import Function
 from torch.nn import functional as F
 
-from holdfast.kernels import conv
+from holdfast.kernels import conv, pool
 
 
 class LaneConv2d(nn.Module):
-    """A Conv2d (with ``pool``: followed by ReLU and 2x2 max-pooling) that is fast for many lanes at once."""
+    """A Conv2d that is fast for many lanes at once."""
 
-    def __init__(self, conv2d: nn.Conv2d, pool: bool) -> None:
+    def __init__(self, conv2d: nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias = conv2d.weight, conv2d.bias
         self.stride, self.padding = int(conv2d.stride[0]), int(conv2d.padding[0])
-        self.pool = pool
 
     @staticmethod
     def serves(module: nn.Conv2d) -> bool:
@@ -34,74 +33,71 @@ class LaneConv2d(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, O, OH, OW]`` from ``[B, C, H, W]``; pooled, half of that."""
-        kernel = (int(self.weight.shape[-2]), int(self.weight.shape[-1]))
-        size = (int(x.shape[-2]), int(x.shape[-1]))
-        even = all(n % 2 == 0 for n in conv.output_size(size, kernel, self.stride, self.padding))
-        fused = self.pool and even
+        """``[B, O, OH, OW]`` from ``[B, C, H, W]``."""
         bias = self.weight.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
-        y = cast(Tensor, _Convolve.apply(x, self.weight, bias, self.stride, self.padding, fused)[0])
-        return F.max_pool2d(F.relu(y), 2) if self.pool and not fused else y
+        return cast(Tensor, _Convolve.apply(x, self.weight, bias, self.stride, self.padding))
 
 
-def _lanes(tensor: Tensor, dim: int | None, lanes: int) -> tuple[Tensor, bool]:
-    """The tensor with its lanes first, and whether it has any."""
-    return (tensor.unsqueeze(0), False) if dim is None else (tensor.movedim(dim, 0), True)
+class LaneReLUPool(nn.Module):
+    """ReLU followed by 2x2 max-pooling."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, H // 2, W // 2]`` from ``[B, C, H, W]``."""
+        if x.shape[-1] % 2 or x.shape[-2] % 2:
+            return F.max_pool2d(F.relu(x), 2)
+        return cast(Tensor, _ReLUPool.apply(x)[0])
+
+
+def _with_lanes(tensor: Tensor, dim: int | None) -> Tensor:
+    """The tensor with its lanes first; one lane, where it is the same for all."""
+    return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
 
 
 class _Convolve(Function):
-    """Convolution, and with ``pool`` ReLU and 2x2 max-pooling after it."""
+    """y = x * w + bias."""
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, bias: Tensor, stride: int, pad: int, pool: bool) -> tuple[Tensor, Tensor]:
-        y, code = conv.forward(x.unsqueeze(0), w.unsqueeze(0), bias.unsqueeze(0), stride, pad, pool)
-        return y[0], code[0] if pool else y.new_empty(0)
+    def forward(x: Tensor, w: Tensor, bias: Tensor, stride: int, pad: int) -> Tensor:
+        return conv.forward(x.unsqueeze(0), w.unsqueeze(0), bias.unsqueeze(0), stride, pad)[0]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, w, _, ctx.stride, ctx.pad, ctx.pool = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, w, output[1])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, w, _, ctx.stride, ctx.pad = inputs
+        ctx.save_for_backward(x, w)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, w, code = ctx.saved_tensors
-        wants_x, wants_w = bool(ctx.needs_input_grad[0]), bool(ctx.needs_input_grad[1] or ctx.needs_input_grad[2])
-        dx, dw, db = _Gradients.apply(x, w, code, grads[0], ctx.stride, ctx.pad, ctx.pool, wants_x, wants_w)
-        return (dx if wants_x else None), *((dw, db) if wants_w else (None, None)), None, None, None
+        x, w = ctx.saved_tensors
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = _InputGradient.apply(grads[0], w, (x.shape[-2], x.shape[-1]), ctx.stride, ctx.pad)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            kernel = (w.shape[-2], w.shape[-1])
+            dw, db = _WeightGradient.apply(x, grads[0], kernel, ctx.stride, ctx.pad)
+        return dx, dw, db, None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor, stride: int, pad: int,
-        pool: bool,
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor, stride: int, pad: int
+    ) -> tuple[Tensor, int]:
+        x, w, bias = (_with_lanes(t, dim) for t, dim in zip((x, w, bias), in_dims, strict=False))
         lanes = info.batch_size
-        x, x_laned = _lanes(x, in_dims[0], lanes)
-        w, w_laned = _lanes(w, in_dims[1], lanes)
-        bias, bias_laned = _lanes(bias, in_dims[2], lanes)
-        if w_laned or bias_laned:
-            w = w.expand(lanes, *w.shape[1:])
-            y, code = conv.forward(x, w, bias.expand(lanes, -1).contiguous(), stride, pad, pool)
-        else:  # one model for all lanes: their images are one batch
-            y, code = conv.forward(x.reshape(1, -1, *x.shape[2:]), w, bias, stride, pad, pool)
-            y, code = (t.reshape(x.shape[0], -1, *t.shape[2:]) for t in (y, code))
-        return (y, code if pool else y.new_empty(lanes, 0)), (0, 0)
+        if w.shape[0] == bias.shape[0] == 1:  # one model for all lanes: their images are one batch
+            y = conv.forward(x.reshape(1, -1, *x.shape[2:]), w, bias, stride, pad)
+            return y.reshape(lanes, -1, *y.shape[2:]), 0
+        w = w.expand(lanes, *w.shape[1:])
+        return conv.forward(x, w, bias.expand(lanes, -1).contiguous(), stride, pad), 0
 
 
-class _Gradients(Function):
-    """The gradients of `_Convolve` in x, w and bias; what is not wanted is empty."""
+class _InputGradient(Function):
+    """The gradient of `_Convolve` in x."""
 
     @staticmethod
-    def forward(
-        x: Tensor, w: Tensor, code: Tensor, dy: Tensor, stride: int, pad: int, pool: bool, wants_x: bool,
-        wants_w: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        one = [t.unsqueeze(0) for t in (x, w, code, dy)]
-        dx, dw, db = _gradients(*one, stride, pad, pool, wants_x, wants_w)
-        return dx[0], dw[0], db[0]
+    def forward(dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: int) -> Tensor:
+        return conv.input_gradient(dy.unsqueeze(0), w.unsqueeze(0), size, stride, pad)[0]
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         pass
 
     @staticmethod
@@ -110,25 +106,84 @@ class _Gradients(Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, code: Tensor, dy: Tensor, stride: int,
-        pad: int, pool: bool, wants_x: bool, wants_w: bool,
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:  # fmt: skip
-        lanes = info.batch_size
-        x, _ = _lanes(x, in_dims[0], lanes)
-        w, _ = _lanes(w, in_dims[1], lanes)
-        code, _ = _lanes(code, in_dims[2], lanes)
-        dy, _ = _lanes(dy, in_dims[3], lanes)
-        w, code, dy = (t.expand(lanes, *t.shape[1:]) for t in (w, code, dy))
-        return _gradients(x, w, code, dy, stride, pad, pool, wants_x, wants_w), (0, 0, 0)
+        info: Any, in_dims: tuple[int | None, ...], dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: int
+    ) -> tuple[Tensor, int]:
+        dy, w = _with_lanes(dy, in_dims[0]), _with_lanes(w, in_dims[1])
+        if w.shape[0] == 1:
+            dx = conv.input_gradient(dy.reshape(1, -1, *dy.shape[2:]), w, size, stride, pad)
+            return dx.reshape(dy.shape[0], -1, *dx.shape[2:]), 0
+        return conv.input_gradient(dy, w, size, stride, pad), 0
 
 
-def _gradients(
-    x: Tensor, w: Tensor, code: Tensor, dy: Tensor, stride: int, pad: int, pool: bool, wants_x: bool, wants_w: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    places = code if pool else None
-    kernel = (int(w.shape[-2]), int(w.shape[-1]))
-    size = (int(x.shape[-2]), int(x.shape[-1]))
-    nothing = x.new_empty(dy.shape[0], 0)
-    dx = conv.input_gradient(dy, w, places, size, stride, pad) if wants_x else nothing
-    dw, db = conv.weight_gradient(x, dy, places, kernel, stride, pad) if wants_w else (nothing, nothing)
-    return dx, dw, db
+class _WeightGradient(Function):
+    """The gradients of `_Convolve` in w and bias."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, dy: Tensor, kernel: tuple[int, int], stride: int, pad: int
+    ) -> tuple[Tensor, Tensor]:
+        dw, db = conv.weight_gradient(x.unsqueeze(0), dy.unsqueeze(0), kernel, stride, pad)
+        return dw[0], db[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError("second derivatives of lane convolutions are not defined")
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, dy: Tensor, kernel: tuple[int, int], stride: int,
+        pad: int,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
+        x, dy = _with_lanes(x, in_dims[0]), _with_lanes(dy, in_dims[1])
+        dy = dy.expand(info.batch_size, *dy.shape[1:])
+        return conv.weight_gradient(x, dy, kernel, stride, pad), (0, 0)
+
+
+class _ReLUPool(Function):
+    """Pooled values, and the code that says where each came from."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        return pool.forward(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return cast(Tensor, _ReLUPoolBack.apply(grads[0], ctx.saved_tensors[0]))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        x = x.movedim(in_dims[0], 0)
+        y, code = pool.forward(x.reshape(-1, *x.shape[2:]))
+        shape = (x.shape[0], -1, *y.shape[1:])
+        return (y.reshape(shape), code.reshape(shape)), (0, 0)
+
+
+class _ReLUPoolBack(Function):
+    """The gradient of `_ReLUPool`."""
+
+    @staticmethod
+    def forward(dy: Tensor, code: Tensor) -> Tensor:
+        return pool.backward(dy, code)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError("second derivatives of lane pooling are not defined")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], dy: Tensor, code: Tensor) -> tuple[Tensor, int]:
+        dy, code = (_with_lanes(t, d).expand(info.batch_size, *t.shape[-4:]) for t, d in zip((dy, code), in_dims, strict=True))
+        dx = pool.backward(dy.reshape(-1, *dy.shape[2:]), code.reshape(-1, *code.shape[2:]))
+        return dx.reshape(dy.shape[0], -1, *dx.shape[1:]), 0
