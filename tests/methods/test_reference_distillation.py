@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from reference.numpy_model import (
     CLASSES,
+    Adam,
     Array,
     Forward,
     Weights,
@@ -18,6 +19,7 @@ from reference.numpy_model import (
     cosine,
     cosine_slope,
     cross_entropy_slope,
+    dot,
     forward,
     log_softmax,
     softmax,
@@ -41,6 +43,7 @@ from reference.world import (
     with_term,
 )
 
+from holdfast.methods.feddf import FedDF
 from holdfast.methods.fedka import FedKA
 from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.flashback import Flashback
@@ -234,3 +237,26 @@ def test_moon(variant: str) -> None:
             local.append(descend(w, steps_of(k, t), with_term(contrast), lr_at(t)))
         w, previous = weighted(local), local
         assert_round_equal(got, local, w)
+
+
+# FedDF --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", [5.0, 0.05])
+def test_feddf(clip: float) -> None:
+    """The public set fits into one batch, so that its order does not matter."""
+    epochs, lr, w = 3, 0.02, initial_weights()
+    x = SAMPLES[PUBLIC]
+    for t, got in enumerate(run(FedDF(epochs=epochs, lr=lr, clip=clip)).rounds, start=1):
+        local = [descend(w, steps_of(k, t), ce_gradient, lr_at(t)) for k in CLIENTS]
+        taught = softmax(sum(forward(m, x).z for m in local) / len(local))
+        w, adam = weighted(local), Adam(lr)
+        for step in range(epochs):
+            f = forward(w, x)
+            g = backward(w, f, (softmax(f.z) - taught) / len(x))
+            length = np.sqrt(dot(g, g))
+            assert (length > clip) == (clip < 1)
+            adam.lr = lr * (1 + np.cos(np.pi * step / epochs)) / 2
+            w = adam.step(w, combine((min(1.0, clip / length), g)))
+        # Clipping divides by the norm + 1e-6 in torch.
+        assert_round_equal(got, local, w, tolerance=1e-6 if clip < 1 else 1e-9)

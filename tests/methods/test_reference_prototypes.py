@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,20 +17,28 @@ from reference.numpy_model import (
     Array,
     Forward,
     Weights,
+    backward,
     classify,
+    cosine,
+    cosine_slope,
     cross_entropy_slope,
     forward,
+    mean,
     softmax,
 )
 from reference.world import (
     COUNTS,
+    LABELS,
     PARTS,
+    SAMPLES,
     SIZES,
     TOTAL,
+    Ran,
     Step,
     assert_round_equal,
     data_of,
     descend,
+    federation,
     initial_weights,
     lr_at,
     run,
@@ -37,7 +47,11 @@ from reference.world import (
     with_term,
 )
 
+from holdfast.data.federation import Federation
+from holdfast.data.schedules import GlobalEpochs
 from holdfast.methods.fedfa import FedFA
+from holdfast.methods.fedmlp import FedMLP
+from holdfast.methods.fedproc import FedProc
 
 CLIENTS = range(len(PARTS))
 
@@ -126,3 +140,193 @@ def test_fedfa(options: dict[str, Any]) -> None:
         assert_round_equal(got, local, w)
         np.testing.assert_allclose(got.state["anchors"], anchors, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(anchors[3], done.start["anchors"][3])  # the class nobody holds
+
+
+# FedProc ------------------------------------------------------------------------------------------------
+
+
+def participants_means(local: list[Weights]) -> dict[int, Array]:
+    """Per class, the mean feature over all participants' samples at their trained models."""
+    h = np.concatenate([forward(m, data_of(k)[0]).h for k, m in enumerate(local)])
+    return class_means(h, np.concatenate([data_of(k)[1] for k in CLIENTS]))
+
+
+@pytest.mark.parametrize("variant", ["original", "official", "fa"])
+def test_fedproc(variant: str) -> None:
+    tau, lam, w, rounds = 0.5, 0.3, initial_weights(), 3
+    done = run(FedProc(tau=tau, lam=lam, variant=variant), rounds=rounds)
+    prototypes: dict[int, Array] = {}
+    if variant == "fa":
+        prototypes = dict(enumerate(done.start["prototypes"]))
+        assert np.array_equal(done.start["prototypes"] @ done.start["prototypes"].T, np.eye(CLASSES))
+    for t, got in enumerate(done.rounds, start=1):
+        alpha = {"original": t / rounds, "official": min(1.0, (t - 1) / 100), "fa": t / rounds}[variant]
+        if t == 1 and variant != "fa":
+            alpha = 1.0
+
+        def gradient(
+            now: Weights, step: Step, known: dict[int, Array] = prototypes, alpha: float = alpha
+        ) -> Any:
+            f = forward(now, step.x)
+            ce = alpha * cross_entropy_slope(f.z, step.y)
+            if not known:
+                return backward(now, f, ce)
+            classes = list(known) if variant != "official" else list(range(CLASSES))
+            sims, slopes = [], []
+            for c in classes:
+                p = np.broadcast_to(known.get(c, np.zeros(HIDDEN)), f.h.shape)
+                if variant == "original":
+                    sims.append(cosine(f.h, p) / tau)
+                    slopes.append(cosine_slope(f.h, p) / tau)
+                else:
+                    length = 1.0 if variant == "fa" or c not in known else np.linalg.norm(known[c])
+                    sims.append((f.h * p).sum(1) / length)
+                    slopes.append(p / length)
+            place = np.array([classes.index(y) for y in step.y])
+            pull = cross_entropy_slope(np.stack(sims, 1), place)  # [B, number of classes]
+            return backward(now, f, ce, (1 - alpha) * np.einsum("bc,cbd->bd", pull, np.stack(slopes)))
+
+        local = [descend(w, steps_of(k, t), gradient, lr_at(t)) for k in CLIENTS]
+        w = weighted(local)
+        assert_round_equal(got, local, w)
+        if variant != "fa":
+            keep = 0.0 if variant == "official" else lam
+            fresh = participants_means(local)
+            prototypes = {c: keep * prototypes.get(c, m) + (1 - keep) * m for c, m in fresh.items()}
+            for c, p in prototypes.items():
+                np.testing.assert_allclose(got.state["prototypes"][c], p, rtol=1e-9, atol=1e-12)
+
+
+# FedMLP -------------------------------------------------------------------------------------------------
+
+
+def finch(points: Array) -> NDArray[np.int64]:
+    """The coarsest partition of FINCH with more than one cluster (the first, where that has only one).
+
+    Each point is linked to its nearest by cosine; connected points are a cluster, whose mean is a point anew.
+    """
+    labels, partitions = np.arange(len(points)), []
+    means = points
+    while len(means) > 1:
+        unit = means / np.linalg.norm(means, axis=1, keepdims=True)
+        similar = unit @ unit.T
+        np.fill_diagonal(similar, -np.inf)
+        group = np.arange(len(means))
+        for i, j in enumerate(similar.argmax(1)):
+            group[group == group[i]] = group[j]
+        group = np.unique(group, return_inverse=True)[1]
+        labels = group[labels]
+        partitions.append(labels)
+        if group.max() == 0:
+            break
+        means = np.stack([points[labels == g].mean(0) for g in range(group.max() + 1)])
+    several = [p for p in partitions if p.max() > 0]
+    return several[-1] if several else np.zeros(len(points), np.int64)
+
+
+@dataclass
+class Prototypes:
+    """Class prototypes by class, and the semantic prototype of each one's cluster."""
+
+    of: dict[int, Array]
+
+    def semantic(self) -> dict[int, Array]:
+        classes = sorted(self.of)
+        if not classes:
+            return {}
+        points = np.stack([self.of[c] for c in classes])
+        labels = finch(points)
+        return {c: points[labels == label].mean(0) for c, label in zip(classes, labels, strict=True)}
+
+
+def smooth_l1_slope(h: Array, target: Array) -> Array:
+    """Of the mean over feature dimensions."""
+    return np.clip(h - target, -1, 1) / len(h)
+
+
+def fedmlp_term(
+    f: Forward, step: Step, method: FedMLP, shared: Prototypes, memory: Prototypes, minority: set[int]
+) -> tuple[float, Array]:
+    dh = np.zeros_like(f.h)
+    semantic, own_semantic = shared.semantic(), list(memory.semantic().values())
+    rare = [j for j, y in enumerate(step.y) if y in minority]
+    for j, (h, y) in enumerate(zip(f.h, step.y, strict=True)):
+        if method.use_prototype and y in shared.of:
+            dh[j] += smooth_l1_slope(h, shared.of[y]) / len(step.y)
+        if method.use_semantic and y in shared.of and j in rare:
+            dh[j] += method.alpha * smooth_l1_slope(h, semantic[y]) / len(rare)
+        if method.use_inter_task and own_semantic:
+            near = memory.of.get(y)
+            if near is None:
+                near = min(own_semantic, key=lambda o: np.linalg.norm(o - h))
+            p, q = softmax(h), softmax(near)
+            if method.inter_task_kl == "feature-memory":
+                ratio = np.log(p) - np.log(q)
+                dh[j] += p * (ratio - (p * ratio).sum()) / len(step.y)
+            else:
+                dh[j] += (p - q) / len(step.y)
+    return 0.0, dh
+
+
+FEDMLP = [
+    {},
+    {"use_inter_task": False, "alpha": 0.4},
+    {"use_prototype": False, "use_semantic": False, "inter_task_kl": "memory-feature", "memory": "ema"},
+    {"head": "shared", "alpha": 0.1},
+]
+
+
+@pytest.mark.parametrize("options", FEDMLP, ids=str)
+def test_fedmlp(options: dict[str, Any]) -> None:
+    """Two stages: each client meets classes in the second which it has never seen."""
+    stages = [
+        [np.array([0, 1, 2, 4, 5]), np.array([7]), np.array([11, 14])],
+        [np.array([3, 6]), np.array([8, 9, 10]), np.array([12, 13])],
+    ]
+    indices = [stages[s][k] for k in CLIENTS for s in (0, 1)]
+    among = Federation(
+        federation().dataset,
+        np.concatenate(indices),
+        np.cumsum([0, *map(len, indices)]),
+        stages=2,
+        schedule=GlobalEpochs(2),
+    )
+    counts = np.bincount(LABELS[np.concatenate(indices)], minlength=CLASSES)
+    assert counts.tolist() == [6, 6, 2, 1]
+    minority = {2, 3}  # the rarer half
+    method = FedMLP(**options)
+    done = run(method, rounds=4, among=among)
+    w = initial_weights()
+    heads = [{name: w[name] for name in HEAD} for _ in CLIENTS]
+    shared, memories = Prototypes({}), [Prototypes({}) for _ in CLIENTS]
+    for t, got in enumerate(done.rounds, start=1):
+        local, means = [], []
+        for k in CLIENTS:
+            ids = stages[(t - 1) % 2][k]
+            memory = memories[k]
+            term = partial(fedmlp_term, method=method, shared=shared, memory=memory, minority=minority)
+            start = w | (heads[k] if method.head == "personal" else {})
+            local.append(descend(start, steps_of(k, t, ids=ids), with_term(term), lr_at(t)))
+            heads[k] = {name: local[k][name] for name in HEAD}
+            means.append(class_means(forward(local[k], SAMPLES[ids]).h, LABELS[ids]))
+            half = method.memory == "ema"
+            mixed = {c: (memory.of[c] + m) / 2 if half and c in memory.of else m for c, m in means[k].items()}
+            memories[k] = Prototypes(memory.of | mixed)
+        sizes = [float(len(stages[(t - 1) % 2][k])) for k in CLIENTS]
+        w = mean(local, sizes)
+        seen = {c for m in means for c in m}
+        fresh = {c: np.mean([m[c] for m in means if c in m], axis=0) for c in seen}  # clients alike
+        shared = Prototypes(shared.of | fresh)
+        assert_round_equal(got, local, w)
+        if method.use_prototype:
+            check_shared(got, shared)
+        for k in CLIENTS if method.use_inter_task else ():
+            for c, m in memories[k].of.items():
+                np.testing.assert_allclose(got.clients[k].memory["memory"][c], m, rtol=1e-9, atol=1e-12)
+
+
+def check_shared(got: Ran, shared: Prototypes) -> None:
+    for c, g in shared.of.items():
+        np.testing.assert_allclose(got.state["prototypes"][c], g, rtol=1e-9, atol=1e-12)
+        cluster = got.state["semantic"][int(got.state["cluster"][c])]
+        np.testing.assert_allclose(cluster, shared.semantic()[c], rtol=1e-9, atol=1e-12)

@@ -5,9 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from reference.numpy_model import Array, Weights, combine, mean, zeros
+from reference.numpy_model import (
+    Array,
+    Weights,
+    backward,
+    combine,
+    cross_entropy_slope,
+    dot,
+    forward,
+    input_gradient,
+    mean,
+    softmax,
+    zeros,
+)
 from reference.world import (
     PARTS,
+    SAMPLES,
     SETTINGS,
     SIZES,
     TOTAL,
@@ -32,6 +45,7 @@ from holdfast.methods.fedcurv import FedCurv
 from holdfast.methods.feddyn import FedDyn
 from holdfast.methods.fednova import FedNova
 from holdfast.methods.fedprox import FedProx
+from holdfast.methods.fedreg import FedReg
 from holdfast.methods.scaffold import Scaffold
 
 CLIENTS = range(len(PARTS))
@@ -275,6 +289,47 @@ def test_feddyn_as_in_fedfa() -> None:
             local.append(descend(w, steps_of(k, t), gradient, lr_at(t)))
         previous, w = list(local), weighted(local)
         assert_round_equal(got, local, w)
+
+
+# FedReg -------------------------------------------------------------------------------------------------
+
+
+def ascend(w: Weights, x: Array, y: NDArray[np.int64], rate: float, times: int) -> Array:
+    for _ in range(times):
+        f = forward(w, x)
+        x = x + rate * np.sign(input_gradient(w, f, cross_entropy_slope(f.z, y)))
+        x = np.clip(x, SAMPLES.min(), SAMPLES.max())  # the range of valid inputs
+    return x
+
+
+@pytest.mark.parametrize("lr", [0.1, 2.0])
+def test_fedreg(lr: float) -> None:
+    """At the large rate steps overshoot, and only then does the second projection (b) do anything."""
+    gamma, eta, times, w = 0.4, 0.1, 4, initial_weights()
+    projected = [0, 0]
+    for t, got in enumerate(run(FedReg(gamma=gamma, eta_s=eta, steps=times), lr=lr).rounds, start=1):
+        local, rate = [], lr_at(t, settings(lr=lr))
+        for k in CLIENTS:
+            now = w
+            for step in steps_of(k, t):
+                pseudo = ascend(w, step.x, step.y, eta, times)
+                perturbed = ascend(w, step.x, step.y, eta / 100, times)
+                g1 = ce_gradient(combine((gamma, now), (1 - gamma, w)), step)
+                now = combine((1, now), (-rate, g1))
+                halfway = combine((0.5, now), (0.5, w))
+                f = forward(halfway, pseudo)
+                g2 = backward(halfway, f, (softmax(f.z) - softmax(forward(w, pseudo).z)) / len(step.y))
+                g3 = ce_gradient(halfway, Step(perturbed, step.y, 0, False))
+                moved = combine((1, now), (-1, w))
+                a = max(0.0, dot(moved, g2) / dot(g2, g2))
+                b = max(0.0, dot(combine((1, moved), (-a, g2)), g3) / dot(g3, g3))
+                projected = [projected[0] + (a > 0), projected[1] + (b > 0)]
+                now = combine((1, now), (-a, g2), (-b, g3))
+            local.append(now)
+        w = mean(local)
+        assert_round_equal(got, local, w)
+    assert projected[0] > 0
+    assert (projected[1] > 0) == (lr > 1)
 
 
 def test_the_references_differ_from_each_other() -> None:

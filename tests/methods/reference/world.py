@@ -156,7 +156,7 @@ def run(method: Method, rounds: int = 2, among: Federation | None = None, **chan
         method,
         torch_model(),
         federation() if among is None else among,
-        settings(**changes),
+        settings(rounds=rounds, **changes),
         engine="sequential",
         device="cpu",
         precision="float64",
