@@ -103,13 +103,14 @@ class FedFA(Method):
         """L_fa: the distance of features from their class's anchor."""
         if self.mu == 0:
             return None
-        anchors = carry["anchors"]
+        strength, anchors = carry["mu"], carry["anchors"]
         distance = (out.features - anchors[batch.y]).square().sum(-1)
         if self.anchor_loss == "paper":
-            return carry["mu"] / 2 * batch.mean(distance)
+            return batch.mean(distance) * strength / 2
         members = batch.members(len(anchors))
         weight = (members / members.sum(0).clamp(min=1)).sum(-1)  # of a sample in its class's mean
-        return carry["mu"] * (weight * distance).sum() / len(anchors)
+        total: Tensor = (weight * distance).sum() * strength
+        return total / len(anchors)
 
     def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
         """Calibrate, and add up the batch's class means."""

@@ -125,10 +125,11 @@ class FedKA(Method):
         return carry.get("anchor")
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
-        """β times the mean squared distance of the anchor's logits, dominant classes left out."""
+        """β times the anchor's mean squared distance in the logits, dominant classes left out."""
         if self.beta == 0 or out.extra is None:
             return None
-        return self.beta * (carry["counts"] * (carry["global"] - out.extra.logits).square()).sum()
+        squares: Tensor = (out.extra.logits - carry["global"]).square() * carry["counts"]
+        return self.beta * squares.sum()
 
 
 def _labels(task: Task, ids: tuple[int, ...]) -> list[int]:

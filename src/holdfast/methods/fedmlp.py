@@ -87,7 +87,8 @@ class FedMLP(Method):
 
     def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The received body, with the client's own classifier if it has one."""
-        return params | state.get("head", {})
+        own: Tensors = state.get("head", {})
+        return params | own
 
     def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The prototypes that each class, or each sample of a new class, is held to."""
@@ -137,7 +138,7 @@ class FedMLP(Method):
         goal = torch.where(carry["remembered"][y].unsqueeze(-1), carry["memory"][y], nearest)
         feature, memory = F.log_softmax(h, dim=-1), F.log_softmax(goal, dim=-1)
         both = (feature, memory) if self.inter_task_kl == "feature-memory" else (memory, feature)
-        return carry["exists"].any() * kl_divergence(*both)
+        return kl_divergence(*both) * carry["exists"].any()
 
     def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send the prototypes of the current task and remember them, and the classifier."""

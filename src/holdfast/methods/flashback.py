@@ -117,7 +117,7 @@ class Flashback(Method):
                 # Σ_i D(p_i, q; a_i) is -Σ_c targets^c log q^c and a constant.
                 distillation = -(targets[rows] * F.log_softmax(logits, dim=-1)).sum(-1).mean()
                 sgd.zero_grad()
-                (F.cross_entropy(logits, task.public_y[rows]) + distillation).backward()
+                torch.autograd.backward(F.cross_entropy(logits, task.public_y[rows]) + distillation)
                 sgd.step()
         return {k: p.detach() for k, p in params.items()}, buffers
 
@@ -145,7 +145,7 @@ def _public_batches(task: Task, round: int, epoch: int) -> Iterator[tuple[Tensor
     """One epoch of the public set: each batch's rows, and where its dropout masks are drawn from."""
     rng = task.generator("public batches", round, epoch)
     order = torch.from_numpy(rng.permutation(len(task.public_y))).to(task.device)
-    batches = list(order.split(task.batch_size))
+    batches = list(torch.split(order, task.batch_size))
     if task.network.has_batch_norm and len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]  # one sample alone has no variance
     for rows in batches:
