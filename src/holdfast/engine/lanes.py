@@ -39,19 +39,19 @@ class Leg:
 
 def assign_lanes(planned: Sequence[Planned], lanes: int) -> list[Leg]:
     """Deal clients to lanes, longest first to the least loaded; busier lanes get lower numbers."""
-    order = sorted(range(len(planned)), key=lambda i: -len(planned[i].plan.rows))
+    order = sorted(range(len(planned)), key=lambda i: -planned[i].plan.steps)
     queues: list[list[int]] = [[] for _ in range(min(lanes, len(planned)))]
     loads = np.zeros(len(queues), np.int64)
     for i in order:
         lane = int(loads.argmin())
         queues[lane].append(i)
-        loads[lane] += len(planned[i].plan.rows)
+        loads[lane] += planned[i].plan.steps
     rows = np.concatenate([[0], np.cumsum([len(p.ids) for p in planned])])
     legs = []
     for lane, queue in enumerate(sorted(range(len(queues)), key=lambda q: -loads[q])):
         at = 0
         for i in queues[queue]:
-            steps = len(planned[i].plan.rows)
+            steps = planned[i].plan.steps
             legs.append(Leg(planned[i], lane, at, at + steps - 1, int(rows[i])))
             at += steps
     return legs
@@ -127,17 +127,15 @@ class Lanes:
         padded = False
         for leg in legs:
             plan, span = leg.planned.plan, slice(leg.first, leg.last + 1)
-            sizes = np.array([len(r) for r in plan.rows])
-            real = np.arange(self.width) < sizes[:, None]
+            real = np.arange(self.width) < plan.sizes[:, None]
             padded |= not real.all()
-            chosen = np.concatenate(plan.rows)
-            rows[span, leg.lane][real] = chosen + leg.row
-            ids[span, leg.lane][real] = leg.planned.ids[chosen]
+            rows[span, leg.lane][real] = plan.order + leg.row
+            ids[span, leg.lane][real] = leg.planned.ids[plan.order]
             mask[span, leg.lane] = real
             epoch[span, leg.lane] = plan.epoch
-            if plan.draws is not None:
-                draws[span, leg.lane][real] = np.concatenate(plan.draws)
-            if plan.keys:
+            if plan.drawn is not None:
+                draws[span, leg.lane][real] = plan.drawn
+            if len(plan.keys):
                 keys[span, leg.lane] = plan.keys
         laid = {"ids": ids, "rows": rows, "mask": mask, "epoch": epoch, "keys": keys, "draws": draws}
         for name, values in laid.items():
@@ -159,9 +157,8 @@ class Lanes:
     def _epoch_ends(self, legs: Sequence[Leg]) -> dict[int, list[int]]:
         ends: dict[int, list[int]] = {}
         for leg in legs:
-            for step, last in enumerate(leg.planned.plan.ends_epoch, start=leg.first):
-                if last:
-                    ends.setdefault(step, []).append(leg.lane)
+            for step in leg.first + np.flatnonzero(leg.planned.plan.ends_epoch):
+                ends.setdefault(int(step), []).append(leg.lane)
         return ends
 
     # Entering and leaving a lane -------------------------------------------------------------------------

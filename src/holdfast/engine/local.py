@@ -133,7 +133,7 @@ class LocalSide:
             ids=ids,
             labels=self.data.labels[ids],
             epochs=settings.epochs,
-            steps=len(planned.plan.rows),
+            steps=planned.plan.steps,
             lr=settings.lr_at(sent.round),
             sent=sent.params,
             buffers=sent.buffers | {k: v.to(task.device) for k, v in local_norm.items() if k in sent.buffers},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -27,11 +28,35 @@ def batch_sizes(samples: int, batch_size: int, merge_single: bool) -> list[int]:
 class Plan:
     """All steps of one client in one round."""
 
-    rows: list[np.ndarray]  # per step: positions among the client's samples
-    draws: list[np.ndarray] | None  # per step: augmentation draws [B, 5], None without augmentation
-    epoch: list[int]  # per step
-    ends_epoch: list[bool]  # per step: whether it is its epoch's last
-    keys: list[int]  # per step: where the model's dropout masks are drawn from; empty without dropout
+    order: np.ndarray  # [visits] positions among the client's samples, step after step
+    sizes: np.ndarray  # [steps] how many of them each step takes
+    drawn: np.ndarray | None  # [visits, 5] augmentation draws, None without augmentation
+    epoch: np.ndarray  # [steps]
+    keys: np.ndarray  # [steps] where the model's dropout masks are drawn from; empty without dropout
+
+    @property
+    def steps(self) -> int:
+        """How many optimiser steps there are."""
+        return len(self.sizes)
+
+    @cached_property
+    def ends_epoch(self) -> np.ndarray:
+        """Whether a step is its epoch's last: bool ``[steps]``."""
+        return np.append(self.epoch[1:] != self.epoch[:-1], True)
+
+    @cached_property
+    def rows(self) -> list[np.ndarray]:
+        """Each step's positions among the client's samples."""
+        return self._cut(self.order)
+
+    @cached_property
+    def draws(self) -> list[np.ndarray] | None:
+        """Each step's augmentation draws."""
+        return None if self.drawn is None else self._cut(self.drawn)
+
+    def _cut(self, visits: np.ndarray) -> list[np.ndarray]:
+        ends = np.cumsum(self.sizes)
+        return [visits[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
 
 
 def plan_client(
@@ -48,19 +73,18 @@ def plan_client(
     dropout_keys: bool = False,
 ) -> Plan:
     """Shuffle a client's samples for each epoch and cut them into batches."""
-    cuts = np.cumsum(batch_sizes(samples, batch_size, merge_single))[:-1]
-    rows: list[np.ndarray] = []
-    draws: list[np.ndarray] = []
-    epoch_of: list[int] = []
-    ends: list[bool] = []
-    for epoch in range(epochs):
-        order = generator(seed, "batches", round, client, epoch).permutation(samples)
-        rows += np.split(order, cuts)
-        if preprocess.augments:
-            drawn = preprocess.draw(generator(seed, "augmentation", round, client, epoch), samples, shape)
-            draws += np.split(drawn, cuts)
-        epoch_of += [epoch] * (len(cuts) + 1)
-        ends += [False] * len(cuts) + [True]
-    steps = range(len(rows)) if dropout_keys else ()
-    keys = [counter_key(seed, "dropout", round, client, step) >> 32 for step in steps]
-    return Plan(rows, draws if preprocess.augments else None, epoch_of, ends, keys)
+    sizes = batch_sizes(samples, batch_size, merge_single)
+    order = [generator(seed, "batches", round, client, epoch).permutation(samples) for epoch in range(epochs)]
+    drawn = None
+    if preprocess.augments:
+        sources = (generator(seed, "augmentation", round, client, epoch) for epoch in range(epochs))
+        drawn = np.concatenate([preprocess.draw(source, samples, shape) for source in sources])
+    steps = epochs * len(sizes)
+    keys = [counter_key(seed, "dropout", round, client, at) >> 32 for at in range(steps if dropout_keys else 0)]
+    return Plan(
+        np.concatenate(order),
+        np.tile(np.array(sizes, np.int64), epochs),
+        drawn,
+        np.repeat(np.arange(epochs), len(sizes)),
+        np.array(keys, np.int64),
+    )

@@ -51,14 +51,14 @@ class Sequential:
         for index, ends_epoch in enumerate(plan.ends_epoch):
             batch = self._batch(started, ids, index)
             if self.task.network.dropouts:
-                self.task.network.seed_dropout(torch.tensor(plan.keys[index], device=self.task.device))
+                self.task.network.seed_dropout(torch.tensor(int(plan.keys[index]), device=self.task.device))
             loss, carry = step(batch, carry, sent.params, client.lr)
             total += loss
             if ends_epoch and method.overrides("after_epoch"):
                 with torch.no_grad():
                     params, carry = method.after_epoch(self.params, carry)
                 self._assign(params)
-        loss_mean = float(total) / len(plan.rows)
+        loss_mean = float(total) / plan.steps
         params = {name: p.detach() for name, p in self.params.items()}
         finite = bool(torch.isfinite(torch.stack([p.sum() for p in params.values()]).sum()))
         return self.side.finish(started, params, self.buffers, carry, loss_mean, finite)
@@ -74,7 +74,7 @@ class Sequential:
             teacher = teacher_outputs(table, self.method.teachers)
         else:
             teacher = {name: self._teach(weights, started, x) for name, weights in started.teachers.items()}
-        epoch = torch.tensor(plan.epoch[index], device=device)
+        epoch = torch.tensor(int(plan.epoch[index]), device=device)
         return Batch(x, started.client.y[where], epoch, None, teacher, table)
 
     def _teach(self, weights: Tensors, started: Started, x: Tensor) -> Output:
