@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import HoldfastError
 from holdfast.report import palette
@@ -14,6 +14,9 @@ from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import FIGURES, build_figure
 from holdfast.report.loading import Group, Run, group_runs, load_runs
 from holdfast.report.tables import leaderboard
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 MOST_INCIDENTS = 500
 
@@ -33,14 +36,12 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
 def report_html(runs: Sequence[Run]) -> str:
     """The page about these runs; the same runs give the same bytes."""
-    from jinja2 import Environment
     from markupsafe import Markup
 
     groups = group_runs(runs)
     style = asset("uplot.min.css") + asset("page.css")
     script = asset("uplot.min.js") + asset("figures.js") + asset("report.js")
-    template = Environment(autoescape=True).from_string(_read("templates", "report.html"))
-    return template.render(
+    return template("report.html").render(
         title=_title(groups),
         subtitle=_subtitle(runs, groups),
         policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:",
@@ -72,6 +73,13 @@ def page_model(
         "incidents": _incidents(runs),
         "runs": _settings(runs),
     }
+
+
+def template(name: str) -> "Template":
+    """A page's frame; what is put into it is escaped unless it says that it is markup."""
+    from jinja2 import Environment
+
+    return Environment(autoescape=True).from_string(_read("templates", name))
 
 
 def asset(name: str) -> str:

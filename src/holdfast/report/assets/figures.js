@@ -663,7 +663,7 @@ const Holdfast = (() => {
     constructor(figure) {
       this.figure = figure;
       this.hidden = new Set();
-      this.section = el("section", { class: "figure", id: `figure-${figure.name}`, "data-figure": figure.name, "aria-labelledby": `title-${figure.name}` });
+      this.section = el("section", { class: "figure", id: `figure-${figure.name}`, "data-figure": figure.name, tabindex: "-1", "aria-labelledby": `title-${figure.name}` });
       this.build();
     }
 
@@ -824,10 +824,20 @@ const Holdfast = (() => {
         el("tbody", {}, ...rows.map(row => el("tr", {}, ...row.map(cell => el("td", {}, cell))))))));
   }
 
+  /* Goes to a section without touching the address, which the dashboard keeps its selection in. */
+  function link(id, text) {
+    return el("a", { href: `#${id}`, onclick: event => {
+      event.preventDefault();
+      const section = document.getElementById(id);
+      section.scrollIntoView();
+      section.focus({ preventScroll: true });
+    } }, text);
+  }
+
   function render(container, model) {
     palette = model.palette;
     const views = new Map();
-    const board = el("section", { class: "figure", id: "leaderboard" });
+    const board = el("section", { class: "figure", id: "leaderboard", tabindex: "-1" });
     const state = { host: board, redraw: () => board.replaceChildren(...leaderboard(model.leaderboard, state)) };
     const figures = el("div", { class: "figures" }), tail = el("div", {}), contents = el("nav", { class: "contents", "aria-label": "Figures" });
     container.replaceChildren(contents, board, figures, tail, tip, announcer);
@@ -849,7 +859,7 @@ const Holdfast = (() => {
         }
       }
       if (partial) return;
-      contents.replaceChildren(el("a", { href: "#leaderboard" }, "Leaderboard"), ...model.figures.map(f => el("a", { href: `#figure-${f.name}` }, f.title)));
+      contents.replaceChildren(link("leaderboard", "Leaderboard"), ...model.figures.map(f => link(`figure-${f.name}`, f.title)));
       tail.replaceChildren(
         listed("Incidents", "What went wrong at a client and was left out of the round.", ["run", "round", "client", "kind", "detail"], model.incidents),
         listed("Runs", `What was run; everything needed to run it again is in each run's experiment.yaml. ${model.runs.common}`, model.runs.head, model.runs.rows),

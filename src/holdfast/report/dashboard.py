@@ -1,0 +1,281 @@
+"""The dashboard: runs below a directory, listed, compared and followed live; it reads and changes nothing."""
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from holdfast.errors import HoldfastError
+from holdfast.report.live import LiveRuns
+from holdfast.report.loading import Run
+from holdfast.report.page import asset, page_model, template
+from holdfast.runs import list_runs
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LIVE_FIGURES = ("accuracy", "classes", "forgetting")  # redrawn with every round; the others every few seconds
+MOST_COMPARED = 100
+LIST_SECONDS = 2.0  # for how long a list of runs is good
+POLL_SECONDS = 0.5
+ASSETS = {
+    "uplot.min.js": "text/javascript",
+    "figures.js": "text/javascript",
+    "dashboard.js": "text/javascript",
+    "uplot.min.css": "text/css",
+    "page.css": "text/css",
+}
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+COOKIE = "holdfast-token"
+
+
+def serve(
+    root: Path,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    token: str | None = None,
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the dashboard of the runs below ``root`` until interrupted.
+
+    Args:
+        root: the directory that holds the runs.
+        host: an address of this machine; any but a loopback address needs a token.
+        port: 0 takes a free one.
+        token: a secret that every visitor must show, as ``?token=…`` once or as a bearer token.
+        ready: called with the page's address once it can be opened.
+    """
+    import uvicorn
+
+    app = create_app(root, host, token)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise HoldfastError(
+            f"cannot listen on {host} port {port}: {error.strerror}; try another port"
+        ) from error
+    with listener:
+        if ready:
+            shown = f"[{host}]" if ":" in host else host
+            query = f"?{urlencode({'token': token})}" if token else ""
+            ready(f"http://{shown}:{listener.getsockname()[1]}/{query}")
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def create_app(root: Path, host: str = "127.0.0.1", token: str | None = None) -> "Starlette":
+    """The dashboard as an ASGI application."""
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.routing import Route
+
+    root = Path(root)
+    if not root.is_dir():
+        raise HoldfastError(f"{root} is not a directory; name the one that holds the runs")
+    if token is None and not _is_loopback(host):
+        raise HoldfastError(f"listening on {host} lets others in: give a token, or listen on 127.0.0.1")
+    if token is not None and not token:
+        raise HoldfastError("an empty token keeps nobody out; give a longer one")
+    pages = Pages(root)
+    guard = [Middleware(Guard, token=token)]
+    if token is None:
+        # Another site's name that resolves to this machine must not read what is served here.
+        guard.append(
+            Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "::1", "[::1]", host])
+        )
+    routes = [
+        Route("/", pages.index),
+        Route("/assets/{name}", pages.asset),
+        Route("/api/runs", pages.runs),
+        Route("/api/figures", pages.figures),
+        Route("/api/events", pages.events),
+    ]
+    return Starlette(routes=routes, middleware=guard, exception_handlers={HoldfastError: _refused})
+
+
+class Pages:
+    """The dashboard's answers; files are read and figures built in threads, so that nobody waits."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._live = LiveRuns(root)
+        self._listed: tuple[float, list[dict[str, Any]]] = (-LIST_SECONDS, [])
+        self._lock = Lock()
+
+    async def index(self, request: "Request") -> "Response":
+        """The page itself."""
+        from starlette.responses import HTMLResponse
+
+        return HTMLResponse(template("dashboard.html").render(root=str(self._root)))
+
+    async def asset(self, request: "Request") -> "Response":
+        """A script or a style sheet, by exact name."""
+        from starlette.responses import PlainTextResponse, Response
+
+        name = request.path_params["name"]
+        if name not in ASSETS:
+            return PlainTextResponse("not found", 404)
+        return Response(asset(name), media_type=ASSETS[name])
+
+    async def runs(self, request: "Request") -> "Response":
+        """All runs at a glance."""
+        return _json(await asyncio.to_thread(self._list))
+
+    async def figures(self, request: "Request") -> "Response":
+        """Everything the report shows of the runs named by ``run``."""
+        names = _names(request)
+        return _json((await asyncio.to_thread(self._model, names))[1])
+
+    async def events(self, request: "Request") -> "Response":
+        """Server-sent events: ``runs`` when the list changes, ``figures`` when a named run grows."""
+        from starlette.responses import StreamingResponse
+
+        names = _names(request)
+        return StreamingResponse(self._stream(names), media_type="text/event-stream")
+
+    async def _stream(self, names: Sequence[str]) -> AsyncIterator[str]:
+        listed: list[dict[str, Any]] = []
+        versions: list[int] = []
+        while True:
+            now = await asyncio.to_thread(self._list)
+            if now != listed:
+                listed = now
+                yield _event("runs", listed)
+            if names:
+                current = await asyncio.to_thread(self._versions, names)
+                if current != versions:
+                    versions, model = await asyncio.to_thread(self._model, names, LIVE_FIGURES)
+                    yield _event("figures", model)
+            yield ": still here\n\n"  # lets a visitor who has left be noticed
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _list(self) -> list[dict[str, Any]]:
+        with self._lock:
+            told, runs = self._listed
+            if time.monotonic() - told >= LIST_SECONDS:
+                runs = [
+                    {
+                        "name": run.name,
+                        "state": run.state,
+                        "rounds": run.rounds,
+                        "accuracy": run.accuracy,
+                        "method": run.method,
+                        "data": run.dataset,
+                        "modified": run.modified,
+                        "problem": run.problem,
+                    }
+                    for run in list_runs(self._root)
+                ]
+                self._listed = (time.monotonic(), runs)
+            return runs
+
+    def _versions(self, names: Sequence[str]) -> list[int]:
+        return [self._look(name)[0] for name in names]
+
+    def _look(self, name: str) -> tuple[int, Run | None, str]:
+        """A run's version, the run, and what is wrong with it where it cannot be shown."""
+        try:
+            version, run = self._live.look(name)
+        except HoldfastError as error:
+            return -1, None, str(error)
+        return version, run if run.records else None, "" if run.records else "has no finished round yet"
+
+    def _model(
+        self, names: Sequence[str], only: Sequence[str] | None = None
+    ) -> tuple[list[int], dict[str, Any]]:
+        looked = [(name, *self._look(name)) for name in names]
+        versions = [version for _, version, _, _ in looked]
+        problems = [[name, problem] for name, _, _, problem in looked if problem]
+        runs = [run for _, _, run, _ in looked if run is not None]
+        if not runs:
+            return versions, {"problems": problems, "figures": None}
+        model = page_model(runs) if only is None else page_model(runs, only=only)
+        return versions, {**model, "problems": problems}
+
+
+class Guard:
+    """Asks for the token where there is one, and sets the headers that keep a page to itself."""
+
+    def __init__(self, app: "ASGIApp", token: str | None) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """One request."""
+        from starlette.requests import Request
+        from starlette.responses import PlainTextResponse, RedirectResponse
+
+        async def guarded(message: "Message") -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] += [(key.encode(), value.encode()) for key, value in HEADERS.items()]
+            await send(message)
+
+        if scope["type"] != "http" or self._token is None:
+            return await self._app(scope, receive, guarded)
+        request = Request(scope)
+        shown = request.query_params.get("token")
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._matches(shown):
+            # The token leaves the address bar and the history at once.
+            answer = RedirectResponse(request.url.path, 303)
+            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            return await answer(scope, receive, guarded)
+        if self._matches(request.cookies.get(COOKIE)) or self._matches(bearer):
+            return await self._app(scope, receive, guarded)
+        return await PlainTextResponse("this dashboard needs its token: open /?token=…", 401)(
+            scope, receive, guarded
+        )
+
+    def _matches(self, shown: str | None) -> bool:
+        return shown is not None and hmac.compare_digest(shown.encode(), (self._token or "").encode())
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _names(request: "Request") -> list[str]:
+    names = list(dict.fromkeys(request.query_params.getlist("run")))
+    if len(names) > MOST_COMPARED:
+        raise HoldfastError(f"at most {MOST_COMPARED} runs can be compared at once, not {len(names)}")
+    return names
+
+
+def _json(content: object) -> "Response":
+    from starlette.responses import Response
+
+    return Response(
+        json.dumps(content, separators=(",", ":"), allow_nan=False), media_type="application/json"
+    )
+
+
+def _event(name: str, content: object) -> str:
+    return f"event: {name}\ndata: {json.dumps(content, separators=(',', ':'), allow_nan=False)}\n\n"
+
+
+async def _refused(request: "Request", error: Exception) -> "Response":
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"error": str(error)}, 400)
