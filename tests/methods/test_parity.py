@@ -1,0 +1,201 @@
+"""Every method gives the same model on every engine: lanes against the sequential reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from holdfast.data.dataset import Dataset, Group
+from holdfast.data.federation import Federation, federate
+from holdfast.data.partitions import (
+    IID,
+    PARTITIONS,
+    ByDomain,
+    ByWriter,
+    ClassesPerClient,
+    ClassShards,
+    Dirichlet,
+    DirichletInner,
+    DirichletTwoStage,
+    DirichletUncapped,
+    Partition,
+    QuantitySkew,
+    Shards,
+    WriterTransfer,
+)
+from holdfast.data.preprocess import Preprocess
+from holdfast.engine.settings import Settings
+from holdfast.engine.trees import leaves
+from holdfast.methods.base import Method
+from holdfast.methods.fedavg import FedAvg
+from holdfast.methods.registry import METHODS, parse_method
+from holdfast.training import Memories, Training
+
+SIZES = (7, 4, 1, 9, 5)
+CLASSES = 4
+TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
+
+
+def images(samples: int, preprocess: Preprocess | None = None) -> Dataset:
+    """Noise with a bright column for the class, in two domains and by six writers."""
+    rng = np.random.default_rng(1)
+
+    def part(n: int) -> tuple[np.ndarray, np.ndarray]:
+        y = np.arange(n) % CLASSES
+        x = rng.integers(0, 160, size=(n, 1, 4, 4))
+        x[np.arange(n), :, :, y] += 90
+        return x.astype(np.uint8), y
+
+    def group(names: tuple[str, ...], each: int) -> Group:
+        return Group(names, np.arange(samples) // each % len(names), np.zeros(12, np.int64))
+
+    groups = {"domain": group(("here", "there"), 1), "writer": group(tuple("uvwxyz"), 4)}
+    return Dataset.from_arrays(*part(samples), *part(12), preprocess=preprocess, groups=groups)
+
+
+def unequal(preprocess: Preprocess | None = None, sizes: tuple[int, ...] = SIZES) -> Federation:
+    """Five clients of 7, 4, 1, 9 and 5 samples, and four public ones."""
+    order = np.random.default_rng(2).permutation(26)
+    parts = np.split(order, np.cumsum(sizes)[:-1])
+    return federate(images(30, preprocess), parts, public=np.arange(26, 30))
+
+
+def mlp(norm: bool = False, dropout: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(16, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU()]
+    return nn.Sequential(*layers, *([nn.Dropout(0.3)] if dropout else []), nn.Linear(8, CLASSES))
+
+
+def convolution(norm: bool) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 3, 3, padding=1), *([nn.BatchNorm2d(3)] if norm else []), nn.ReLU()]
+    return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, CLASSES))
+
+
+def after_two_rounds(
+    method: Method, federation: Federation, model: nn.Module, engine: str, *,
+    precision: str = "float64", lanes: int | None = None, **options: Any,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Everything a run has learnt: weights, buffers, the server's state, what clients remember."""
+    settings = Settings(
+        rounds=2, epochs=2, batch_size=3, lr=0.05, momentum=0.9, weight_decay=0.01, lr_decay=0.9, seed=4,
+        evaluate_locals=False,
+    )  # fmt: skip
+    training = Training(
+        method,
+        model,
+        federation,
+        settings,
+        engine=engine,
+        device="cpu",
+        precision=precision,
+        lanes=lanes,
+        **options,
+    )
+    memories = Memories(None, None)
+    loop = training.loop(memories)
+    for number in (1, 2):
+        loop.round(number)
+    server = loop.server
+    learnt = {"params": server.params, "buffers": server.buffers, "state": server.state}
+    learnt |= {f"client {k}": memories.get(k) or {} for k in range(federation.clients)}
+    return dict(leaves(learnt))
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert value.shape == other[name].shape, name
+        scale = max(1e-3, float(value.double().abs().max())) if value.numel() else 1.0
+        apart = float((value.double() - other[name].double()).abs().max()) if value.numel() else 0.0
+        assert apart <= tolerance * scale, f"{name} differs by {apart} of {scale}"
+
+
+def assert_parity(
+    method: Method, federation: Federation, model: nn.Module, precision: str = "float64", **options: Any
+) -> None:
+    """With two lanes, so that clients wait for one, against one by one."""
+    reference = after_two_rounds(method, federation, model, "sequential", precision=precision, **options)
+    lanes = after_two_rounds(method, federation, model, "lanes", precision=precision, lanes=2, **options)
+    assert_same(reference, lanes, TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method(name: str, precision: str) -> None:
+    assert_parity(METHODS[name](), unequal(), mlp(), precision)
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 5, 8])
+def test_any_number_of_lanes(lanes: int) -> None:
+    """Fewer lanes than clients, as many, and more."""
+    method = parse_method("fedntd+fedprox+fedavgm")
+    reference = after_two_rounds(method, unequal(), mlp(), "sequential")
+    assert_same(reference, after_two_rounds(method, unequal(), mlp(), "lanes", lanes=lanes), 1e-9)
+
+
+ONE_OF_EACH: list[Partition] = [
+    IID(),
+    Shards(2),
+    ClassShards(2),
+    Dirichlet(0.5, min_size=1),
+    DirichletUncapped(0.5, min_size=1),
+    DirichletInner(0.5),
+    DirichletTwoStage(0.5),
+    ClassesPerClient(2),
+    QuantitySkew(0.5, min_size=1),
+    ByDomain(),
+    ByWriter(),
+    WriterTransfer(),
+]
+
+
+@pytest.mark.parametrize("partition", ONE_OF_EACH, ids=lambda p: p.name)
+def test_every_partition(partition: Partition) -> None:
+    assert_parity(FedAvg(), federate(images(24), partition, clients=4), mlp())
+
+
+def test_no_partition_is_left_out() -> None:
+    assert {type(p) for p in ONE_OF_EACH} == set(PARTITIONS.values())
+
+
+@pytest.mark.parametrize("norm", ["average", "local", "drop"])
+@pytest.mark.parametrize("name", ["fedavg", "fedntd", "fedka"])
+def test_batch_norm(name: str, norm: str) -> None:
+    """Clients of 7, 4 and 10 samples end an epoch with a single one, which joins the batch before it."""
+    assert_parity(METHODS[name](), unequal(sizes=(7, 4, 10, 5)), mlp(norm=True), norm=norm)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_convolutions(norm: bool) -> None:
+    assert_parity(FedAvg(), unequal(), convolution(norm))
+
+
+def test_dropout_layers() -> None:
+    assert_parity(FedAvg(), unequal(), mlp(dropout=True))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedntd", "fedka", "fedreg", "flashback", "moon"])
+def test_augmentation(name: str) -> None:
+    """Teachers must see the augmented inputs."""
+    assert_parity(METHODS[name](), unequal(Preprocess(crop=1, flip=True, cutout=2)), mlp())
+
+
+def test_augmentation_changes_the_result() -> None:
+    plain = after_two_rounds(FedAvg(), unequal(), mlp(), "sequential")
+    moved = after_two_rounds(FedAvg(), unequal(Preprocess(crop=1, flip=True)), mlp(), "sequential")
+    assert any(not torch.allclose(plain[name], moved[name], atol=1e-4) for name in plain)
+
+
+def test_norm_policies_differ() -> None:
+    results = [
+        after_two_rounds(FedAvg(), unequal(), convolution(norm=True), "sequential", norm=policy)[
+            "params/0.weight"
+        ]
+        for policy in ("average", "local")
+    ]
+    assert not torch.allclose(*results, atol=1e-4)
