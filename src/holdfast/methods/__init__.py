@@ -5,13 +5,16 @@ from holdfast.methods.context import Client, Task
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.fedavgm import FedAvgM
 from holdfast.methods.fedcurv import FedCurv
+from holdfast.methods.feddf import FedDF
 from holdfast.methods.feddyn import FedDyn
 from holdfast.methods.fedfa import FedFA
 from holdfast.methods.fedka import FedKA
 from holdfast.methods.fedmlp import FedMLP
 from holdfast.methods.fednova import FedNova
 from holdfast.methods.fedntd import FedNTD
+from holdfast.methods.fedproc import FedProc
 from holdfast.methods.fedprox import FedProx
+from holdfast.methods.fedreg import FedReg
 from holdfast.methods.flashback import Flashback
 from holdfast.methods.moon import Moon
 from holdfast.methods.registry import METHODS, method_from, parse_method
@@ -25,13 +28,16 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedCurv",
+    "FedDF",
     "FedDyn",
     "FedFA",
     "FedKA",
     "FedMLP",
     "FedNTD",
     "FedNova",
+    "FedProc",
     "FedProx",
+    "FedReg",
     "Flashback",
     "Local",
     "Method",

@@ -16,8 +16,8 @@ class Moon(Method):
     """Model-contrastive learning on the features h, the classifier's input.
 
     Local: CE + μ mean_B -log[ e^{s_g/τ} / (e^{s_g/τ} + e^{s_p/τ}) ], where s_g and s_p are the cosines of h
-    with the features of the global model w^{t-1} and of the client's previous local model. A client that never
-    took part has the run's initial model as its previous one.  Server: as FedAvg.
+    with the features of the global model w^{t-1} and of the client's previous local model. A client that
+    never took part has the run's initial model as its previous one.  Server: as FedAvg.
     Li et al., CVPR 2021; τ = 0.5; μ = 1 is the authors' default, 5 their CIFAR-10 example, 0.1 in FedNTD's
     configuration. Their projection head is part of the model (``moon-cnn``), not of the method.
 

@@ -11,13 +11,16 @@ from holdfast.methods.base import Method
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.fedavgm import FedAvgM
 from holdfast.methods.fedcurv import FedCurv
+from holdfast.methods.feddf import FedDF
 from holdfast.methods.feddyn import FedDyn
 from holdfast.methods.fedfa import FedFA
 from holdfast.methods.fedka import FedKA
 from holdfast.methods.fedmlp import FedMLP
 from holdfast.methods.fednova import FedNova
 from holdfast.methods.fedntd import FedNTD
+from holdfast.methods.fedproc import FedProc
 from holdfast.methods.fedprox import FedProx
+from holdfast.methods.fedreg import FedReg
 from holdfast.methods.flashback import Flashback
 from holdfast.methods.moon import Moon
 from holdfast.methods.scaffold import Scaffold
@@ -39,6 +42,9 @@ METHODS: dict[str, type[Method]] = {
         Moon,
         FedDyn,
         FedCurv,
+        FedDF,
+        FedProc,
+        FedReg,
     )
 }
 """Every method by its name."""

@@ -1,0 +1,113 @@
+"""FedProc: features near the global prototype of their class, first of all; the classifier later."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.context import Client, Task
+from holdfast.methods.fedfa import FedFA
+from holdfast.models.network import Output
+
+FAR = -1e9  # the similarity with a prototype that does not exist yet
+
+
+@dataclass(frozen=True)
+class FedProc(Method):
+    """Prototypical contrast, handing over to cross-entropy as the rounds go by.
+
+    Local: α_t CE + (1 - α_t) mean_B -log softmax_c( cos(h, p_c) / τ )[y],  α_t = t/R; CE alone in round 1.
+    Server: p_c ← λ p_c + (1-λ) m_c, m_c the mean feature of class c over the participants' samples at their
+    trained models; a class first seen takes m_c itself, one without a prototype is left out of the softmax.
+    Mu et al., 2023; τ, α_t and the moving average as FedFA states them.
+
+    ``variant="official"``: the authors' code. α_t = min(1, (t-1)/100), similarity h·p_c/‖p_c‖ without τ,
+    p_c = m_c, and a class never seen has a prototype of zeros.
+    ``variant="fa"``: FedFA's baseline. p_c are FedFA's first anchors for ever, similarity h·p_c, no CE-only
+    round.
+    """
+
+    name: ClassVar[str] = "fedproc"
+
+    tau: float = 0.5  # τ: temperature
+    lam: float = 0.5  # λ: how much of a prototype stays in a round
+    variant: Literal["original", "official", "fa"] = "original"
+
+    def check(self) -> None:
+        """τ is a temperature, λ a share."""
+        self.require(
+            tau=(self.tau > 0, "above 0"),
+            lam=(0 <= self.lam <= 1, "between 0 and 1"),
+            variant=(self.variant in ("original", "official", "fa"), "original, official or fa"),
+        )
+
+    def init(self, task: Task) -> Tree:
+        """No prototype yet, or FedFA's anchors."""
+        if self.variant == "fa":
+            return {"prototypes": FedFA().init(task)["anchors"], "known": torch.ones_like(task.class_counts)}
+        zeros = torch.zeros(
+            task.num_classes, task.network.head.features, dtype=task.dtype, device=task.device
+        )
+        return {"prototypes": zeros, "known": torch.zeros_like(task.class_counts)}
+
+    def down(self, server: Server) -> Tree:
+        """Clients receive the prototypes."""
+        return server.state
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+        """The prototypes, scaled as the similarity wants them, and the round's α_t."""
+        prototypes, known = payload["prototypes"], payload["known"]
+        if self.variant != "fa":
+            prototypes = F.normalize(prototypes, dim=-1)
+        if self.variant == "official":
+            known = torch.ones_like(known)
+        return {"prototypes": prototypes, "known": known, "alpha": client.task.scalar(self._alpha(client))}
+
+    def _alpha(self, client: Client) -> float:
+        """α_t."""
+        if client.round == 1 and self.variant != "fa":
+            return 1.0
+        if self.variant == "official":
+            return min(1.0, (client.round - 1) / 100)
+        return client.round / client.task.rounds
+
+    def task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
+        """α_t CE."""
+        loss: Tensor = carry["alpha"] * super().task_loss(out, batch, carry)
+        return loss
+
+    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor:
+        """(1 - α_t) times the contrast; a sample whose class has no prototype adds nothing."""
+        features, known = out.features, carry["known"]
+        if self.variant == "original":
+            features = F.normalize(features, dim=-1) / self.tau
+        similarity = torch.where(known > 0, features @ carry["prototypes"].T, FAR)
+        contrast = F.cross_entropy(similarity, batch.y, reduction="none") * known[batch.y]
+        term: Tensor = (1 - carry["alpha"]) * batch.mean(contrast)
+        return term
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Send the sum of each class's features, and the label counts."""
+        if self.variant == "fa":
+            return {}, {}
+        features = client.forward(params).features
+        members = F.one_hot(client.y, client.task.num_classes).to(features.dtype)
+        return {"features": members.T @ features, "labels": client.label_counts}, {}
+
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+        """Prototypes of the classes that took part move to their mean features."""
+        if self.variant == "fa":
+            return server.state
+        prototypes, known, labels = server.state["prototypes"], server.state["known"], sums["labels"]
+        means = sums["features"] / labels.clamp(min=1).unsqueeze(-1)
+        kept = self.lam * known.unsqueeze(-1) if self.variant == "original" else 0.0
+        moved = kept * prototypes + (1 - kept) * means
+        seen = labels > 0
+        return {
+            "prototypes": torch.where(seen.unsqueeze(-1), moved, prototypes),
+            "known": torch.where(seen, torch.ones_like(known), known),
+        }
