@@ -208,7 +208,11 @@ class Training:
                 f"{dataset.num_classes} classes; make them equal"
             )
         self.data = DeviceData(
-            dataset.x_train.to(self.device), dataset.y_train.to(self.device), dataset.preprocess, dtype
+            dataset.x_train.to(self.device),
+            dataset.y_train.to(self.device),
+            dataset.y_train.numpy(),
+            dataset.preprocess,
+            dtype,
         )
         public = torch.from_numpy(federation.public)
         self.task = Task(
@@ -221,6 +225,7 @@ class Training:
             seed=settings.seed,
             batch_size=settings.batch_size,
             lr=settings.lr,
+            lr_decay=settings.lr_decay,
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
             device=self.device,
