@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from holdfast.engine.choice import choose_device, choose_engine, choose_precisio
 from holdfast.engine.evaluation import TestSet
 from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, on_device
 from holdfast.engine.loop import Loop
+from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.settings import Settings
 from holdfast.engine.trees import add_, leaves, unflatten
 from holdfast.errors import HoldfastError
@@ -235,6 +237,7 @@ class Training:
             public_x=self.data.read(federation.public),
             public_y=dataset.y_train[public].to(self.device),
             one_of_each=_one_of_each(federation, settings.seed),
+            stages=federation.stages,
             read=lambda ids: (self.data.read(ids), self.data.y[torch.from_numpy(ids).to(self.device)]),
         )
         self._check_model()
@@ -295,8 +298,11 @@ class Training:
         limit = settings.local_test or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)
         few = settings.evaluate_locals and limit is not None and limit < len(test)
         local_test = TestSet(dataset, self.task, limit, settings.seed) if few else test
+        side = LocalSide(self.method, self.task, self.data, settings)
+        samples = PER_CLASS * dataset.num_classes
+        probe = TestSet(dataset, self.task, samples, settings.seed) if settings.probe else None
         return Loop(
-            self.method, self.task, self.federation, self.engine, settings, memories, test, local_test
+            self.method, self.task, self.federation, self.engine, settings, memories, test, local_test, side, probe
         )
 
     def run(
@@ -340,6 +346,8 @@ class Training:
                 if on_round is not None:
                     on_round(record)
             model = self._final_model(loop)
+            if directory is not None and loop.picture is not None:
+                (directory.path / "probe.json").write_text(json.dumps(loop.picture) + "\n", encoding="utf-8")
             if directory is not None:
                 directory.save_model(model.state_dict())
             for tracker in trackers:
@@ -364,7 +372,7 @@ class Training:
         if not self.method.overrides("survey"):
             return {}
         before = loop.server
-        side = LocalSide(self.method, self.task, self.data, self.settings)
+        side = loop.side
         sums: Tree = {}
         stage = loop.stage(self.settings.rounds)
         for k in np.flatnonzero(self.federation.sizes(stage)):

@@ -175,6 +175,8 @@ class LocalSide:
         kept = self.task.network.kept_local
         if kept:
             memory["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in kept}
+        if self.task.stages > 1:  # on a stream a client is also tested with its own head
+            memory["head"] = {k: params[k].clone() for k in self.task.network.head.names}
         return Result(
             client.id,
             client.samples,

@@ -14,8 +14,10 @@ from torch import Tensor
 from holdfast import metrics
 from holdfast.data.federation import Federation
 from holdfast.engine.evaluation import Evaluation, TestSet
-from holdfast.engine.local import Broadcast, Job, Result
+from holdfast.engine.local import Broadcast, Job, LocalSide, Result
+from holdfast.engine.probe import Probe
 from holdfast.engine.settings import Settings
+from holdfast.engine.streaming import StreamTests
 from holdfast.engine.trees import add_, detached, leaves, size_in_bytes
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
@@ -67,14 +69,20 @@ class Loop:
         memories: Memories,
         test: TestSet,
         local_test: TestSet,
+        side: LocalSide,
+        probe_batch: TestSet | None = None,
     ) -> None:
         self.method, self.task, self.federation = method, task, federation
         self.engine, self.settings, self.memories = engine, settings, memories
-        self.test, self.local_test = test, local_test
+        self.test, self.local_test, self.side = test, local_test, side
         network = task.network
         self.server = Server(dict(network.params), dict(network.buffers), method.init(task))
         self.before: np.ndarray | None = None  # [C] accuracy by class of the model last tested
         self.before_local: np.ndarray | None = None  # the same on the local models' test samples
+        self.stream = StreamTests(self, side) if federation.schedule is not None else None
+        self.probe_batch = probe_batch
+        self._counted: tuple[int, np.ndarray, np.ndarray] | None = None
+        self.picture: dict[str, Any] | None = None  # the last probe's, for the report
 
     # Who takes part -------------------------------------------------------------------------------------
 
@@ -87,8 +95,7 @@ class Loop:
         """The sampled clients: drawn without replacement from those that hold data now."""
         schedule = self.federation.schedule
         turn = round if schedule is None else schedule.epoch(round)
-        sizes = self.federation.sizes(self.stage(round))
-        present = np.flatnonzero(sizes)
+        sizes, present = self._present(self.stage(round))
         if not len(present):
             raise HoldfastError(f"round {round}: no client holds any sample at stage {self.stage(round)}")
         wanted = self.settings.sample
@@ -103,6 +110,13 @@ class Loop:
         here = chosen[sizes[chosen] > 0]
         return here if len(here) else present[:1]
 
+    def _present(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sizes of all clients at a stage, and who holds any data; counted once a stage, not once a round."""
+        if self._counted is None or self._counted[0] != stage:
+            sizes = self.federation.sizes(stage)
+            self._counted = (stage, sizes, np.flatnonzero(sizes))
+        return self._counted[1], self._counted[2]
+
     # One round ------------------------------------------------------------------------------------------
 
     def round(self, number: int) -> dict[str, Any]:
@@ -111,7 +125,9 @@ class Loop:
         method, server, settings = self.method, self.server, self.settings
         server.round = number
         if self.before_local is None and settings.evaluate_locals:
-            self.before_local = self._evaluate_global(self.local_test).class_accuracy
+            self.before_local = self.evaluate_global(self.local_test).class_accuracy
+        if self.stream is not None and number == 1:
+            self.stream.before_training()
         stage = self.stage(number)
         participants = self.participants(number)
         lost = generator(settings.seed, "dropout", number).random(len(participants)) < settings.dropout
@@ -129,6 +145,8 @@ class Loop:
         ]
         record: dict[str, Any] = {"round": number, "stage": stage, "lr": settings.lr_at(number)}
         gathered, local = Gathered(), _LocalRecords(self)
+        probing = self.probe_batch is not None and (number % settings.probe == 0 or number == settings.rounds)
+        probe = Probe(self.task, self.probe_batch, server) if probing and self.probe_batch is not None else None
         exchanged = {k: v for k, v in server.params.items() if method.travels(k, self.task)}
         model_bytes = size_in_bytes({**exchanged, **server.buffers})
         down = size_in_bytes(sent.payload) + model_bytes
@@ -142,6 +160,9 @@ class Loop:
             up += size_in_bytes(result.sums) + model_bytes
             self.memories.put(result.client, detached(result.memory, "cpu"))
             local.add(result, server)
+            if probe is not None:
+                ids = self.federation.client(result.client, stage)
+                probe.add(result, *self.task.read(ids))
         local.flush()
         if jobs and not gathered.total:
             kinds = ", ".join(f"client {i['client']}: {i['kind']}" for i in incidents)
@@ -157,6 +178,11 @@ class Loop:
         }
         if number % settings.evaluate_every == 0 or number == settings.rounds:
             record |= self._test()
+        if self.stream is not None and settings.evaluate_locals:
+            record["stream"] = self.stream.after_round(number, local.clients)
+        if probe is not None and probe.clients:
+            record["probe"] = probe.record(self.server)
+            self.picture = probe.picture() if number == settings.rounds else None
         ended = time.perf_counter()
         record["seconds"] = {
             "train": trained - began - seconds_local,
@@ -203,26 +229,31 @@ class Loop:
 
     # Testing --------------------------------------------------------------------------------------------
 
-    def _evaluate_global(self, test: TestSet) -> Evaluation:
+    def evaluate_global(self, test: TestSet | None = None) -> Evaluation:
+        """Test the global model, on the whole test set by default."""
+        test = test or self.test
         method, server = self.method, self.server
         return test.evaluate(method.generic(server), server.buffers, lambda out: method.predict(out, server))
 
     def seen(self) -> dict[str, np.ndarray]:
         """What the next round's record compares with; goes into checkpoints."""
         both = {"all": self.before, "local": self.before_local}
-        return {name: value for name, value in both.items() if value is not None}
+        kept = {} if self.stream is None else self.stream.state()
+        return {name: value for name, value in both.items() if value is not None} | kept
 
     def remember(self, seen: dict[str, np.ndarray]) -> None:
         """Take up what ``seen`` gave."""
         self.before, self.before_local = seen.get("all"), seen.get("local")
+        if self.stream is not None:
+            self.stream.restore(seen)
 
     def test_final(self) -> dict[str, Any]:
         """Test once more, after a method has changed the model at the end."""
-        now = self._evaluate_global(self.test)
+        now = self.evaluate_global()
         return {"accuracy": now.accuracy, "loss": now.loss, "class_accuracy": now.class_accuracy.tolist()}
 
     def _test(self) -> dict[str, Any]:
-        now = self._evaluate_global(self.test)
+        now = self.evaluate_global()
         record: dict[str, Any] = {
             "accuracy": now.accuracy,
             "loss": now.loss,
@@ -236,7 +267,7 @@ class Loop:
         self.before = now.class_accuracy
         if self.settings.evaluate_locals:
             same = self.local_test is self.test
-            self.before_local = (now if same else self._evaluate_global(self.local_test)).class_accuracy
+            self.before_local = (now if same else self.evaluate_global(self.local_test)).class_accuracy
         return record
 
 

@@ -49,6 +49,8 @@ class Task:
         """A number as a tensor, to be carried or sent."""
         return torch.tensor(value, dtype=self.dtype, device=self.device)
 
+    stages: int = 1  # how many tasks every client meets, on a stream
+
     def generator(self, purpose: str, *counters: int) -> np.random.Generator:
         """A NumPy generator for one of the method's own random choices on the server."""
         return generator(self.seed, purpose, *counters)

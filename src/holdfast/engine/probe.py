@@ -1,0 +1,98 @@
+"""The heavier probes: how local models and their gradients differ, on a fixed batch of test samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast import metrics
+from holdfast.engine.evaluation import TestSet
+from holdfast.engine.local import Result
+from holdfast.methods.base import Server, Tensors
+from holdfast.methods.context import Task
+
+PER_CLASS = 10  # test samples of each class in the probe batch, as FedFA takes
+CHUNK = 512
+
+
+class Probe:
+    """One round's probe; fed with the server's model before, each local model, and the server's after."""
+
+    def __init__(self, task: Task, batch: TestSet, server: Server) -> None:
+        self.task, self.batch, self.sent = task, batch, server
+        self.before = self._features(server.params, server.buffers)
+        self.features: list[np.ndarray] = []
+        self.updates: list[np.ndarray] = []
+        self.gradients: list[Tensor] = []
+        self.label_counts: list[np.ndarray] = []
+        self.clients: list[int] = []
+
+    def add(self, result: Result, x: Tensor, y: Tensor) -> None:
+        """A trained client, and its own samples."""
+        self.clients.append(result.client)
+        self.label_counts.append(result.label_counts)
+        self.features.append(self._features(result.params, result.buffers))
+        change = [result.params[k] - self.sent.params[k] for k in self.task.network.head.names]
+        self.updates.append(torch.cat([c.reshape(self.task.num_classes, -1) for c in change], 1).cpu().numpy())
+        self.gradients.append(self._gradient(x, y).cpu())
+
+    def record(self, server: Server) -> dict[str, Any]:
+        """The round's numbers; ``server`` holds the model after aggregation."""
+        labels = self.batch.y.cpu().numpy()
+        local = np.stack(self.features)
+        aligned = [metrics.neuron_alignment(self.before, f, labels) for f in local]
+        after = self._features(server.params, server.buffers)
+        return {
+            "gradient_diversity": metrics.gradient_diversity([g.numpy() for g in self.gradients]),
+            "alignment": {
+                "local": float(np.mean(aligned)),
+                "global": metrics.neuron_alignment(self.before, after, labels),
+                "dead": metrics.dead_unit_share(after),
+            },
+            "feature_distance": metrics.feature_distance(local),
+            "classifier_similarity": metrics.classifier_update_similarity(np.stack(self.updates)),
+        }
+
+    def picture(self) -> dict[str, Any]:
+        """Features by class and client in the plane (t-SNE), and the cosines of pairs, for the report."""
+        from sklearn.manifold import TSNE
+
+        labels = self.batch.y.cpu().numpy()
+        owned = np.stack(self.label_counts) > 0
+        local = np.stack(self.features)  # [K, N, d]
+        positive, negative = metrics.pair_similarity(local, labels, owned)
+        client, sample = np.nonzero(owned[:, labels])
+        chosen = local[client, sample]
+        if len(chosen) > 1500:
+            keep = np.linspace(0, len(chosen) - 1, 1500).astype(int)
+            client, sample, chosen = client[keep], sample[keep], chosen[keep]
+        plane = TSNE(perplexity=min(30, max(1, len(chosen) // 4)), random_state=0).fit_transform(chosen)
+        edges = np.linspace(-1, 1, 41)
+        return {
+            "tsne": plane.round(3).tolist(),
+            "labels": labels[sample].tolist(),
+            "clients": [self.clients[k] for k in client],
+            "pairs": {
+                "edges": edges.round(3).tolist(),
+                "positive": np.histogram(positive, edges)[0].tolist(),
+                "negative": np.histogram(negative, edges)[0].tolist(),
+            },
+        }
+
+    def _features(self, params: Tensors, buffers: Tensors) -> np.ndarray:
+        x = self.batch.preprocess(self.batch.x, dtype=self.task.dtype)
+        return self.task.forward(params, buffers, x).features.cpu().numpy()
+
+    def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """∇f_k at the sent model over all of a client's samples, flat; BatchNorm as in evaluation."""
+        params = {k: v.detach().requires_grad_() for k, v in self.sent.params.items()}
+        total = torch.zeros((), dtype=self.task.dtype, device=self.task.device)
+        for part, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+            out = self.task.network.apply(params, self.sent.buffers, part)
+            total = total + F.cross_entropy(out.logits, labels, reduction="sum")
+        grads = torch.autograd.grad(total / len(y), list(params.values()))
+        return torch.cat([g.flatten() for g in grads])
