@@ -103,14 +103,14 @@ class FedFA(Method):
         """L_fa: the distance of features from their class's anchor."""
         if self.mu == 0:
             return None
-        strength, anchors = carry["mu"], carry["anchors"]
+        strength: Tensor = carry["mu"]
+        anchors: Tensor = carry["anchors"]
         distance = (out.features - anchors[batch.y]).square().sum(-1)
         if self.anchor_loss == "paper":
-            return batch.mean(distance) * strength / 2
+            return strength / 2 * batch.mean(distance)
         members = batch.members(len(anchors))
         weight = (members / members.sum(0).clamp(min=1)).sum(-1)  # of a sample in its class's mean
-        total: Tensor = (weight * distance).sum() * strength
-        return total / len(anchors)
+        return strength / len(anchors) * (weight * distance).sum()
 
     def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
         """Calibrate, and add up the batch's class means."""

@@ -34,7 +34,7 @@ class FedKA(Method):
 
     name: ClassVar[str] = "fedka"
 
-    beta: float = 0.1  # β: strength of preservation
+    beta: float = 0.01  # β: strength of preservation
     gamma: float = 0.05  # γ: share of a client's samples from which a class is dominant
     mu: int = 10  # μ: the most samples an anchor has
     sampling: Literal["random", "hard", "proficient"] = "random"

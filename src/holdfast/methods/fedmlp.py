@@ -138,7 +138,8 @@ class FedMLP(Method):
         goal = torch.where(carry["remembered"][y].unsqueeze(-1), carry["memory"][y], nearest)
         feature, memory = F.log_softmax(h, dim=-1), F.log_softmax(goal, dim=-1)
         both = (feature, memory) if self.inter_task_kl == "feature-memory" else (memory, feature)
-        return kl_divergence(*both) * carry["exists"].any()
+        anything: Tensor = carry["exists"].any()
+        return anything * kl_divergence(*both)
 
     def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send the prototypes of the current task and remember them, and the classifier."""
