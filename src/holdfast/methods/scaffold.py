@@ -45,7 +45,7 @@ class Scaffold(Method):
         return {"c_k": {k: torch.zeros_like(p) for k, p in client.sent.items()}}
 
     def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """What is added to every gradient of this round: c - c_k."""
+        """What is added to every gradient of this round, c - c_k, and c_k itself."""
         c_k = state["c_k"]
         return {"correction": {k: c - c_k[k] for k, c in payload["c"].items()}, "c_k": c_k}
 
@@ -58,11 +58,11 @@ class Scaffold(Method):
         steps = float(client.steps)
         if self.variant == "ntd":
             steps = momentum_steps(steps, client.task.momentum)
-        change = {
+        new = {
             k: (client.sent[k] - params[k]) / (steps * client.lr) - correction
             for k, correction in carry["correction"].items()
-        }
-        return {"change": change}, {"c_k": {k: carry["c_k"][k] + d for k, d in change.items()}}
+        }  # c_k⁺ = (w^{t-1} - w_k) / (K η) - (c - c_k)
+        return {"change": {k: c_k - carry["c_k"][k] for k, c_k in new.items()}}, {"c_k": new}
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
         """c moves by the sampled clients' share of the federation."""

@@ -64,32 +64,47 @@ def find_head(net: nn.Module, layer: str | None) -> tuple[str, nn.Linear]:
     return list(linears.items())[-1]
 
 
-class _LaneBatchNorm(nn.Module):
-    """BatchNorm as a pure function: ignores padding, and leaves the new statistics in ``fresh``.
+class _BatchNorm(nn.Module):
+    """BatchNorm in two forms with the same arithmetic: torch's own, which updates its statistics in place, and a
+    pure one for ``vmap`` and ``grad``, which ignores padding and leaves the new statistics in ``fresh``.
 
-    torch's own updates its buffers in place, which ``vmap`` and ``grad`` do not allow.
+    Unlike torch's, it takes a batch of one value a channel, whose variance is 0.
     """
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, tracks: bool) -> None:
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias
         self.eps, self.momentum = norm.eps, 0.1 if norm.momentum is None else norm.momentum
+        self.tracks = tracks and norm.running_mean is not None
         for name, buffer in norm.named_buffers(recurse=False):
-            self.register_buffer(name, buffer)
-        self.tracks = norm.running_mean is not None
+            self.register_buffer(name, buffer if self.tracks else None)
+        self.pure = False
         self.mask: Tensor | None = None
         self.fresh: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalise each channel of ``[B, C, ...]``."""
+        if self.pure or x.numel() == x.shape[1]:
+            y = self._pure_forward(x)
+            if not self.pure:
+                for name, value in self.fresh.items():
+                    self.get_buffer(name).copy_(value)
+            return y
+        if self.training and self.tracks:
+            self.num_batches_tracked += 1
+        batch_statistics = self.training or not self.tracks
+        return nn.functional.batch_norm(
+            x, self.running_mean if self.tracks else None, self.running_var if self.tracks else None,
+            self.weight, self.bias, batch_statistics, self.momentum, self.eps,
+        )  # fmt: skip
+
+    def _pure_forward(self, x: Tensor) -> Tensor:
         shape = [1, -1] + [1] * (x.dim() - 2)
         if self.training or not self.tracks:
             axes = [0, *range(2, x.dim())]
-            weight = (
-                torch.ones_like(x[:, 0])
-                if self.mask is None
-                else torch.ones_like(x[:, 0]) * self.mask.view(-1, *[1] * (x.dim() - 2))
-            )
-            weight = weight.unsqueeze(1)
+            weight = torch.ones_like(x[:, :1])
+            if self.mask is not None:
+                weight = weight * self.mask.view(-1, *[1] * (x.dim() - 1))
             count = weight.sum()
             mean = (x * weight).sum(axes) / count
             centred = x - mean.view(shape)
@@ -106,9 +121,7 @@ class _LaneBatchNorm(nn.Module):
             mean, var = self.running_mean, self.running_var
             centred = x - mean.view(shape)
         y = centred * torch.rsqrt(var + self.eps).view(shape)
-        if self.weight is not None:
-            y = y * self.weight.view(shape) + self.bias.view(shape)
-        return y
+        return y if self.weight is None else y * self.weight.view(shape) + self.bias.view(shape)
 
 
 def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
@@ -154,15 +167,13 @@ class Network:
     def __init__(self, net: nn.Module, head: str | None = None, norm: NormPolicy = "average") -> None:
         if norm not in ("average", "local", "drop"):
             raise HoldfastError(f"norm is '{norm}'; it must be average, local or drop")
-        self._original = net
+        self._original, self._norm = net, norm
         self.net = copy.deepcopy(net).requires_grad_(True)
         norms = {
             name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         }
-        if norm == "drop":
-            for module in norms.values():
-                module.track_running_stats = False
-                module.running_mean = module.running_var = module.num_batches_tracked = None
+        for name, module in norms.items():
+            _replace(self.net, name, _BatchNorm(module, tracks=norm != "drop"))
         self.has_batch_norm = bool(norms)
         dropouts = [(n, m) for n, m in self.net.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
         for layer_index, (name, module) in enumerate(dropouts):
@@ -187,7 +198,12 @@ class Network:
 
     def module(self) -> nn.Module:
         """A copy of the module as the user gave it, to be loaded with trained weights."""
-        return copy.deepcopy(self._original)
+        net = copy.deepcopy(self._original)
+        for module in net.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and self._norm == "drop":
+                module.track_running_stats = False
+                module.running_mean = module.running_var = module.num_batches_tracked = None
+        return net
 
     def seed_dropout(self, key: Tensor | None) -> None:
         """Say where the next forward pass in training mode draws its dropout masks from."""
@@ -224,7 +240,7 @@ class Network:
         if self._lanes is None:
             self._lanes = self._functional_copy()
         self._lanes.train(train)
-        norms = {n: m for n, m in self._lanes.named_modules() if isinstance(m, _LaneBatchNorm)}
+        norms = {n: m for n, m in self._lanes.named_modules() if isinstance(m, _BatchNorm)}
         for module in norms.values():
             module.mask = mask
         if self.dropouts:
@@ -238,9 +254,9 @@ class Network:
 
     def _functional_copy(self) -> nn.Module:
         lanes = copy.deepcopy(self.net).train()
-        for name, module in list(lanes.named_modules()):
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                _replace(lanes, name, _LaneBatchNorm(module))
+        for module in lanes.modules():
+            if isinstance(module, _BatchNorm):
+                module.pure = True
         some = next(iter(self.params.values()))
         if kernels.unavailable(some.device, some.dtype) is None:
             kernels.install(lanes)
