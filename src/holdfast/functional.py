@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 
-def kl_divergence(teacher_log_probs: Tensor, student_log_probs: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+def kl_divergence(
+    teacher_log_probs: Tensor, student_log_probs: Tensor, weight: Tensor | float = 1.0
+) -> Tensor:
     """Σ_c weight^c p^c (log p^c - log q^c) for each sample: ``[B]`` from log-probabilities ``[B, C]``."""
     return (weight * teacher_log_probs.exp() * (teacher_log_probs - student_log_probs)).sum(-1)
 
@@ -40,4 +44,25 @@ def momentum_steps(steps: float, momentum: float) -> float:
     [τ - ρ(1 - ρ^τ)/(1 - ρ)] / (1 - ρ), which is τ without momentum.
     """
     rho = momentum
-    return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+    return float((steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho))
+
+
+def classifier_matrix(classifier: dict[str, Tensor]) -> Tensor:
+    """A linear layer's parameters as one matrix: ``[C, d]``, or ``[C, d+1]`` with the bias as last column."""
+    weight_first = sorted(classifier.values(), key=lambda p: -p.ndim)
+    return torch.cat([p if p.ndim == 2 else p.unsqueeze(1) for p in weight_first], dim=1)
+
+
+def classifier_inputs(features: Tensor, matrix: Tensor) -> Tensor:
+    """Features ``[B, d]`` as that matrix takes them: with a 1 for the bias, if there is one."""
+    return F.pad(features, (0, matrix.shape[-1] - features.shape[-1]), value=1.0)
+
+
+def fit_classifier(matrix: Tensor, inputs: Tensor, y: Tensor, batches: Iterable[Tensor], lr: float) -> Tensor:
+    """The matrix after plain SGD on cross-entropy, one step for each batch (row numbers of ``inputs``)."""
+    targets = F.one_hot(y, len(matrix)).to(inputs.dtype)
+    for rows in batches:
+        x = inputs[rows]
+        error = (x @ matrix.T).softmax(-1) - targets[rows]
+        matrix = torch.addmm(matrix, error.T, x, alpha=-lr / len(rows))
+    return matrix

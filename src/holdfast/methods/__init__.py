@@ -1,7 +1,9 @@
 """The methods: one file each, composed with `Stack`."""
 
 from holdfast.methods.base import Batch, Local, Method, Server, Upload
+from holdfast.methods.ccvr import CCVR
 from holdfast.methods.context import Client, Task
+from holdfast.methods.creff import CReFF
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.fedavgm import FedAvgM
 from holdfast.methods.fedcurv import FedCurv
@@ -13,8 +15,10 @@ from holdfast.methods.fedmlp import FedMLP
 from holdfast.methods.fednova import FedNova
 from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.fedproc import FedProc
+from holdfast.methods.fedproto import FedProto
 from holdfast.methods.fedprox import FedProx
 from holdfast.methods.fedreg import FedReg
+from holdfast.methods.fedrep import FedRep
 from holdfast.methods.flashback import Flashback
 from holdfast.methods.moon import Moon
 from holdfast.methods.registry import METHODS, method_from, parse_method
@@ -22,8 +26,10 @@ from holdfast.methods.scaffold import Scaffold
 from holdfast.methods.stack import Stack
 
 __all__ = [
+    "CCVR",
     "METHODS",
     "Batch",
+    "CReFF",
     "Client",
     "FedAvg",
     "FedAvgM",
@@ -36,8 +42,10 @@ __all__ = [
     "FedNTD",
     "FedNova",
     "FedProc",
+    "FedProto",
     "FedProx",
     "FedReg",
+    "FedRep",
     "Flashback",
     "Local",
     "Method",

@@ -8,6 +8,8 @@ from typing import Any
 
 from holdfast.errors import HoldfastError, unknown
 from holdfast.methods.base import Method
+from holdfast.methods.ccvr import CCVR
+from holdfast.methods.creff import CReFF
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.fedavgm import FedAvgM
 from holdfast.methods.fedcurv import FedCurv
@@ -19,8 +21,10 @@ from holdfast.methods.fedmlp import FedMLP
 from holdfast.methods.fednova import FedNova
 from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.fedproc import FedProc
+from holdfast.methods.fedproto import FedProto
 from holdfast.methods.fedprox import FedProx
 from holdfast.methods.fedreg import FedReg
+from holdfast.methods.fedrep import FedRep
 from holdfast.methods.flashback import Flashback
 from holdfast.methods.moon import Moon
 from holdfast.methods.scaffold import Scaffold
@@ -45,6 +49,10 @@ METHODS: dict[str, type[Method]] = {
         FedDF,
         FedProc,
         FedReg,
+        FedRep,
+        FedProto,
+        CReFF,
+        CCVR,
     )
 }
 """Every method by its name."""

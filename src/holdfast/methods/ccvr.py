@@ -1,0 +1,78 @@
+"""CCVR: calibrate the classifier once, after training, on virtual features."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.functional import classifier_inputs, classifier_matrix, fit_classifier
+from holdfast.methods.base import Method, Server, Tensors, Tree
+from holdfast.methods.context import Client, Task
+
+RIDGE = 1e-6  # added to a covariance before sampling, so that few samples have one too
+
+
+@dataclass(frozen=True)
+class CCVR(Method):
+    """Classifier calibration with virtual representations; alone it is FedAvg with a last touch.
+
+    After the last round every client sends, for each class, the number, sum and second moment of its features
+    h at the final model: what its N_k, μ_k and Σ_k (unbiased) are made of, and all that their union needs.
+    Server, for each class: μ = Σ_k N_k μ_k / N,
+    Σ = Σ_k (N_k-1)/(N-1) Σ_k + Σ_k N_k/(N-1) μ_k μ_kᵀ - N/(N-1) μ μᵀ;  M draws of N(μ, Σ + 1e-6 I); the
+    classifier is trained on them from where it is by SGD on CE. A class that nobody holds has no draws.
+    Luo et al., NeurIPS 2021. M = 200, 10 epochs of the run's batches and rate 0.01 are this library's choice.
+    """
+
+    name: ClassVar[str] = "ccvr"
+
+    draws: int = 200  # M: virtual features of each class
+    epochs: int = 10
+    lr: float = 0.01
+
+    def check(self) -> None:
+        """Counts and a rate."""
+        self.require(
+            draws=(self.draws >= 1, "at least 1"),
+            epochs=(self.epochs >= 0, "at least 0"),
+            lr=(self.lr > 0, "above 0"),
+        )
+
+    def survey(self, params: Tensors, client: Client) -> Tree:
+        """Number, sum ``[C, d]`` and second moment ``[C, d, d]`` of each class's features."""
+        features = client.forward(params).features.double()  # the covariance is a small difference of sums
+        members = F.one_hot(client.y, client.task.num_classes).to(features.dtype)
+        moments = [(features * member.unsqueeze(-1)).T @ features for member in members.T]
+        return {"count": members.sum(0), "sum": members.T @ features, "moment": torch.stack(moments)}
+
+    def conclude(self, server: Server, sums: Tree, task: Task) -> Server:
+        """Train the classifier on draws from each class's Gaussian."""
+        drawn, labels = [], []
+        for c in torch.nonzero(sums["count"]).flatten().tolist():
+            drawn.append(self._draw(c, sums["count"][c], sums["sum"][c], sums["moment"][c], task))
+            labels.append(torch.full((self.draws,), c, device=task.device))
+        classifier = {name: server.params[name] for name in task.network.head.names}
+        matrix = classifier_matrix(classifier)
+        inputs, y = classifier_inputs(torch.cat(drawn), matrix), torch.cat(labels)
+        rng = task.generator("virtual feature batches")
+        batches = (
+            rows
+            for _ in range(self.epochs)
+            for rows in torch.split(torch.from_numpy(rng.permutation(len(y))), task.batch_size)
+        )
+        matrix = fit_classifier(matrix, inputs, y, batches, self.lr)
+        width = task.network.head.features
+        fitted = {k: matrix[:, width] if p.ndim == 1 else matrix[:, :width] for k, p in classifier.items()}
+        return Server(server.params | fitted, server.buffers, server.state, server.round)
+
+    def _draw(self, label: int, count: Tensor, total: Tensor, moment: Tensor, task: Task) -> Tensor:
+        """M features of one class."""
+        mean = total / count
+        covariance = (moment - count * torch.outer(mean, mean)) / (count - 1).clamp(min=1)
+        values, vectors = torch.linalg.eigh(covariance)
+        spread = vectors * (values.clamp(min=0) + RIDGE).sqrt() @ vectors.T
+        noise = task.generator("virtual features", label).standard_normal((self.draws, len(mean)))
+        drawn: Tensor = mean + torch.from_numpy(noise).to(mean) @ spread
+        return drawn.to(task.dtype)

@@ -1,0 +1,120 @@
+"""FedProto: exchange class prototypes, not weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.context import Client, Task
+from holdfast.models.network import Output
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """Each client trains a model of its own towards the federation's class prototypes.
+
+    Local: CE + λ MSE(h, p_y), the mean over dimensions and batch; a sample whose class has no prototype adds
+    nothing, so round 1 is CE alone.
+    Up: the client's class means of h, collected in the last epoch, as training saw them.
+    Server: p_c = unweighted mean over the participants that hold c; a class that none holds keeps its p_c.
+    Tan et al., AAAI 2022. λ = 1 on MNIST and FEMNIST, 0.1 on CIFAR-10.
+    A client predicts the nearest of its own classes' prototypes. There is no global model; what is tested as
+    such is the unweighted mean of the clients' models with the nearest global prototype.
+    """
+
+    name: ClassVar[str] = "fedproto"
+
+    lam: float = 1.0  # λ: strength of the pull to the prototypes
+
+    def check(self) -> None:
+        """λ is a strength."""
+        self.require(lam=(self.lam >= 0, "at least 0"))
+
+    def init(self, task: Task) -> Tree:
+        """No prototype yet."""
+        zeros = torch.zeros(
+            task.num_classes, task.network.head.features, dtype=task.dtype, device=task.device
+        )
+        return {"prototypes": zeros, "known": torch.zeros_like(task.class_counts)}
+
+    def down(self, server: Server) -> Tree:
+        """Clients receive the prototypes."""
+        return server.state
+
+    def init_client(self, client: Client) -> Tree:
+        """Every client's model starts as the run's initial one."""
+        return {"params": client.task.network.params}
+
+    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
+        """The client's own model."""
+        own: Tensors = state["params"]
+        return own
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+        """The global prototypes, and room for the client's own."""
+        prototypes = payload["prototypes"]
+        return {
+            "prototypes": prototypes,
+            "known": payload["known"],
+            "sums": torch.zeros_like(prototypes),
+            "last": client.task.scalar(client.epochs - 1),
+        }
+
+    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
+        """λ MSE(h, p_y)."""
+        if self.lam == 0:
+            return None
+        distance = (out.features - carry["prototypes"][batch.y]).square().mean(-1)
+        return self.lam * batch.mean(distance * carry["known"][batch.y])
+
+    def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
+        """In the last epoch, collect the features of each class."""
+        members = batch.members(len(carry["known"])) * (batch.epoch == carry["last"])
+        return params, carry | {"sums": carry["sums"] + members.T @ out.features}
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Send the class means; remember them and the model."""
+        prototypes = carry["sums"] / client.label_counts.clamp(min=1).unsqueeze(-1)
+        owned = client.owned.to(prototypes.dtype)
+        state = {"params": params, "prototypes": prototypes, "owned": owned}
+        return {"prototypes": prototypes, "owned": owned}, state
+
+    def travels(self, name: str, task: Task) -> bool:
+        """No weight does."""
+        return False
+
+    def client_weight(self, client: Client) -> float:
+        """Clients count alike in the model that is tested."""
+        return 1.0
+
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+        """The mean over those that hold a class."""
+        holders, state = sums["owned"], server.state
+        means = sums["prototypes"] / holders.clamp(min=1).unsqueeze(-1)
+        held = holders > 0
+        return {
+            "prototypes": torch.where(held.unsqueeze(-1), means, state["prototypes"]),
+            "known": torch.where(held, torch.ones_like(holders), state["known"]),
+        }
+
+    def predict(self, out: Output, server: Server) -> Tensor:
+        """The nearest global prototype; before there is any, the classifier."""
+        state = server.state
+        return (
+            _nearness(out.features, state["prototypes"], state["known"])
+            if state["known"].any()
+            else out.logits
+        )
+
+    def personal(self, out: Output, state: Tree) -> Tensor:
+        """The nearest of the client's own prototypes."""
+        return _nearness(out.features, state["prototypes"], state["owned"])
+
+
+def _nearness(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Minus the mean squared distance to each prototype, ``[B, C]``; those unknown come last."""
+    scores = -torch.cdist(features, prototypes).square() / features.shape[-1]
+    return torch.where(known > 0, scores, scores.amin(-1, keepdim=True) - 1)
