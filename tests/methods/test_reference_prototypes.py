@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from reference.numpy_model import (
     CLASSES,
@@ -31,6 +32,7 @@ from reference.world import (
     LABELS,
     PARTS,
     SAMPLES,
+    SETTINGS,
     SIZES,
     TOTAL,
     Ran,
@@ -49,9 +51,12 @@ from reference.world import (
 
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import GlobalEpochs
+from holdfast.methods import clustering
 from holdfast.methods.fedfa import FedFA
 from holdfast.methods.fedmlp import FedMLP
 from holdfast.methods.fedproc import FedProc
+from holdfast.methods.fedproto import FedProto
+from holdfast.models.network import Output
 
 CLIENTS = range(len(PARTS))
 
@@ -197,6 +202,51 @@ def test_fedproc(variant: str) -> None:
                 np.testing.assert_allclose(got.state["prototypes"][c], p, rtol=1e-9, atol=1e-12)
 
 
+# FedProto -----------------------------------------------------------------------------------------------
+
+
+def nearest(h: Array, prototypes: dict[int, Array]) -> list[int]:
+    return [min(prototypes, key=lambda c: ((row - prototypes[c]) ** 2).mean()) for row in h]
+
+
+def test_fedproto() -> None:
+    """Weights stay at home: each client goes on from its own."""
+    lam, local = 3.0, [initial_weights() for _ in CLIENTS]
+    prototypes: dict[int, Array] = {}
+    method = FedProto(lam=lam)
+    for t, got in enumerate(run(method, rounds=3).rounds, start=1):
+        own: list[dict[int, Array]] = []
+        for k in CLIENTS:
+            seen: list[tuple[Array, NDArray[np.int64]]] = []
+
+            def pull(
+                f: Forward, step: Step, seen: Any = seen, known: Any = prototypes
+            ) -> tuple[float, Array]:
+                if step.epoch == SETTINGS.epochs - 1:
+                    seen.append((f.h, step.y))
+                target = np.stack([known.get(int(y), h) for h, y in zip(f.h, step.y, strict=True)])
+                return 0.0, 2 * lam * (f.h - target) / f.h.size
+
+            local[k] = descend(local[k], steps_of(k, t), with_term(pull), lr_at(t))
+            own.append(
+                class_means(np.concatenate([h for h, _ in seen]), np.concatenate([y for _, y in seen]))
+            )
+        held = {c for means in own for c in means}
+        prototypes = prototypes | {c: np.mean([m[c] for m in own if c in m], axis=0) for c in held}
+        assert_round_equal(got, local, mean(local))
+        for c, p in prototypes.items():
+            np.testing.assert_allclose(got.state["prototypes"][c], p, rtol=1e-9, atol=1e-12)
+        features = forward(mean(local), SAMPLES).h
+        out = Output(torch.from_numpy(features), torch.zeros(len(features), CLASSES).double())
+        assert method.predict(out, got.server).argmax(1).tolist() == nearest(features, prototypes)
+        for k in CLIENTS:
+            state = {
+                name: torch.from_numpy(v) for name, v in got.clients[k].memory.items() if name != "params"
+            }
+            mine = {c: p for c, p in prototypes.items() if COUNTS[k][c]}
+            assert set(method.personal(out, state).argmax(1).tolist()) <= set(mine)
+
+
 # FedMLP -------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +272,14 @@ def finch(points: Array) -> NDArray[np.int64]:
         means = np.stack([points[labels == g].mean(0) for g in range(group.max() + 1)])
     several = [p for p in partitions if p.max() > 0]
     return several[-1] if several else np.zeros(len(points), np.int64)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_finch_finds_the_reference_partition(seed: int) -> None:
+    points = np.abs(np.random.default_rng(seed).normal(size=(4 + 5 * seed, HIDDEN)))
+    got, expected = clustering.finch(points), finch(points)
+    assert len(set(zip(got.tolist(), expected.tolist(), strict=True))) == len(set(expected.tolist()))
+    assert len(set(got.tolist())) == len(set(expected.tolist()))
 
 
 @dataclass
