@@ -86,6 +86,11 @@ def test_a_federation_of_ones_own_finds_its_regime_and_no_guess():
     assert "FedNTD" in found["source"]
 
 
+def test_imbalance_alone_sets_a_federation_apart():
+    assert nearest_regime([[10_000, 1000, 100]] * 10)["distance"] > 0.8
+    assert nearest_regime([[1000, 1000, 1000]] * 10)["distance"] < 0.1
+
+
 def test_regimes_have_the_published_numbers_of_samples():
     counts = {regime.name: regime.label_counts() for regime in REGIMES}
     assert len(counts) == len(REGIMES)

@@ -110,6 +110,12 @@ def test_the_hash_is_of_the_content(toy):
     assert len(one.hash) == 64
 
 
+def test_the_hash_tells_where_one_array_ends(toy):
+    held = Federation(toy, np.array([0]), np.array([0, 1]))
+    public = Federation(toy, np.array([], int), np.array([0, 0]), public=np.array([1]))
+    assert held.hash != public.hash
+
+
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 2**32), alpha=st.sampled_from([0.1, 1.0]), clients=st.integers(1, 30))
 def test_the_same_seed_gives_the_same_hash(seed, alpha, clients):

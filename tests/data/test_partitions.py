@@ -188,6 +188,7 @@ def statistics(counts):
     ("partition", "alpha", "min_size", "capped"),
     [
         (Dirichlet(0.2, min_size=5), 0.2, 5, True),
+        (Dirichlet(0.3, min_size=16), 0.3, 16, True),
         (Dirichlet(1.0, min_size=0), 1.0, 0, True),
         (DirichletUncapped(0.3, min_size=3), 0.3, 3, False),
     ],
@@ -247,6 +248,27 @@ def test_unreachable_min_size_is_told_after_bounded_work(monkeypatch):
         Dirichlet(0.05, min_size=28).assign(pool_of(300, 3), 10, generator(0, "test"))
 
 
+def test_redrawing_takes_the_first_candidate_that_has_enough_not_the_best():
+    sizes = [[1, 9], [2, 8], [3, 7], [4, 6], [5, 5], [3, 7]]
+    given_out = iter(sizes)
+
+    def draw(n):
+        chosen = np.array([next(given_out) for _ in range(n)])
+        return partitions._Tables(chosen.astype(float), np.cumsum(chosen, axis=1)[None])
+
+    # Candidates are looked at in groups of 1, 2, 4: the third is the first with 3 samples for all.
+    assert partitions._redraw(draw, 3, shares=2).tolist() == [[3, 7]]
+    given_out = iter([[0, 10], [1, 9], [2, 8], *sizes[2:]])
+    assert partitions._redraw(draw, 3, shares=2).tolist() == [[3, 7]]
+
+
+def test_samples_of_a_class_are_dealt_in_random_order():
+    pool = Pool(np.arange(400) % 2)
+    indices, _ = Dirichlet(1.0, min_size=1).assign(pool, 1, generator(0, "test"))
+    assert not np.array_equal(np.sort(indices[:200]), indices[:200])
+    assert (pool.labels[indices] == np.repeat([0, 1], 200)).all()
+
+
 def sequential_inner(labels, clients, alpha, rng):
     """FedDyn's loop: a random client with room draws a class from its prior until one is left of it."""
     classes = labels.max() + 1
@@ -290,6 +312,19 @@ def test_dirichlet_two_stage_deals_groups_of_ten_apart():
     assert np.mean([len(classes) for classes in held]) < 4.5
     for group in (range(10), range(10, 20), range(20, 25)):
         assert len(np.unique(np.concatenate([held[k] for k in group]))) == 5
+
+
+def test_dirichlet_two_stage_asks_for_half_the_mean_within_a_group(monkeypatch):
+    asked = []
+    inner = partitions._dirichlet
+
+    def spy(pool, clients, alpha, min_size, capped, rng):
+        asked.append((len(pool.labels), clients, min_size, capped))
+        return inner(pool, clients, alpha, min_size, capped, rng)
+
+    monkeypatch.setattr(partitions, "_dirichlet", spy)
+    DirichletTwoStage(1.0).assign(pool_of(2500, 5), 25, generator(0, "test"))
+    assert asked == [(1000, 10, 50, True), (1000, 10, 50, True), (500, 5, 50, True)]
 
 
 @given(classes=st.integers(1, 6), seed=st.integers(0, 999))
@@ -368,6 +403,14 @@ def test_writer_transfer_copies_the_mixtures_of_writers():
     distance = np.abs(counts[:, None] - wrote[None]).max(2)
     assert (distance.min(1) <= 1).all()
     assert sorted(distance.argmin(1).tolist()) == list(range(10))
+
+
+def test_writer_transfer_shares_a_class_no_picked_writer_wrote():
+    labels, writers = np.array([0] * 90 + [1] * 10), np.array([0] * 45 + [1] * 45 + [2] * 10)
+    pool = Pool(labels, {"writer": (tuple("abc"), writers)})
+    tables = [table(WriterTransfer(), pool, 2, seed) for seed in range(12)]
+    assert all(counts.sum() == 100 for counts in tables)
+    assert any(counts.tolist() == [[45, 5], [45, 5]] for counts in tables)
 
 
 @pytest.mark.parametrize("partition", [*COMPLETE, ClassShards(4, drop=True), ByWriter(1, 20)], ids=str)

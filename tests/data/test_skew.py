@@ -34,6 +34,12 @@ def test_the_long_tail_of_cifar10_is_the_papers():
     assert len(np.unique(kept)) == len(kept)
 
 
+def test_a_long_tail_is_not_shortened_by_rounding():
+    # 180 * 0.7 is 125.99999999999999 in floating point.
+    labels = np.repeat([0, 1], 180)
+    assert np.bincount(labels[LongTail(0.7).keep(labels, 2, generator(0, "test"))]).tolist() == [180, 126]
+
+
 @given(ratio=st.floats(0.01, 1), sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8))
 def test_a_long_tail_never_takes_more_than_there_is(ratio, sizes):
     labels = np.repeat(np.arange(len(sizes)), sizes)
@@ -140,6 +146,11 @@ def test_blur_spreads_a_point_as_a_gaussian_does():
     assert sorted(spreads) == pytest.approx([0, 0.75, 1.5], abs=0.1)
 
 
+def test_blur_keeps_brightness():
+    for before, after in by_domain(FeatureSkew(blur=2), images()):
+        assert float(after.mean()) == pytest.approx(float(before.mean()), abs=0.01)
+
+
 def test_feature_skew_is_seeded():
     plain, skew = images(), FeatureSkew(rotation=20, blur=0.5, noise=0.1, contrast=0.2, colour=0.2, groups=2)
     one, again, other = (federate(plain, IID(), clients=4, seed=s, skew=skew).dataset for s in (0, 0, 1))
@@ -196,6 +207,15 @@ def test_mixed_domains_are_resized_and_capped():
     # Resizing keeps brightness, and constant images as they are.
     assert float(mixed.x_test[:50].float().mean()) == pytest.approx(float(grey.x_test.float().mean()), abs=1)
     assert len(mix_domains([grey, colour], per_class=None).y_train) == 160
+
+
+def test_resizing_averages_over_what_it_leaves_out():
+    stripes = images(8, channels=1, size=84, name="stripes")
+    stripes.x_train.zero_()
+    stripes.x_train[..., 1::3] = 255
+    resized = mix_domains([stripes]).x_train[..., 2:-2].float()
+    assert float(resized.min()) > 50
+    assert float(resized.max()) < 130
 
 
 def test_mixed_digits_gives_every_domain_clients_of_its_own():
