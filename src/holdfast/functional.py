@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -66,3 +67,11 @@ def fit_classifier(matrix: Tensor, inputs: Tensor, y: Tensor, batches: Iterable[
         error = (x @ matrix.T).softmax(-1) - targets[rows]
         matrix = torch.addmm(matrix, error.T, x, alpha=-lr / len(rows))
     return matrix
+
+
+def shuffled_batches(
+    rng: np.random.Generator, rows: int, size: int, epochs: int, device: torch.device
+) -> Iterator[Tensor]:
+    """Row numbers of each batch of several epochs, each shuffled anew; the last, shorter batch is kept."""
+    for _ in range(epochs):
+        yield from torch.split(torch.from_numpy(rng.permutation(rows)).to(device), size)

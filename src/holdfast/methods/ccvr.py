@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdfast.functional import classifier_inputs, classifier_matrix, fit_classifier
+from holdfast.functional import classifier_inputs, classifier_matrix, fit_classifier, shuffled_batches
 from holdfast.methods.base import Method, Server, Tensors, Tree
 from holdfast.methods.context import Client, Task
 
@@ -57,11 +57,7 @@ class CCVR(Method):
         matrix = classifier_matrix(classifier)
         inputs, y = classifier_inputs(torch.cat(drawn), matrix), torch.cat(labels)
         rng = task.generator("virtual feature batches")
-        batches = (
-            rows
-            for _ in range(self.epochs)
-            for rows in torch.split(torch.from_numpy(rng.permutation(len(y))), task.batch_size)
-        )
+        batches = shuffled_batches(rng, len(y), task.batch_size, self.epochs, task.device)
         matrix = fit_classifier(matrix, inputs, y, batches, self.lr)
         width = task.network.head.features
         fitted = {k: matrix[:, width] if p.ndim == 1 else matrix[:, :width] for k, p in classifier.items()}

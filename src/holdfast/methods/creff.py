@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdfast.functional import classifier_inputs, classifier_matrix, fit_classifier
+from holdfast.functional import classifier_inputs, classifier_matrix, fit_classifier, shuffled_batches
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Client, Task
 
@@ -102,11 +102,7 @@ class CReFF(Method):
         inputs = classifier_inputs(features.flatten(0, 1), psi)
         labels = torch.arange(task.num_classes, device=task.device).repeat_interleave(self.features)
         rng = task.generator("federated feature batches", server.round)
-        batches = (
-            rows
-            for _ in range(self.epochs)
-            for rows in torch.split(torch.from_numpy(rng.permutation(len(labels))), self.batch_size)
-        )
+        batches = shuffled_batches(rng, len(labels), self.batch_size, self.epochs, task.device)
         matrix = fit_classifier(classifier_matrix(fresh), inputs, labels, batches, self.lr)
         return {"features": features, "classifier": _like(fresh, matrix)}
 
@@ -135,7 +131,8 @@ class CReFF(Method):
 def _apart(a: Tensor, b: Tensor) -> Tensor:
     """1 - cos of each row."""
     lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
-    return 1 - (a * b).sum(-1) / (lengths + 1e-6)
+    cosines: Tensor = (a * b).sum(-1) / (lengths + 1e-6)
+    return 1 - cosines
 
 
 def _random_classifier(task: Task, round: int) -> Tensors:

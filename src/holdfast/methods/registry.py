@@ -10,21 +10,25 @@ from holdfast.errors import HoldfastError, unknown
 from holdfast.methods.base import Method
 from holdfast.methods.ccvr import CCVR
 from holdfast.methods.creff import CReFF
+from holdfast.methods.fedala import FedALA
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.fedavgm import FedAvgM
 from holdfast.methods.fedcurv import FedCurv
 from holdfast.methods.feddf import FedDF
 from holdfast.methods.feddyn import FedDyn
 from holdfast.methods.fedfa import FedFA
+from holdfast.methods.fedfomo import FedFomo
 from holdfast.methods.fedka import FedKA
 from holdfast.methods.fedmlp import FedMLP
 from holdfast.methods.fednova import FedNova
 from holdfast.methods.fedntd import FedNTD
+from holdfast.methods.fedpac import FedPAC
 from holdfast.methods.fedproc import FedProc
 from holdfast.methods.fedproto import FedProto
 from holdfast.methods.fedprox import FedProx
 from holdfast.methods.fedreg import FedReg
 from holdfast.methods.fedrep import FedRep
+from holdfast.methods.fedrod import FedRoD
 from holdfast.methods.flashback import Flashback
 from holdfast.methods.moon import Moon
 from holdfast.methods.scaffold import Scaffold
@@ -53,6 +57,10 @@ METHODS: dict[str, type[Method]] = {
         FedProto,
         CReFF,
         CCVR,
+        FedALA,
+        FedFomo,
+        FedPAC,
+        FedRoD,
     )
 }
 """Every method by its name."""

@@ -1,0 +1,92 @@
+"""FedALA: each client learns how much of the global model to take over."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from holdfast.methods.base import Method, Tensors, Tree
+from holdfast.methods.context import Client
+
+MOST_PASSES = 100  # bounds the first learning of the weights, should its loss never settle
+
+
+@dataclass(frozen=True)
+class FedALA(Method):
+    """Adaptive local aggregation before each client's training.
+
+    ŵ = w_old + (w^{t-1} - w_old) ∘ W for the top ``top`` parameter tensors, w_old the client's last trained
+    model; the tensors below are those of w^{t-1}. W starts at 1 and is learnt on a random share s of the
+    client's samples: for each batch W ← clip(W - η ∂CE/∂ŵ ∘ (w^{t-1} - w_old), 0, 1). The first time there
+    are more than 10 passes, until the losses at the end of the last 10 deviate by less than 0.1; later one a
+    round. Training starts from ŵ; where w_old is w^{t-1}, as in round 1, nothing is learnt.
+    Server: as FedAvg.
+    Zhang et al., AAAI 2023; defaults from PFLlib (2 tensors: the classifier's weight and bias).
+    """
+
+    name: ClassVar[str] = "fedala"
+
+    top: int = 2  # p: how many of the last parameter tensors are mixed
+    sampled: float = 0.8  # s: share of the client's samples for learning W
+    eta: float = 1.0  # η: rate of W
+
+    def check(self) -> None:
+        """A count, a share and a rate."""
+        self.require(
+            top=(self.top >= 1, "at least 1"),
+            sampled=(0 < self.sampled <= 1, "above 0 and at most 1"),
+            eta=(self.eta >= 0, "at least 0"),
+        )
+
+    def init_client(self, client: Client) -> Tree:
+        """w_old is the run's initial model, W = 1, and W was never learnt."""
+        old = self._top(client.task.network.params, client)
+        ones = {k: torch.ones_like(p) for k, p in old.items()}
+        return {"old": old, "weights": ones, "learnt": client.task.scalar(0)}
+
+    def _top(self, params: Tensors, client: Client) -> Tensors:
+        """The tensors that are mixed."""
+        return {name: params[name] for name in list(client.task.network.params)[-self.top :]}
+
+    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
+        """Learn W and mix."""
+        old, weights, learnt = state["old"], state["weights"], state["learnt"]
+        if any(not torch.equal(params[k], p) for k, p in old.items()):
+            weights = self._learn(params, old, weights, client, once=bool(learnt))
+            learnt = torch.ones_like(learnt)
+        client.notes[self.name] = {"weights": weights, "learnt": learnt}
+        return _mixed(params, old, weights)
+
+    def _learn(self, sent: Tensors, old: Tensors, weights: Tensors, client: Client, once: bool) -> Tensors:
+        """W after one pass over the client's share of samples, or after as many as it takes."""
+        task = client.task
+        order = client.generator("aggregation samples").permutation(client.samples)
+        chosen = torch.from_numpy(order[: max(1, int(self.sampled * client.samples))]).to(task.device)
+        losses: list[float] = []
+        while len(losses) < (1 if once else MOST_PASSES):
+            for rows in torch.split(chosen, task.batch_size):
+                mixed = _mixed(sent, old, weights)
+                leaves = {k: mixed[k].requires_grad_() for k in old}
+                with torch.enable_grad():
+                    logits = task.network.apply(mixed, client.buffers, client.x[rows]).logits
+                    loss = F.cross_entropy(logits, client.y[rows])
+                slopes = torch.autograd.grad(loss, list(leaves.values()))
+                weights = {
+                    k: (weights[k] - self.eta * slope * (sent[k] - old[k])).clamp(0, 1)
+                    for k, slope in zip(leaves, slopes, strict=True)
+                }
+            losses.append(loss.item())
+            if len(losses) > 10 and np.std(losses[-10:]) < 0.1:
+                break
+        return weights
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Remember the trained model's top and W."""
+        return {}, {"old": self._top(params, client), **client.notes[self.name]}
+
+
+def _mixed(sent: Tensors, old: Tensors, weights: Tensors) -> Tensors:
+    """ŵ."""
+    return sent | {k: torch.lerp(p, sent[k], weights[k]) for k, p in old.items()}

@@ -1,0 +1,150 @@
+"""FedPAC: aligned features for all, and for each client a mixture of the heads that suit its data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.errors import HoldfastError
+from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.context import Client, Task
+from holdfast.models.network import Output
+
+SMALLEST_SHARE = 1e-3  # heads with less of a mixture than this are left out
+
+
+@dataclass(frozen=True)
+class FedPAC(Method):
+    """Personalisation by feature alignment and classifier collaboration.
+
+    Local: in the first epoch only the head learns (at rate ``head_lr``); in the others only the body:
+    CE + λ MSE(h, p_y), the mean over dimensions and batch, from round 2 on. p are the global class
+    prototypes; a class without one uses the client's own mean feature before training.
+    Before training, on the features of the received body, with shares p_c and class means μ_c: the client's
+    v_k = [Σ_c p_c tr E_c[hhᵀ] - Σ_c p_c² ‖μ_c‖²] / n_k, and its p_c μ_c.
+    Server: the n_k-weighted mean of the bodies; prototypes: class means after training, weighted by class
+    counts; for each participant i the head Σ_j α_j head_j with α = argmin αᵀ(diag v + D)α, α ≥ 0, Σα = 1,
+    D_jl = ⟨p^i μ^i - p^j μ^j, p^i μ^i - p^l μ^l⟩; shares under 0.001 are dropped.
+    Xu et al., ICLR 2023; λ = 1, head rate 0.1. A client's first head is the run's initial one; the global
+    model that is tested has the n_k-weighted mean of the heads.
+    """
+
+    name: ClassVar[str] = "fedpac"
+    keeps_uploads: ClassVar[bool] = True
+
+    lam: float = 1.0  # λ: strength of the alignment
+    head_lr: float = 0.1  # the head's learning rate in its epoch
+
+    def check(self) -> None:
+        """A strength and a rate."""
+        self.require(lam=(self.lam >= 0, "at least 0"), head_lr=(self.head_lr > 0, "above 0"))
+
+    def prepare(self, task: Task) -> Self:
+        """One epoch for the head, at least one for the body."""
+        if task.epochs < 2:
+            raise HoldfastError(
+                "fedpac trains the head in the first epoch and the body in the others, "
+                f"and epochs is {task.epochs}; it must be at least 2"
+            )
+        return self
+
+    def init(self, task: Task) -> Tree:
+        """No prototype yet, no client's head."""
+        zeros = torch.zeros(
+            task.num_classes, task.network.head.features, dtype=task.dtype, device=task.device
+        )
+        return {"prototypes": zeros, "known": torch.zeros_like(task.class_counts)}
+
+    def down(self, server: Server) -> Tree:
+        """Clients receive the prototypes."""
+        return {"prototypes": server.state["prototypes"], "known": server.state["known"]}
+
+    def down_to(self, server: Server, client: int) -> Tree:
+        """The client's own mixture of heads, once there is one."""
+        head = server.state.get("heads", {}).get(str(client))
+        return {} if head is None else {"head": head}
+
+    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
+        """The received body under the client's own head."""
+        network = client.task.network
+        head: Tensors = payload.get("head") or {name: network.params[name] for name in network.head.names}
+        return params | head
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+        """The prototypes to align with; what the server will mix heads by is noted."""
+        features = client.forward(client.sent).features
+        sums, n = _class_sums(features, client), client.samples
+        spread = (features.square().sum() / n - (sums / n).square().sum()) / n
+        client.notes[self.name] = {"means": sums / n, "variance": spread}
+        own = sums / client.label_counts.clamp(min=1).unsqueeze(-1)
+        known = payload["known"] > 0
+        return {
+            "prototypes": torch.where(known.unsqueeze(-1), payload["prototypes"], own),
+            "lam": client.task.scalar(self.lam if client.round > 1 else 0),
+        }
+
+    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor:
+        """λ MSE(h, p_y)."""
+        distance = (out.features - carry["prototypes"][batch.y]).square().mean(-1)
+        term: Tensor = carry["lam"] * batch.mean(distance)
+        return term
+
+    def rate(self, name: str, batch: Batch, lr: float, task: Task) -> Tensor:
+        """The head's epoch is the first."""
+        first = (batch.epoch == 0).to(batch.x.dtype)
+        return first * self.head_lr if name in task.network.head.names else (1 - first) * lr
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Send the class sums of the trained body's features, and what was noted before training."""
+        sums = _class_sums(client.forward(params).features, client)
+        return {"features": sums, "labels": client.label_counts, **client.notes[self.name]}, {}
+
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+        """New prototypes, and new heads for those that took part."""
+        state, labels = server.state, sums["labels"]
+        seen = labels > 0
+        means = sums["features"] / labels.clamp(min=1).unsqueeze(-1)
+        heads = dict(state.get("heads", {}))
+        for own, upload in enumerate(uploads):
+            shares = _shares(uploads, own)
+            heads[str(upload.client)] = {
+                name: torch.stack([a * u.params[name] for a, u in zip(shares, uploads, strict=True)]).sum(0)
+                for name in task.network.head.names
+            }
+        return {
+            "prototypes": torch.where(seen.unsqueeze(-1), means, state["prototypes"]),
+            "known": torch.where(seen, torch.ones_like(labels), state["known"]),
+            "heads": heads,
+        }
+
+
+def _class_sums(features: Tensor, client: Client) -> Tensor:
+    """The sum of each class's features: ``[C, d]``."""
+    return F.one_hot(client.y, client.task.num_classes).to(features.dtype).T @ features
+
+
+def _shares(uploads: Sequence[Upload], own: int) -> list[float]:
+    """α for one participant."""
+    means = torch.stack([u.sums["means"].flatten() for u in uploads]).double()
+    apart = means[own] - means
+    variances = torch.stack([u.sums["variance"] for u in uploads]).double()
+    shares = simplex_minimum((torch.diag(variances) + apart @ apart.T).cpu().numpy())
+    shares[shares < SMALLEST_SHARE] = 0
+    return [float(a) for a in shares / shares.sum()]
+
+
+def simplex_minimum(matrix: np.ndarray) -> np.ndarray:
+    """argmin αᵀ Q α over α ≥ 0, Σα = 1, for a positive semi-definite Q ``[n, n]``.
+
+    With Q = AᵀA, α is proportional to the non-negative x that minimises ‖Ax‖² + (Σx - 1)².
+    """
+    from scipy.optimize import nnls
+
+    values, vectors = np.linalg.eigh(matrix / max(np.trace(matrix) / len(matrix), np.finfo(float).tiny))
+    root = (vectors * np.sqrt(values.clip(min=0))).T
+    solution, _ = nnls(np.vstack([root, np.ones(len(matrix))]), np.append(np.zeros(len(matrix)), 1.0))
+    return np.asarray(solution / solution.sum())
