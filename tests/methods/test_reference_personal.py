@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from typing import Any
+
+import numpy as np
 import pytest
-from reference.numpy_model import BODY, HEAD, Weights
+import torch
+from numpy.typing import NDArray
+from reference.numpy_model import (
+    BODY,
+    CLASSES,
+    HEAD,
+    HIDDEN,
+    Array,
+    Forward,
+    Weights,
+    backward,
+    classify,
+    combine,
+    cross_entropy,
+    cross_entropy_slope,
+    dot,
+    forward,
+    mean,
+)
 from reference.world import (
+    COUNTS,
+    LABELS,
     PARTS,
+    SAMPLES,
+    SIZES,
+    Step,
+    as_numpy,
     assert_models_equal,
     assert_round_equal,
     ce_gradient,
+    data_of,
     descend,
     initial_weights,
     lr_at,
@@ -16,9 +45,16 @@ from reference.world import (
     settings,
     steps_of,
     weighted,
+    with_term,
 )
 
+from holdfast.engine.local import Job
+from holdfast.methods.fedala import FedALA
+from holdfast.methods.fedfomo import FedFomo
+from holdfast.methods.fedpac import FedPAC
 from holdfast.methods.fedrep import FedRep
+from holdfast.methods.fedrod import FedRoD
+from holdfast.models.network import Output
 
 CLIENTS = range(len(PARTS))
 
@@ -49,3 +85,198 @@ def test_fedrep(epochs: int, body_epochs: int) -> None:
         assert_round_equal(got, local, w)
         for k in CLIENTS:
             assert_models_equal(got.clients[k].memory["head"], heads[k])
+
+
+# FedRoD -------------------------------------------------------------------------------------------------
+
+
+def test_fedrod() -> None:
+    w, method = initial_weights(), FedRoD()
+    personal = [head_of(w) for _ in CLIENTS]
+    for t, got in enumerate(run(method, rounds=3).rounds, start=1):
+        local = []
+        for k in CLIENTS:
+            prior = np.where(COUNTS[k] > 0, np.log(np.maximum(COUNTS[k], 1)), -1e9)
+
+            def gradient(now: Weights, step: Step, k: int = k, t: int = t, prior: Array = prior) -> Weights:
+                f = forward(now, step.x)
+                dz = cross_entropy_slope(f.z + classify(personal[k], f.h), step.y)
+                own = {"2.weight": dz.T @ f.h, "2.bias": dz.sum(0)}
+                personal[k] = {name: personal[k][name] - lr_at(t) * own[name] for name in HEAD}
+                return backward(now, f, cross_entropy_slope(f.z + prior, step.y))
+
+            local.append(descend(w, steps_of(k, t), gradient, lr_at(t)))
+        w = weighted(local)
+        assert_round_equal(got, local, w)
+        for k in CLIENTS:
+            kept = got.clients[k].memory["head"]
+            np.testing.assert_allclose(kept[:, :HIDDEN], personal[k]["2.weight"], rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(kept[:, HIDDEN], personal[k]["2.bias"], rtol=1e-9, atol=1e-12)
+            f = forward(local[k], SAMPLES)
+            out = Output(torch.from_numpy(f.h), torch.from_numpy(f.z))
+            said = method.personal(out, {"head": torch.from_numpy(kept)}).numpy()
+            np.testing.assert_allclose(said, f.z + classify(personal[k], f.h), rtol=1e-9, atol=1e-9)
+
+
+# FedALA -------------------------------------------------------------------------------------------------
+
+
+def learn_mixture(
+    k: int, old: Weights, sent: Weights, mixture: Weights, eta: float, first_time: bool
+) -> tuple[Weights, Weights]:
+    """The start ŵ and the weights W of the head, on all of the client's samples as one batch."""
+    x, y = data_of(k)
+
+    def mixed() -> Weights:
+        return sent | {n: old[n] + (sent[n] - old[n]) * mixture[n] for n in HEAD}
+
+    losses: list[float] = []
+    while True:
+        f = forward(mixed(), x)
+        losses.append(cross_entropy(f.z, y))
+        g = backward(mixed(), f, cross_entropy_slope(f.z, y))
+        mixture = {n: np.clip(mixture[n] - eta * g[n] * (sent[n] - old[n]), 0, 1) for n in HEAD}
+        if not first_time or (len(losses) > 10 and np.std(losses[-10:]) < 0.1):
+            return mixed(), mixture
+
+
+def test_fedala() -> None:
+    """All samples, in one batch: no chance is left. The rate makes many of W leave 1."""
+    eta, w, whole = 5.0, initial_weights(), settings(batch_size=7)
+    old: list[Weights] = [w] * len(PARTS)
+    mixtures = [{n: np.ones_like(w[n]) for n in HEAD} for _ in CLIENTS]
+    for t, got in enumerate(run(FedALA(sampled=1.0, eta=eta), rounds=3, batch_size=7).rounds, start=1):
+        local = []
+        for k in CLIENTS:
+            start = w
+            if t > 1:
+                start, mixtures[k] = learn_mixture(k, old[k], w, mixtures[k], eta, first_time=t == 2)
+                assert (mixtures[k]["2.weight"] < 1).any()
+            local.append(descend(start, steps_of(k, t, whole), ce_gradient, lr_at(t)))
+        old, w = local, weighted(local)
+        assert_round_equal(got, local, w)
+
+
+# FedFomo ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("models", [5, 2])
+def test_fedfomo(models: int) -> None:
+    done = run(FedFomo(models=models), rounds=4)
+    plans = [done.training.engine.side.plan(Job(k, PARTS[k]), 1) for k in CLIENTS]  # type: ignore[attr-defined]
+    assert [len(plan.heldout) for plan in plans] == [1, 1, 0]
+    w = initial_weights()
+    own, old = [w] * len(PARTS), [w] * len(PARTS)
+    affinity = np.eye(len(PARTS))
+    mixtures = 0
+    for t, got in enumerate(done.rounds, start=1):
+        uploaded, local = list(own), []
+        for k in CLIENTS:
+            held, received = plans[k].heldout, [int(j) for j in got.own_payload[k].get("models", {})]
+            assert len(received) == (0 if t == 1 else min(models, len(PARTS)))
+            if received:
+                rest = [affinity[k, j] for j in CLIENTS if j not in received]
+                assert min(affinity[k, received]) >= max(rest, default=-np.inf)
+            start = own[k]
+            gains = np.zeros(len(PARTS))
+            for j in received if len(held) else ():
+                assert_models_equal(got.own_payload[k]["models"][str(j)], uploaded[j])
+                apart = combine((1, uploaded[j]), (-1, old[k]))
+                losses = [
+                    cross_entropy(forward(m, SAMPLES[held]).z, LABELS[held]) for m in (old[k], uploaded[j])
+                ]
+                gains[j] = (losses[0] - losses[1]) / (np.sqrt(dot(apart, apart)) + 1e-5)
+            kept = np.maximum(gains, 0)
+            if kept.sum() > 0:
+                start = combine(*((kept[j] / kept.sum(), uploaded[j]) for j in received))
+                mixtures += (kept > 0).sum() > 1
+            affinity[k] += gains
+            old[k] = start
+            local.append(descend(start, steps_of(k, t, ids=plans[k].ids), ce_gradient, lr_at(t)))
+        own = local
+        average = mean(local, [float(len(plan.ids)) for plan in plans])
+        assert_round_equal(got, local, average)
+        for k in CLIENTS:
+            np.testing.assert_allclose(got.state["affinity"][str(k)], affinity[k], rtol=1e-9, atol=1e-9)
+        assert_models_equal(as_numpy(done.training.method.generic(got.server)), average)
+    assert mixtures > 0
+
+
+# FedPAC -------------------------------------------------------------------------------------------------
+
+
+def least_quadratic(matrix: Array) -> Array:
+    """argmin αᵀMα over α ≥ 0, Σα = 1, by trying every set of positive entries."""
+    best, least = None, np.inf
+    for size in range(1, len(matrix) + 1):
+        for support in combinations(range(len(matrix)), size):
+            part = matrix[np.ix_(support, support)]
+            if np.linalg.matrix_rank(part) < size > 1:
+                continue
+            solved = np.linalg.solve(part, np.ones(size)) if size > 1 else np.ones(1)
+            alpha = np.zeros(len(matrix))
+            alpha[list(support)] = solved / solved.sum()
+            if (alpha >= 0).all() and alpha @ matrix @ alpha < least:
+                best, least = alpha, float(alpha @ matrix @ alpha)
+    assert best is not None
+    return best
+
+
+def class_means(h: Array, y: NDArray[np.int64]) -> dict[int, Array]:
+    return {int(c): h[y == c].mean(0) for c in np.unique(y)}
+
+
+@pytest.mark.parametrize(("sample", "seed"), [(None, 11), (2, 11), (1, 1)])
+def test_fedpac(sample: int | None, seed: int) -> None:
+    """With one client a round, seed 1 begins with the one that lacks class 2: the next has it to itself."""
+    lam, head_lr, w, epochs = 1.5, 0.3, initial_weights(), 3
+    heads = [head_of(w) for _ in CLIENTS]
+    prototypes: dict[int, Array] = {}
+    done = run(FedPAC(lam=lam, head_lr=head_lr), rounds=4, sample=sample, epochs=epochs, seed=seed)
+    shared = own_used = 0
+    for t, got in enumerate(done.rounds, start=1):
+        present, local = sorted(got.clients), {}
+        statistics: dict[int, tuple[float, Array]] = {}
+        for k in present:
+            x, y = data_of(k)
+            h = forward(w, x).h
+            before = class_means(h, y)
+            share = COUNTS[k] / SIZES[k]
+            second = sum(share[c] * (h[y == c] ** 2).sum() / COUNTS[k][c] for c in before)
+            first = sum(share[c] ** 2 * (m @ m) for c, m in before.items())
+            scaled = np.stack([share[c] * before.get(c, np.zeros(HIDDEN)) for c in range(CLASSES)])
+            statistics[k] = (float(second - first) / SIZES[k], scaled)
+            own_used += t > 1 and any(c not in prototypes for c in before)
+
+            def align(
+                f: Forward, step: Step, before: Any = before, known: Any = prototypes, t: int = t
+            ) -> Any:
+                target = np.stack([known.get(int(c), before[int(c)]) for c in step.y])
+                return 0.0, 2 * lam * (f.h - target) / f.h.size if t > 1 else 0.0
+
+            local[k] = descend(
+                w | heads[k],
+                steps_of(k, t, settings(epochs=epochs, seed=seed)),
+                with_term(align),
+                lr_at(t),
+                only=lambda step: BODY if step.epoch else HEAD,
+                rate=lambda step, t=t: lr_at(t) if step.epoch else head_lr,  # type: ignore[misc]
+            )
+            assert_models_equal(got.clients[k].params, local[k])
+        features = np.concatenate([forward(local[k], data_of(k)[0]).h for k in present])
+        prototypes = prototypes | class_means(features, np.concatenate([data_of(k)[1] for k in present]))
+        for c, p in prototypes.items():
+            np.testing.assert_allclose(got.state["prototypes"][c], p, rtol=1e-9, atol=1e-12)
+        for i in present:
+            apart = np.stack([(statistics[i][1] - statistics[j][1]).ravel() for j in present])
+            alpha = least_quadratic(np.diag([statistics[j][0] for j in present]) + apart @ apart.T)
+            alpha = np.where(alpha < 1e-3, 0, alpha)
+            shared += (alpha > 0).sum() > 1
+            mixed = mean([head_of(local[j]) for j in present], list(alpha))
+            # The library solves the quadratic programme iteratively.
+            assert_models_equal(got.state["heads"][str(i)], mixed, tolerance=1e-6)
+            heads[i] = got.state["heads"][str(i)]
+        w = mean([local[k] for k in present], [float(SIZES[k]) for k in present])
+        assert_models_equal(got.params, w)
+    assert (shared > 0) == (sample != 1)
+    assert (own_used > 0) == (sample == 1)
