@@ -77,8 +77,9 @@ def serve(
             shown = f"[{host}]" if ":" in host else host
             query = f"?{urlencode({'token': token})}" if token else ""
             ready(f"http://{shown}:{listener.getsockname()[1]}/{query}")
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listener])
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+        app.state.pages.stopping = lambda: server.should_exit  # open pages would hold up the end
+        server.run(sockets=[listener])
 
 
 def create_app(root: Path, host: str = "127.0.0.1", token: str | None = None) -> "Starlette":
@@ -109,7 +110,9 @@ def create_app(root: Path, host: str = "127.0.0.1", token: str | None = None) ->
         Route("/api/figures", pages.figures),
         Route("/api/events", pages.events),
     ]
-    return Starlette(routes=routes, middleware=guard, exception_handlers={HoldfastError: _refused})
+    app = Starlette(routes=routes, middleware=guard, exception_handlers={HoldfastError: _refused})
+    app.state.pages = pages
+    return app
 
 
 class Pages:
@@ -120,6 +123,7 @@ class Pages:
         self._live = LiveRuns(root)
         self._listed: tuple[float, list[dict[str, Any]]] = (-LIST_SECONDS, [])
         self._lock = Lock()
+        self.stopping: Callable[[], bool] = lambda: False
 
     async def index(self, request: "Request") -> "Response":
         """The page itself."""
@@ -155,7 +159,7 @@ class Pages:
     async def _stream(self, names: Sequence[str]) -> AsyncIterator[str]:
         listed: list[dict[str, Any]] = []
         versions: list[int] = []
-        while True:
+        while not self.stopping():
             now = await asyncio.to_thread(self._list)
             if now != listed:
                 listed = now
@@ -197,6 +201,8 @@ class Pages:
             version, run = self._live.look(name)
         except HoldfastError as error:
             return -1, None, str(error)
+        except OSError as error:
+            return -1, None, f"cannot be read: {error.strerror}"
         return version, run if run.records else None, "" if run.records else "has no finished round yet"
 
     def _model(

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.errors import HoldfastError
 from holdfast.report.loading import Run, read_json
 from holdfast.runs import RunDirectory
-from holdfast.runs.directory import METRICS
+from holdfast.runs.directory import EXPERIMENT, METRICS
 from holdfast.runs.metrics_file import parse
 
 MOST_KEPT = 64  # runs whose records stay in memory
@@ -69,13 +69,14 @@ class LiveRuns:
 
     def path(self, name: str) -> Path:
         """The directory of a run named as in the list; a name that leads out of the root is refused."""
-        if "\0" in name:
-            raise HoldfastError("a run's name has no null character")
-        root_itself = name == self.root.name and (self.root / "experiment.yaml").exists()
-        path = self.root if root_itself else (self.root / name).resolve()
-        inside = path.is_relative_to(self.root) and (root_itself or path != self.root)
-        if not inside or not (path / "experiment.yaml").is_file():
-            raise HoldfastError(f"there is no run '{name}' here")
+        is_root = name == self.root.name and (self.root / EXPERIMENT).exists()
+        try:
+            path = self.root if is_root else (self.root / name).resolve()
+            found = path.is_relative_to(self.root) and (path / EXPERIMENT).is_file()
+        except (OSError, ValueError):  # a name no file can have
+            found = False
+        if not found:
+            raise HoldfastError(f"there is no run '{name[:200]}' here")
         return path
 
     def look(self, name: str) -> tuple[int, Run]:

@@ -1,11 +1,12 @@
 """Colours that people with any colour vision can tell apart, on white and on black.
 
-The series colours are Okabe and Ito's set, without its yellow and black, which vanish on white and on black;
-each has a lighter twin for dark pages. After seven series the dash or the marker changes, not the colour.
+The series colours start from Okabe and Ito's set and are moved just far enough that any two stay apart (14
+or more in CIE Lab) under simulated protanopia, deuteranopia and tritanopia, and that each stands out from its
+page (contrast of 3 or more). After seven series the dash or the marker changes, not the colour.
 """
 
-SERIES_LIGHT = ("#0072b2", "#d55e00", "#008f68", "#b5508f", "#b07900", "#3d9bd6", "#5b6570")
-SERIES_DARK = ("#4aa8e0", "#ff8f4a", "#2fc79b", "#e08cc0", "#e8b33a", "#9ad4f7", "#a9b4bf")
+SERIES_LIGHT = ("#306dad", "#b94c20", "#239063", "#bd5391", "#bd7e0c", "#2796dc", "#646464")
+SERIES_DARK = ("#549ce1", "#fe8e52", "#39bc8a", "#d464b1", "#e8c030", "#9ed1f7", "#a9b4bf")
 DASHES = ((), (6, 3), (2, 2), (8, 3, 2, 3))
 MARKERS = ("o", "s", "^", "D")
 

@@ -275,7 +275,8 @@ def _csv(board: Leaderboard) -> str:
     writer.writerow(["method", "seeds", *names, "p"])
     for row, group in enumerate(board.groups):
         numbers: list[float | None] = []
-        for values in board.values[row]:
+        for column, unscaled in zip(board.columns, board.values[row], strict=True):
+            values = unscaled * column.scale
             known = values.size and np.isfinite(values).all()
             numbers += [float(values.mean()) if known else None]
             numbers += [float(values.std(ddof=1)) if known and len(values) > 1 else None]

@@ -1,0 +1,337 @@
+"""The report and the dashboard in a real browser: what is drawn, and what happens when someone uses it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from synthetic_runs import CLASSES, write_run
+
+from holdfast.report import write_report
+
+pytestmark = pytest.mark.browser
+
+# Coloured pixels of every plot: axes and text are grey, so these are marks.
+MARKS = """() => [...document.querySelectorAll('.plot')].map(plot => {
+  const canvas = plot.querySelector('canvas');
+  if (!canvas) return plot.querySelectorAll('rect.bar').length * 100;
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  let marks = 0;
+  for (let i = 0; i < pixels.length; i += 4) {
+    const [r, g, b, a] = pixels.slice(i, i + 4);
+    if (a > 40 && Math.max(r, g, b) - Math.min(r, g, b) > 25) marks++;
+  }
+  return marks;
+})"""
+PICTURE = """figure => [...document.querySelectorAll(`[data-figure=${figure}] canvas`)]
+  .map(canvas => canvas.toDataURL()).join()"""
+EVIL = "<img src=x onerror=window.pwned=1></script><script>window.pwned=1</script>"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        found = None
+    if found is None:
+        reason = "BROWSER TESTS SKIPPED: apt-get install chromium and pip install playwright to run them"
+        warnings.warn(reason, stacklevel=1)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens pages that fail the test when something goes wrong in them or a request leaves the machine."""
+    trouble, pages = [], []
+
+    def open_page(address, **options):
+        page = browser.new_page(viewport=options.pop("viewport", {"width": 1280, "height": 900}), **options)
+        page.on(
+            "console",
+            lambda message: trouble.append(message.text) if message.type in ("error", "warning") else 0,
+        )
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: trouble.append(f"dialog: {dialog.message}"))
+        page.on(
+            "request",
+            lambda r: None if r.url.startswith((address.split("#")[0], "data:")) else trouble.append(r.url),
+        )
+        pages.append(page)
+        page.goto(address)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert trouble == []
+
+
+@pytest.fixture(scope="module")
+def report(compared, tmp_path_factory):
+    return write_report(compared, tmp_path_factory.mktemp("report") / "report.html").as_uri()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_figure_has_marks(opened, report, theme):
+    page = opened(report, color_scheme=theme)
+    figures = page.eval_on_selector_all("[data-figure]", "all => all.map(f => f.dataset.figure)")
+    assert len(figures) == 12
+    marks = page.evaluate(MARKS)
+    assert len(marks) > 30
+    assert min(marks) > 60
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 23, 29)"
+    assert dark == (theme == "dark")
+
+
+def test_stream_figures_have_marks(opened, streamed, tmp_path):
+    page = opened(write_report(streamed, tmp_path / "report.html").as_uri())
+    assert {"stages", "domains"} <= set(
+        page.eval_on_selector_all("[data-figure]", "a => a.map(f => f.dataset.figure)")
+    )
+    assert min(page.evaluate(MARKS)) > 60
+    before = page.evaluate(PICTURE, "partition")
+    page.locator("[data-figure=partition] input[type=range]").press("ArrowRight")
+    assert page.locator("[data-figure=partition] output").inner_text() == "stage 2"
+    assert page.evaluate(PICTURE, "partition") != before
+
+
+def test_the_slider_chooses_a_round(opened, report):
+    page = opened(report)
+    slider, label = (
+        page.locator("[data-figure=strip] input[type=range]"),
+        page.locator("[data-figure=strip] output"),
+    )
+    assert label.inner_text() == "round 24"
+    last = page.evaluate(PICTURE, "strip")
+    slider.press("ArrowLeft")
+    assert label.inner_text() == "round 23"
+    assert slider.get_attribute("aria-valuetext") == "round 23"
+    assert page.evaluate(PICTURE, "strip") != last
+    slider.press("End")
+    assert page.evaluate(PICTURE, "strip") == last
+
+
+def test_legends_hide_and_show_by_mouse_and_by_keyboard(opened, report):
+    page = opened(report)
+    button = page.locator("[data-figure=accuracy] .key button", has_text="fedntd").first
+    before = page.evaluate(PICTURE, "accuracy")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    hidden = page.evaluate(PICTURE, "accuracy")
+    assert hidden != before
+    button.press("Space")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert page.evaluate(PICTURE, "accuracy") == before
+
+
+def test_hovering_and_arrow_keys_tell_the_recorded_values(opened, report, compared):
+    page = opened(report)
+    finals = [
+        json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"] for path in compared[:2]
+    ]
+    expected = f"{100 * sum(finals) / 2:.1f} %"
+    plot = page.locator("[data-figure=accuracy] .plot").first
+    plot.focus()
+    page.keyboard.press("End")
+    told = page.locator("[role=status]").last.inner_text()
+    assert told.startswith("round 24: ")
+    assert f"fedavg {expected}" in told
+    page.mouse.move(0, 0)
+    box = page.locator("[data-figure=accuracy] .u-over").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] / 2)
+    tip = page.locator(".tip")
+    assert tip.is_visible()
+    assert "round 24" in tip.inner_text()
+    assert expected in tip.inner_text()
+    page.locator("[data-figure=classes] .plot").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    first = json.loads((compared[0] / "metrics.jsonl").read_text().splitlines()[0])["class_accuracy"][1]
+    assert page.locator("[role=status]").last.inner_text() in (
+        f"round 1: class automobile {100 * value / 200:.1f} %" for value in (round(first * 200),)
+    )
+
+
+def test_dragging_zooms_and_a_double_click_goes_back(opened, report):
+    page = opened(report)
+    scale = """() => {
+        const { min, max } = window.holdfastPage.views.get('accuracy').views[0].view.plot.scales.x;
+        return [min, max];
+    }"""
+    assert page.evaluate(scale) == [1, 24]
+    over = page.locator("[data-figure=accuracy] .u-over").first
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.25, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, middle, steps=5)
+    page.mouse.up()
+    low, high = page.evaluate(scale)
+    assert 5 < low < 8
+    assert 11 < high < 14
+    page.mouse.dblclick(box["x"] + box["width"] * 0.4, middle)
+    assert page.evaluate(scale) == [1, 24]
+    plot = page.locator("[data-figure=accuracy] .plot").first
+    plot.focus()
+    page.keyboard.press("+")
+    low, high = page.evaluate(scale)
+    assert high - low == pytest.approx(11.5)
+    page.keyboard.press("Escape")
+    assert page.evaluate(scale) == [1, 24]
+    # A heat map zooms by columns.
+    columns = (
+        "() => { const v = window.holdfastPage.views.get('classes').views[0].view; return v.to - v.from; }"
+    )
+    page.locator("[data-figure=classes] .plot").first.focus()
+    page.keyboard.press("+")
+    assert page.evaluate(columns) == 12
+    page.keyboard.press("0")
+    assert page.evaluate(columns) == 24
+
+
+def test_the_leaderboard_sorts_and_the_numbers_open(opened, report):
+    page = opened(report)
+    names = lambda: page.eval_on_selector_all("#leaderboard tbody th", "all => all.map(c => c.textContent)")  # noqa: E731
+    assert names()[0] == "flashback"
+    page.get_by_role("button", name="final accuracy").click()
+    page.get_by_role("button", name="final accuracy").press("Enter")
+    assert names()[-1] == "flashback"
+    assert page.locator("#leaderboard th[aria-sort=ascending]").count() == 1
+    page.locator("[data-figure=partition] summary").click()
+    rows = page.locator("[data-figure=partition] .numbers table").first.locator("tbody tr")
+    assert rows.count() == 20
+
+
+def test_the_theme_can_be_switched(opened, report):
+    page = opened(report, color_scheme="light")
+    before = page.evaluate(PICTURE, "classes")
+    page.locator("#theme").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate(PICTURE, "classes") != before
+
+
+def test_a_narrow_screen_does_not_scroll_sideways(opened, report):
+    page = opened(report, viewport={"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert min(page.evaluate(MARKS)) > 60
+
+
+def test_plots_have_text_alternatives_and_can_be_reached_by_keyboard(opened, report):
+    page = opened(report)
+    for plot in page.locator(".plot").all():
+        assert plot.get_attribute("role") == "img"
+        assert len(plot.get_attribute("aria-label")) > 40
+        assert plot.get_attribute("tabindex") == "0"
+
+
+def test_names_stay_names_in_the_report(opened, tmp_path):
+    path = write_run(tmp_path / "x", EVIL, classes=[EVIL, *CLASSES[1:]], rounds=4)
+    page = opened(write_report([path], tmp_path / "report.html").as_uri())
+    page.locator("[data-figure=classes] .plot").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert EVIL in page.locator(".tip").inner_text()
+    assert page.evaluate("window.pwned") is None
+
+
+# ---------------------------------------------------------------- the dashboard
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A root with a run that can grow, and the address of a dashboard that runs in another process."""
+    root = tmp_path_factory.mktemp("served")
+    write_run(root / "growing", "fedavg", rounds=5, finished=False)
+    write_run(root / "other", "fedntd", keeps=0.7, rounds=12)
+    write_run(root / "<img src=x onerror=window.pwned=1>", EVIL, classes=[EVIL, *CLASSES[1:]], rounds=3)
+    (root / "broken").mkdir()
+    (root / "broken" / "experiment.yaml").write_text("a: [")
+    program = (
+        "import sys; from pathlib import Path; from holdfast.report import serve;"
+        "serve(Path(sys.argv[1]), port=0, ready=lambda address: print(address, flush=True))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    server = subprocess.Popen(
+        [sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        yield root, server.stdout.readline().strip()
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def choose(page, name):
+    page.locator("table.runs tbody tr", has_text=name).locator("input").check()
+
+
+def test_a_run_in_progress_is_followed_without_reloading(served, opened):
+    root, address = served
+    page = opened(address)
+    choose(page, "growing")
+    page.wait_for_selector("[data-figure=accuracy] canvas")
+    page.evaluate("window.notReloaded = true")
+    before = page.evaluate(PICTURE, "classes")
+    # Another process trains on: it appends a line a round.
+    program = (
+        "import json, sys, time\n"
+        "path = sys.argv[1]\n"
+        "last = json.loads(open(path).read().splitlines()[-1])\n"
+        "for number in range(6, 12):\n"
+        "    last.update(round=number, accuracy=0.9, class_accuracy=[0.9] * 9 + [0.01 * number])\n"
+        "    file = open(path, 'a'); file.write(json.dumps(last) + '\\n'); file.close(); time.sleep(0.2)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(root / "growing" / "metrics.jsonl")], check=True)
+    summary = page.locator("[data-figure=classes] .summary", has_text="truck (11.0%)")
+    summary.wait_for(timeout=10_000)
+    assert page.evaluate(PICTURE, "classes") != before
+    page.locator("#leaderboard tbody td", has_text="90.00").first.wait_for()
+    page.locator("table.runs tr", has_text="90.0 %").wait_for()
+    assert page.evaluate("window.notReloaded")
+
+
+def test_runs_are_searched_sorted_compared_and_kept_in_the_address(served, opened):
+    _, address = served
+    page = opened(address)
+    page.wait_for_selector("table.runs tbody tr")
+
+    def names():
+        return page.eval_on_selector_all(
+            "table.runs tbody td:nth-child(2)", "all => all.map(c => c.textContent)"
+        )
+
+    assert len(names()) == 4
+    assert "corrupt" in page.locator("table.runs tbody tr", has_text="broken").inner_text()
+    assert page.locator("table.runs tbody tr", has_text="broken").locator("input").is_disabled()
+    page.locator("#search").fill("fedntd")
+    assert names() == ["other"]
+    page.locator("#search").fill("")
+    page.get_by_role("button", name="rounds", exact=True).click()
+    assert names()[0] == "other"
+    choose(page, "other")
+    choose(page, "growing")
+    page.wait_for_function("() => document.querySelectorAll('#leaderboard tbody tr').length === 2")
+    page.get_by_role("navigation").get_by_text("Who holds what").click()
+    assert page.evaluate("location.hash") == "#run=other&run=growing"
+    page.reload()
+    page.wait_for_function("() => document.querySelectorAll('#leaderboard tbody tr').length === 2")
+    assert min(page.evaluate(MARKS)) > 60
+
+
+def test_names_stay_names_in_the_dashboard(served, opened):
+    _, address = served
+    page = opened(address)
+    choose(page, "<img src=x")
+    page.wait_for_selector("[data-figure=classes] canvas")
+    assert EVIL in page.locator("#leaderboard").inner_text()
+    assert page.evaluate("window.pwned") is None

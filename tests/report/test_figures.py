@@ -1,0 +1,222 @@
+"""What the figures show, against arithmetic done here from the records."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import yaml
+from synthetic_runs import CLASSES, write_run
+
+from holdfast.errors import HoldfastError
+from holdfast.report.curves import NotRecorded
+from holdfast.report.figures import FIGURES, build_figure
+from holdfast.report.loading import group_runs, load_runs
+from holdfast.report.panels import grid_bytes, numbers, thin
+
+
+def records_of(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def built(name, paths):
+    return build_figure(name, group_runs(load_runs(paths)))
+
+
+def test_runs_that_differ_only_in_seed_are_one_group(compared):
+    groups = group_runs(load_runs(compared))
+    assert [(group.label, len(group.runs)) for group in groups] == [
+        ("fedavg", 2),
+        ("fedntd", 2),
+        ("flashback", 2),
+    ]
+    assert len({group.colour for group in groups}) == 3
+
+
+def test_labels_name_what_differs(tmp_path):
+    paths = [write_run(tmp_path / f"b{beta}", "fedntd", rounds=3, beta=beta, tau=1.0) for beta in (0.3, 1.0)]
+    assert [group.label for group in group_runs(load_runs(paths))] == [
+        "fedntd (beta=0.3)",
+        "fedntd (beta=1.0)",
+    ]
+
+
+def test_accuracy_is_the_mean_over_seeds_with_a_sample_deviation(compared):
+    line = built("accuracy", compared).panels[0].lines[0]
+    table = np.array([[record["accuracy"] for record in records_of(path)] for path in compared[:2]])
+    np.testing.assert_allclose(line.y, table.mean(axis=0))
+    np.testing.assert_allclose(line.high - line.y, np.abs(table[0] - table[1]) / np.sqrt(2), atol=1e-12)
+    assert line.x.tolist() == list(range(1, 25))
+
+
+def test_seeds_of_different_length_are_averaged_where_they_are_known(tmp_path):
+    paths = [write_run(tmp_path / f"s{seed}", seed=seed, rounds=4) for seed in range(2)]
+    lines = (paths[1] / "metrics.jsonl").read_text().splitlines()
+    (paths[1] / "metrics.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    line = built("accuracy", paths).panels[0].lines[0]
+    assert line.x.tolist() == [1, 2, 3, 4]
+    assert line.y[3] == pytest.approx(records_of(paths[0])[3]["accuracy"])
+
+
+def test_heat_map_has_a_row_a_class_and_a_column_a_round(compared):
+    panel = built("classes", compared).panels[1]  # fedntd, seed 0
+    assert list(panel.frames[0].rows) == CLASSES
+    expected = np.array([record["class_accuracy"] for record in records_of(compared[2])]).T
+    np.testing.assert_allclose(panel.frames[0].values, expected)
+    assert "weakest class" in built("classes", compared).summary
+
+
+def test_strip_shows_the_model_before_every_local_and_the_model_after(compared):
+    panel = built("strip", compared).panels[0]
+    told, counts = (
+        records_of(compared[0]),
+        json.loads((compared[0] / "federation.json").read_text())["label_counts"],
+    )
+    frame = next(frame for frame in panel.frames if frame.name == "round 10")
+    np.testing.assert_allclose(frame.values[0], told[8]["class_accuracy"])
+    np.testing.assert_allclose(frame.values[1:-1], told[9]["locals"]["class_accuracy"])
+    np.testing.assert_allclose(frame.values[-1], told[9]["class_accuracy"])
+    held = [[counts[client][c] > 0 for c in range(10)] for client in told[9]["participants"]]
+    np.testing.assert_array_equal(frame.marked[1:-1], held)
+    assert frame.rows[1] == f"client {told[9]['participants'][0]}"
+    assert panel.frames[0].name == "round 2"  # round 1 has no model before it
+
+
+def test_forgetting_counts_losses_only_and_its_distribution_ends_at_one(compared):
+    panels = built("forgetting", [compared[0]]).panels
+    accuracy = np.array([record["class_accuracy"] for record in records_of(compared[0])])
+    lost = np.array(
+        [max(0.0, a - b) for a, b in zip(accuracy[:-1].ravel(), accuracy[1:].ravel(), strict=True)]
+    )
+    expected = lost.reshape(-1, 10).mean(axis=1)
+    np.testing.assert_allclose(panels[0].lines[0].y, expected)
+    cdf = panels[1].lines[0]
+    assert cdf.y[-1] == 1.0
+    middle = np.median(expected)
+    assert cdf.y[np.searchsorted(cdf.x, middle, side="right") - 1] == pytest.approx(0.5, abs=0.05)
+    local = panels[2].lines[0]
+    np.testing.assert_allclose(
+        local.y, [np.mean(record["local_forgetting"]) for record in records_of(compared[0])]
+    )
+
+
+def test_forgetting_degree_by_what_the_client_holds(compared):
+    bars = built("forgetting-degree", [compared[0]]).panels[0]
+    told = records_of(compared[0])
+    counts = np.array(json.loads((compared[0] / "federation.json").read_text())["label_counts"])
+    found = {"missing": [], "non-dominant": [], "dominant": []}
+    for before, now in pairwise(told):
+        for client, after in zip(now["participants"], now["locals"]["class_accuracy"], strict=True):
+            for c in range(10):
+                a, b, share = before["class_accuracy"][c], after[c], counts[client, c] / counts[client].sum()
+                if a >= 0.01:
+                    name = "missing" if share == 0 else "non-dominant" if share < 0.05 else "dominant"
+                    found[name].append(max(-1.0, (a - b) / (a + 1e-5)))
+    expected = [np.median(found[name]) for name in bars.categories]
+    np.testing.assert_allclose(bars.bars[0].values, expected)
+    assert bars.bars[0].values[0] > 0 > bars.bars[0].values[2]
+
+
+def test_divergence_pairs_each_client_with_its_own_distance(compared):
+    panels = built("divergence", [compared[0]]).panels
+    told = records_of(compared[0])
+    far = np.concatenate([record["distribution_distance"] for record in told])
+    moved = np.concatenate([record["weight_divergence"] for record in told])
+    np.testing.assert_allclose(panels[0].clouds[0].x, far)
+    np.testing.assert_allclose(panels[0].clouds[0].y, moved)
+    assert f"{np.corrcoef(far, moved)[0, 1]:.2f}" in built("divergence", [compared[0]]).summary
+
+
+def test_features_show_only_what_a_client_holds_and_compare_across_clients(compared):
+    by_class, by_client, pairs = built("features", [compared[0]]).panels
+    probe = json.loads((compared[0] / "probe.json").read_text())
+    held = np.array(json.loads((compared[0] / "federation.json").read_text())["label_counts"]) > 0
+    clients, labels = np.array(probe["clients"]), np.array(probe["labels"])
+    shown = held[clients, labels]
+    assert (
+        sum(len(cloud.x) for cloud in by_class.clouds)
+        == sum(len(c.x) for c in by_client.clouds)
+        == shown.sum()
+    )
+    unit = np.array(probe["features"])
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    same = [
+        unit[i] @ unit[j]
+        for i in np.nonzero(shown)[0]
+        for j in np.nonzero(shown)[0]
+        if clients[i] < clients[j] and labels[i] == labels[j]
+    ]
+    expected = np.histogram(same, 60, (-1, 1))[0] / len(same)
+    np.testing.assert_allclose(pairs.lines[0].y[:-1], expected)
+
+
+def test_stream_accuracy_by_stage_is_the_mean_of_the_last_ten_epochs(streamed):
+    panel = built("stages", [streamed[0]]).panels[0]
+    told = records_of(streamed[0])
+    expected = [
+        np.mean([r["stream"]["A_sel"] for r in told if r["stage"] == stage][-10:]) for stage in range(5)
+    ]
+    assert panel.lines[0].x.tolist() == [1, 2, 3, 4, 5]
+    np.testing.assert_allclose(panel.lines[0].y, expected)
+
+
+def test_every_figure_is_built_from_some_run(compared, streamed):
+    for name in FIGURES:
+        paths = streamed if name in ("stages", "domains") else compared
+        figure = built(name, paths)
+        assert figure.summary
+        assert figure.panels
+
+
+def test_what_was_not_recorded_is_said_not_drawn(tmp_path):
+    path = write_run(tmp_path / "plain", rounds=3, probe=False)
+    lines = records_of(path)
+    for record in lines:
+        for key in ("locals", "local_in", "local_out", "in_local", "out_local", "local_forgetting"):
+            del record[key]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    (path / "federation.json").unlink()
+    for name in (
+        "strip",
+        "forgetting-degree",
+        "in-out-local",
+        "features",
+        "feature-drift",
+        "partition",
+        "stages",
+    ):
+        with pytest.raises(NotRecorded, match=r"\w"):
+            built(name, [path])
+    assert len(built("forgetting", [path]).panels) == 2  # global only
+
+
+def test_rounds_without_evaluation_leave_no_hole(tmp_path):
+    path = write_run(tmp_path / "sparse", rounds=9)
+    lines = records_of(path)
+    for record in lines:
+        if record["round"] % 3:
+            for key in ("accuracy", "class_accuracy", "loss"):
+                record[key] = None
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    assert built("accuracy", [path]).panels[0].lines[0].x.tolist() == [3, 6, 9]
+    assert built("classes", [path]).panels[0].columns == ["3", "6", "9"]
+
+
+def test_unknown_figures_and_empty_runs_are_clear_errors(tmp_path, compared):
+    with pytest.raises(HoldfastError, match="did you mean accuracy"):
+        built("acuracy", compared)
+    with pytest.raises(HoldfastError, match="no run given"):
+        load_runs([])
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "experiment.yaml").write_text(yaml.safe_dump({"method": {"name": "fedavg"}}))
+    with pytest.raises(HoldfastError, match="no finished round"):
+        load_runs([tmp_path / "new"])
+
+
+def test_numbers_on_the_page():
+    assert numbers(np.array([0.123456, np.nan, 2.0])) == [0.1235, None, 2.0]
+    assert grid_bytes(np.array([[0.0, 0.5], [1.0, np.nan]])).tolist() == [[0, 100], [200, 255]]
+    kept = thin(10_000, 600)
+    assert len(kept) <= 600
+    assert kept[0] == 0
+    assert kept[-1] == 9_999

@@ -1,0 +1,75 @@
+"""Figures for print, and drawings of federations."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from holdfast.errors import HoldfastError
+from holdfast.report import draw_federation, federation_text, figure
+
+COUNTS = np.array([[100, 0, 0, 3], [0, 50, 50, 0], [25, 25, 25, 25]])
+NAMES = ["zero", "one", "two", "three"]
+
+
+def ink(path):
+    """The share of pixels that are not white."""
+    return np.mean(np.asarray(Image.open(path).convert("L")) < 250)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "strip", "forgetting-degree", "divergence", "partition"])
+def test_every_kind_of_panel_is_drawn(name, compared, tmp_path):
+    out = figure(name, compared[:1], tmp_path / f"{name}.png")
+    assert ink(out) > 0.01
+    assert min(Image.open(out).size) > 600  # print needs the pixels
+
+
+def test_vector_files_hold_text_and_are_the_same_every_time(compared, tmp_path):
+    first = figure("accuracy", compared[:2], tmp_path / "a.svg").read_bytes()
+    assert first == figure("accuracy", compared[:2], tmp_path / "b.svg").read_bytes()
+    assert b"Test accuracy of the global model" in first
+    pdf = figure("accuracy", compared[:2], tmp_path / "a.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF")
+    assert pdf == figure("accuracy", compared[:2], tmp_path / "b.pdf").read_bytes()
+    assert b"/Type3" not in pdf
+
+
+def test_refusals_come_before_any_work(compared, tmp_path):
+    with pytest.raises(HoldfastError, match=r"written as \.pdf, \.png, \.svg"):
+        figure("accuracy", [tmp_path / "nowhere"], tmp_path / "fig.jpeg")
+    with pytest.raises(HoldfastError, match=r"cannot be drawn.*stream"):
+        figure("stages", compared[:1], tmp_path / "fig.png")
+
+
+def test_a_federation_is_drawn_with_stages_and_domains(tmp_path):
+    out = draw_federation(
+        np.stack([COUNTS, COUNTS[::-1]]), NAMES, ["mnist", "svhn", "svhn"], out=tmp_path / "f.svg"
+    )
+    text = out.read_text()
+    for word in ("Stage 1", "Stage 2", "svhn", "three"):
+        assert word in text
+
+
+def test_a_federation_in_the_terminal():
+    def shown(*what):
+        console = Console(file=io.StringIO(), width=100)
+        console.print(federation_text(*what))
+        return console.file.getvalue()
+
+    lines = shown(COUNTS, NAMES).splitlines()
+    assert "█  ·" in lines[1]  # client 0: most of class 0, a few of class 3
+    assert lines[1].split()[-2:] == ["2", "103"]
+    assert "3 clients hold 303 samples, 100 to 103 each, of 2 to 4 of 4 classes." in lines[-1]
+    many = shown(np.ones((1000, 4), dtype=int), NAMES)
+    assert len(many.splitlines()) < 50
+    assert "40 of 1000 clients" in many
+    assert "[bold]x" in shown(COUNTS, NAMES, ["[bold]x", "b", "c"])  # a name is not markup
+
+
+def test_counts_of_the_wrong_shape_are_one_sentence(tmp_path):
+    with pytest.raises(HoldfastError, match=r"not \[3, 4\]"):
+        federation_text(COUNTS, NAMES[:3])
+    with pytest.raises(HoldfastError, match="one domain for each of 3 clients"):
+        draw_federation(COUNTS, NAMES, ["a"], out=tmp_path / "x.png")

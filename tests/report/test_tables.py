@@ -1,0 +1,94 @@
+"""The leaderboard against arithmetic done here."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from synthetic_runs import write_run
+
+from holdfast.errors import HoldfastError
+from holdfast.report.tables import table
+
+
+def told(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_csv_has_means_deviations_and_costs(compared):
+    rows = {row["method"]: row for row in csv.DictReader(table(compared, "csv").splitlines())}
+    runs = [told(path) for path in compared[2:4]]  # fedntd
+    finals = np.array([run[-1]["accuracy"] for run in runs])
+    row = rows["fedntd"]
+    assert float(row["final accuracy (%)"]) == pytest.approx(100 * finals.mean())
+    assert float(row["final accuracy (%) deviation"]) == pytest.approx(
+        100 * abs(finals[0] - finals[1]) / np.sqrt(2)
+    )
+    accuracy = [np.array([record["class_accuracy"] for record in run]) for run in runs]
+    forgotten = np.mean([np.mean(a[:-1].max(axis=0) - a[-1]) for a in accuracy])
+    assert float(row["forgetting (%)"]) == pytest.approx(100 * forgotten)
+    assert float(row["seconds"]) == pytest.approx(24 * 1.7)
+    assert float(row["sent (MB)"]) == pytest.approx(24 * 8)
+    assert row["seeds"] == "2"
+
+
+def test_rounds_to_target_count_to_95_percent_of_the_best_method(compared):
+    rows = {row["method"]: row for row in csv.DictReader(table(compared, "csv").splitlines())}
+    curves = {path.name: [record["accuracy"] for record in told(path)] for path in compared}
+    best = max(
+        np.mean([max(curves[f"{m}-{s}"]) for s in range(2)]) for m in ("fedavg", "fedntd", "flashback")
+    )
+    first = [
+        1 + next((i for i, a in enumerate(curves[f"flashback-{s}"]) if a >= 0.95 * best), -9)
+        for s in range(2)
+    ]
+    assert min(first) > 1
+    assert float(rows["flashback"]["rounds to target"]) == np.mean(first)
+    assert rows["fedavg"]["rounds to target"] == ""
+
+
+def test_markdown_and_latex_set_the_best_in_bold_and_escape_names(tmp_path):
+    paths = [
+        write_run(tmp_path / "a", "a_b|c&d%", keeps=0.2, rounds=5),
+        write_run(tmp_path / "b", "good", keeps=0.9, rounds=5),
+    ]
+    markdown = table(paths, "markdown")
+    assert r"a\_b\|c&d%" in markdown
+    assert markdown.splitlines()[2].startswith("| good |")  # best final accuracy first
+    assert markdown.splitlines()[2].count("**") >= 2
+    latex = table(paths, "latex")
+    assert r"a\_b|c\&d\%" in latex
+    assert r"\textbf{" in latex
+    assert latex.count(r"\\") == 3
+
+
+def test_a_single_seed_has_no_deviation_and_no_p(tmp_path):
+    text = table([write_run(tmp_path / "one", rounds=4)])
+    assert "±" not in text.splitlines()[2]
+    assert "| p |" not in text
+
+
+def test_p_is_a_paired_t_test_against_the_best(tmp_path):
+    from scipy.stats import ttest_rel
+
+    paths = [
+        write_run(tmp_path / f"{method}-{seed}", method, keeps=keeps, seed=seed, rounds=6)
+        for method, keeps in (("low", 0.2), ("high", 0.9))
+        for seed in range(4)
+    ]
+    finals = {path.name: told(path)[-1]["accuracy"] for path in paths}
+    expected = ttest_rel(*([finals[f"{m}-{s}"] for s in range(4)] for m in ("low", "high"))).pvalue
+    rows = {row["method"]: row for row in csv.DictReader(table(paths, "csv").splitlines())}
+    assert float(rows["low"]["p"]) == pytest.approx(expected)
+    assert rows["high"]["p"] == ""
+
+
+def test_stream_and_domain_columns_appear_where_recorded(streamed):
+    head = table(streamed).splitlines()[0]
+    for name in ("A_loc (%)", "A_glo minority (%)", "worst domain (%)"):
+        assert name in head
+
+
+def test_an_unknown_format_is_one_sentence(compared):
+    with pytest.raises(HoldfastError, match="did you mean markdown"):
+        table(compared, "markdwn")
