@@ -15,7 +15,7 @@ from holdfast.errors import HoldfastError, unknown
 from holdfast.methods.base import Method
 from holdfast.methods.context import Task
 
-ENGINES = ("auto", "sequential", "lanes")
+ENGINES = ("auto", "sequential", "lanes", "ray")
 PRECISIONS = ("auto", "float32", "tf32", "float64")
 SMALL_MODEL = 300_000  # parameters up to which a CPU trains clients faster side by side than one by one
 MOST_LANES = 64
@@ -53,14 +53,28 @@ def choose_engine(
     settings: Settings,
     sizes: np.ndarray,
     lanes: int | None = None,
+    address: str | None = None,
 ) -> Engine:
     """The engine by name; ``auto`` is the faster one for this machine and model."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
+    if name == "ray":
+        from holdfast.engine.ray import Ray
+
+        return Ray(method, task, data, settings, sizes, lanes, address)
+    if address is not None or settings.deadline is not None:
+        given = "address" if address is not None else "deadline"
+        raise HoldfastError(
+            f"{given} is given, but engine '{name}' works in this process alone; use engine 'ray'"
+        )
     if name == "auto":
         parameters = sum(p.numel() for p in task.network.params.values())
         images = data.x.dim() == 4 and any(p.dim() == 4 for p in task.network.params.values())
-        name = "lanes" if task.device.type == "cuda" or (parameters <= SMALL_MODEL and not images) else "sequential"
+        name = (
+            "lanes"
+            if task.device.type == "cuda" or (parameters <= SMALL_MODEL and not images)
+            else "sequential"
+        )
     if name == "sequential":
         return Sequential(method, task, data, settings)
     width = min(settings.batch_size + task.network.has_batch_norm, int(sizes.max()))

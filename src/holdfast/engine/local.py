@@ -30,7 +30,8 @@ class DeviceData:
 
     def read(self, ids: np.ndarray) -> Tensor:
         """Samples by id, ready for the model, not augmented."""
-        return self.preprocess(self.x[torch.from_numpy(ids).to(self.x.device)], dtype=self.dtype)
+        # index_select copies rows several times faster than x[ids] on a CPU.
+        return self.preprocess(self.x.index_select(0, torch.from_numpy(ids).to(self.x.device)), dtype=self.dtype)
 
 
 @dataclass(eq=False)
@@ -93,6 +94,20 @@ class Result:
     finite: bool  # whether all its trained parameters are numbers
 
 
+@dataclass(frozen=True)
+class Incident:
+    """Something that went wrong with a client: it is lost for this round, or had to be trained again."""
+
+    client: int
+    kind: str  # in a word or two, for counting
+    detail: str = ""
+
+    def record(self) -> dict[str, int | str]:
+        """As in metrics.jsonl."""
+        said = {"client": self.client, "kind": self.kind}
+        return said | {"detail": self.detail} if self.detail else said
+
+
 class LocalSide:
     """Starts and finishes clients; engines differ only in how they do the steps between."""
 
@@ -140,6 +155,10 @@ class LocalSide:
             heldout_ids=heldout,
             heldout_labels=self.data.labels[heldout],
         )
+
+    def survey(self, job: Job, sent: Broadcast) -> Tree:
+        """What the client says of a model when asked after the last round."""
+        return self.method.survey(sent.params, self.client(self.plan(job, sent.round), sent)) or {}
 
     def start(self, planned: Planned, sent: Broadcast) -> Started:
         """Everything before the first step."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast import metrics
 from holdfast.data.federation import Federation
 from holdfast.engine.evaluation import Evaluation, TestSet
-from holdfast.engine.local import Broadcast, Job, LocalSide, Result
+from holdfast.engine.local import Broadcast, Incident, Job, LocalSide, Result
 from holdfast.engine.probe import Probe
 from holdfast.engine.settings import Settings
 from holdfast.engine.streaming import StreamTests
@@ -31,7 +31,7 @@ class Engine(Protocol):
     name: str
     group: int
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result | Incident]:
         """Train each client; a result's tensors are valid until the next one is asked for."""
 
 
@@ -131,7 +131,7 @@ class Loop:
         stage = self.stage(number)
         participants = self.participants(number)
         lost = generator(settings.seed, "dropout", number).random(len(participants)) < settings.dropout
-        incidents = [{"client": int(k), "kind": "dropout"} for k in participants[lost]]
+        incidents = [Incident(int(k), "dropout") for k in participants[lost]]
         sent = Broadcast(number, server.params, server.buffers, method.down(server))
         jobs = [
             Job(
@@ -146,15 +146,20 @@ class Loop:
         record: dict[str, Any] = {"round": number, "stage": stage, "lr": settings.lr_at(number)}
         gathered, local = Gathered(), _LocalRecords(self)
         probing = self.probe_batch is not None and (number % settings.probe == 0 or number == settings.rounds)
-        probe = Probe(self.task, self.probe_batch, server) if probing and self.probe_batch is not None else None
+        probe = (
+            Probe(self.task, self.probe_batch, server) if probing and self.probe_batch is not None else None
+        )
         exchanged = {k: v for k, v in server.params.items() if method.travels(k, self.task)}
         model_bytes = size_in_bytes({**exchanged, **server.buffers})
         down = size_in_bytes(sent.payload) + model_bytes
         up = 0
         for result in self.engine.train(sent, jobs):
+            if isinstance(result, Incident):
+                incidents.append(result)
+                continue
             wrong = flaw(result, server)
             if wrong is not None:
-                incidents.append({"client": result.client, "kind": wrong})
+                incidents.append(Incident(result.client, wrong))
                 continue
             self._gather(gathered, result)
             up += size_in_bytes(result.sums) + model_bytes
@@ -164,9 +169,8 @@ class Loop:
                 ids = self.federation.client(result.client, stage)
                 probe.add(result, *self.task.read(ids))
         local.flush()
-        if jobs and not gathered.total:
-            kinds = ", ".join(f"client {i['client']}: {i['kind']}" for i in incidents)
-            raise HoldfastError(f"round {number}: no usable update is left ({kinds}); lower the learning rate?")
+        if jobs and len(local.clients) < settings.min_clients:
+            raise too_few(number, len(local.clients), settings.min_clients, incidents)
         if gathered.total:
             self._merge(gathered)
         trained = time.perf_counter()
@@ -174,7 +178,7 @@ class Loop:
         record |= local.record() | {
             "bytes_down": down * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
             "bytes_up": up,
-            "incidents": incidents,
+            "incidents": [incident.record() for incident in incidents],
         }
         if number % settings.evaluate_every == 0 or number == settings.rounds:
             record |= self._test()
@@ -285,6 +289,17 @@ def flaw(result: Result, server: Server) -> str | None:
     return None if finite else "not finite"
 
 
+def too_few(round: int, usable: int, wanted: int, incidents: Sequence[Incident]) -> HoldfastError:
+    """The error for a round that cannot be closed, which the last complete round outlives."""
+    what = ", ".join(f"client {i.client}: {i.kind}" for i in incidents[:10])
+    left = (
+        "no usable update is left" if not usable else f"{usable} usable updates came, min_clients is {wanted}"
+    )
+    diverged = any(i.kind == "not finite" for i in incidents)
+    hint = "lower the learning rate?" if diverged else "resume the run when the clients are back"
+    return HoldfastError(f"round {round}: {left} ({what}); {hint}")
+
+
 class _LocalRecords:
     """What is recorded of a round's local models, tested in groups of the engine's liking."""
 
@@ -352,7 +367,9 @@ class _LocalRecords:
         if before is not None:
             record["local_forgetting"] = metrics.local_forgetting(before, local).tolist()
             record["distribution_distance"] = metrics.distribution_distance(before, counts).tolist()
-            global_in, global_out = metrics.in_out_local_accuracy(np.broadcast_to(before, local.shape), counts)
+            global_in, global_out = metrics.in_out_local_accuracy(
+                np.broadcast_to(before, local.shape), counts
+            )
             record["in_local"] = float(np.average(global_in, weights=weights))
             record["out_local"] = float(np.average(global_out, weights=weights))
         return record

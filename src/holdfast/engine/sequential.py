@@ -68,8 +68,8 @@ class Sequential:
         rows = torch.from_numpy(plan.rows[index])
         where = rows.to(device)
         draws = None if plan.draws is None else torch.from_numpy(plan.draws[index]).to(device)
-        x = self.data.preprocess(self.data.x[ids[rows].to(device)], draws, dtype=self.data.dtype)
-        table = {name: values[where] for name, values in started.tables.items()}
+        x = self.data.preprocess(self.data.x.index_select(0, ids[rows].to(device)), draws, dtype=self.data.dtype)
+        table = {name: values.index_select(0, where) for name, values in started.tables.items()}
         if self.side.cache_teachers:
             teacher = teacher_outputs(table, self.method.teachers)
         else:

@@ -21,6 +21,8 @@ class Settings:
     lr_decay: float = 1.0
     max_grad_norm: float | None = None
     dropout: float = 0.0  # probability that a sampled client is lost mid-round
+    deadline: float | None = None  # seconds after which a round closes without those still at work
+    min_clients: int = 1  # with fewer usable updates a round is not closed, and the run stops
     seed: int = 0
     evaluate_every: int = 1
     evaluate_locals: bool = True
@@ -43,6 +45,8 @@ class Settings:
         need(0 < self.lr_decay <= 1, "lr_decay", "above 0 and at most 1")
         need(self.max_grad_norm is None or self.max_grad_norm > 0, "max_grad_norm", "above 0")
         need(0 <= self.dropout < 1, "dropout", "from 0 up to, but not, 1")
+        need(self.deadline is None or self.deadline > 0, "deadline", "above 0 seconds")
+        need(self.min_clients >= 1, "min_clients", "at least 1")
         need(self.evaluate_every >= 1, "evaluate_every", "at least 1")
         need(self.probe >= 0, "probe", "0 or more rounds")
 
