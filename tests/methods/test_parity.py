@@ -170,6 +170,12 @@ def test_batch_norm(name: str, norm: str) -> None:
     assert_parity(METHODS[name](), unequal(sizes=(7, 4, 10, 5)), mlp(norm=True), norm=norm)
 
 
+@pytest.mark.parametrize("norm", ["average", "local", "drop"])
+def test_batch_norm_with_a_client_of_one_sample(norm: str) -> None:
+    """Its batches have no variance; testing and teaching with it must leave the statistics alone."""
+    assert_parity(METHODS["fedntd"](), unequal(), mlp(norm=True), norm=norm)
+
+
 @pytest.mark.parametrize("norm", [False, True])
 def test_convolutions(norm: bool) -> None:
     assert_parity(FedAvg(), unequal(), convolution(norm))
