@@ -24,6 +24,8 @@ RECORDED = ("hash", "shape", "classes", "versions", "machine")
 FEDERATION = ("partition", "clients", "partition_seed", "public", "long_tail", "skew", "stream")
 """The settings that say who holds what."""
 
+COMPUTED_WITH = ("engine", "device", "precision", "lanes", "address", "norm", "classifier")
+
 MIXED_DIGITS = "mixed-digits"
 DEFAULT_PARTITION = "dirichlet:0.1"
 
@@ -55,6 +57,7 @@ class Experiment(Settings):
         classifier: the name of the model's last layer, when it is not the last Linear.
         norm: what happens to BatchNorm: ``average``, ``local`` or ``drop``.
         engine, device, precision, lanes: what it is computed with.
+        address: where the cluster of the ``ray`` engine is; one on this machine is started by default.
 
     Texts are turned into mappings and checked at once, so that two experiments which say the same are equal.
     """
@@ -78,6 +81,7 @@ class Experiment(Settings):
     device: str = "auto"
     precision: str = "auto"
     lanes: int | None = None
+    address: str | None = None
 
     def __post_init__(self) -> None:
         from holdfast.data.partitions import parse_partition, partition_from
@@ -230,7 +234,7 @@ class Experiment(Settings):
             ModelSpec.from_description(self._mapping("model")),
             federation or self.build_federation(),
             **{field.name: getattr(self, field.name) for field in fields(Settings)},
-            **{key: written[key] for key in ("engine", "device", "precision", "lanes", "norm", "classifier")},
+            **{key: written[key] for key in COMPUTED_WITH},
             out=out,
             resume=resume,
             experiment={key: written[key] for key in asked},

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import json
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from holdfast.data.sources import DATASETS
 from holdfast.engine.choice import choose_device, choose_engine, choose_precision
 from holdfast.engine.evaluation import TestSet
 from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, on_device
-from holdfast.engine.loop import Loop
+from holdfast.engine.loop import Engine, Loop
 from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.settings import Settings
 from holdfast.engine.trees import add_, leaves, unflatten
@@ -36,6 +35,7 @@ from holdfast.random import generator
 from holdfast.runs import Checkpoint, ClientStates, RunDirectory, files
 
 CLIENT_STATE_BYTES = 2 << 30  # what clients remember stays in RAM up to this, and goes to the disk beyond
+CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
 LOCAL_TEST_ON_CPU = 250  # test samples for each local model, so that testing stays a small part of a round
 
 
@@ -116,11 +116,14 @@ def train(
     lr_decay: float = 1.0,
     max_grad_norm: float | None = None,
     dropout: float = 0.0,
+    deadline: float | None = None,
+    min_clients: int = 1,
     seed: int = 0,
     engine: str = "auto",
     device: str = "auto",
     precision: str = "auto",
     lanes: int | None = None,
+    address: str | None = None,
     norm: NormPolicy = "average",
     classifier: str | None = None,
     evaluate_every: int = 1,
@@ -142,7 +145,9 @@ def train(
 
     ``model`` is one of ``holdfast.models`` or any ``torch.nn.Module`` that ends in a Linear layer; ``classifier``
     names that layer if it is not the last Linear. ``norm`` is what happens to BatchNorm: ``average``, ``local``
-    or ``drop``. ``lanes`` is how many clients train side by side on the ``lanes`` engine.
+    or ``drop``. ``lanes`` is how many clients train side by side on the ``lanes`` engine, ``address`` where
+    the cluster of the ``ray`` engine is. With ``deadline`` a round on ``ray`` closes after so many seconds
+    without those still at work; one with fewer than ``min_clients`` usable updates stops the run.
 
     With ``out`` the run is written to that directory and survives being killed: call again with ``resume=True``
     (and the same arguments), or ``holdfast resume``. ``local_test`` is the number of test samples for each local
@@ -160,6 +165,8 @@ def train(
         lr_decay=lr_decay,
         max_grad_norm=max_grad_norm,
         dropout=dropout,
+        deadline=deadline,
+        min_clients=min_clients,
         seed=seed,
         evaluate_every=evaluate_every,
         evaluate_locals=evaluate_locals,
@@ -169,7 +176,7 @@ def train(
     )
     training = Training(
         method, model, federation, settings, engine=engine, device=device, precision=precision, lanes=lanes,
-        norm=norm, classifier=classifier,
+        address=address, norm=norm, classifier=classifier,
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
     return training.run(described, out, resume, list(trackers), on_round)
@@ -185,15 +192,16 @@ class Training:
         federation: Federation,
         settings: Settings,
         *,
-        engine: str = "auto",
+        engine: str | Callable[[Method, Task, DeviceData], Engine] = "auto",
         device: str = "auto",
         precision: str = "auto",
         lanes: int | None = None,
+        address: str | None = None,
         norm: NormPolicy = "average",
         classifier: str | None = None,
     ) -> None:
         dataset = federation.dataset
-        self.federation, self.settings, self.model = federation, settings, model
+        self.federation, self.settings, self.model, self.address = federation, settings, model, address
         self.device = choose_device(device)
         self.precision, dtype = precision, choose_precision(precision, self.device)
         if federation.schedule is not None:
@@ -238,14 +246,22 @@ class Training:
             public_y=dataset.y_train[public].to(self.device),
             one_of_each=_one_of_each(federation, settings.seed),
             stages=federation.stages,
-            read=lambda ids: (self.data.read(ids), self.data.y[torch.from_numpy(ids).to(self.device)]),
+            read=self.read,
         )
         self._check_model()
         check_public(method, self.task)
         self.method = method.prepare(self.task)
-        self.engine = choose_engine(
-            engine, self.method, self.task, self.data, settings, federation.sizes(0), lanes
-        )
+        if callable(engine):
+            self.engine = engine(self.method, self.task, self.data)
+        else:
+            sizes = federation.sizes(0)
+            self.engine = choose_engine(
+                engine, self.method, self.task, self.data, settings, sizes, lanes, address
+            )
+
+    def read(self, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Training samples, ready for the model, and their labels, by id."""
+        return self.data.read(ids), self.data.y[torch.from_numpy(ids).to(self.device)]
 
     def _check_model(self) -> None:
         """One forward pass: the model must take these samples."""
@@ -280,6 +296,7 @@ class Training:
             "device": self.device.type,
             "precision": self.precision,
             "lanes": self.engine.group if self.engine.name == "lanes" else None,
+            "address": self.address,
             "hash": self.federation.hash,
             "shape": list(dataset.shape),
             "classes": list(dataset.classes),
@@ -360,7 +377,7 @@ class Training:
         directory = RunDirectory.open(out)
         for key in ("method", "model", "hash", *asdict(self.settings), "engine", "precision", "norm"):
             then, now = directory.experiment.get(key), experiment[key]
-            if then != now and key != "checkpoint_seconds":
+            if then != now and key not in CHANGEABLE:
                 named = "federation, by its hash" if key == "hash" else key
                 raise HoldfastError(
                     f"{out} cannot be resumed with another {named}: it was {then!r}, now it is {now!r}"
@@ -372,16 +389,20 @@ class Training:
         if not self.method.overrides("survey"):
             return {}
         before = loop.server
-        side = loop.side
         sums: Tree = {}
         stage = loop.stage(self.settings.rounds)
-        for k in np.flatnonzero(self.federation.sizes(stage)):
-            job = Job(int(k), self.federation.client(int(k), stage), stage)
-            sent = Broadcast(self.settings.rounds, before.params, before.buffers, {})
-            client = side.client(side.plan(job, sent.round), sent)
-            add_(sums, self.method.survey(before.params, client) or {})
+        sent = Broadcast(self.settings.rounds, before.params, before.buffers, {})
+        holders = np.flatnonzero(self.federation.sizes(stage)).tolist()
+        jobs = [Job(k, self.federation.client(k, stage), stage) for k in holders]
+        for said in self.survey(loop, sent, jobs):
+            add_(sums, said)
         loop.server = self.method.conclude(before, sums, self.task)
         return loop.test_final()
+
+    def survey(self, loop: Loop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree]:
+        """What each client says of the final model."""
+        for job in jobs:
+            yield loop.side.survey(job, sent)
 
     def _final_model(self, loop: Loop) -> nn.Module:
         net = self.task.network.module()
@@ -431,12 +452,17 @@ def _filled(x: torch.Tensor, end: str) -> torch.Tensor:
 
 
 def _one_of_each(federation: Federation, seed: int) -> np.ndarray:
-    """One training sample of each class that clients hold; -1 where there is none."""
-    labels = federation.dataset.y_train.numpy()
-    order = generator(seed, "one of each class").permutation(federation.indices)
+    """One training sample of each class that clients hold; -1 where there is none.
+
+    Which one depends on nothing but how many each client holds, so that a server which has not seen the
+    samples draws the same.
+    """
+    held = federation.dataset.y_train.numpy()[federation.indices]
     chosen = np.full(federation.dataset.num_classes, -1, np.int64)
-    classes, first = np.unique(labels[order], return_index=True)
-    chosen[classes] = order[first]
+    for label in np.unique(held):
+        places = np.flatnonzero(held == label)
+        drawn = generator(seed, "one of each class", int(label)).integers(len(places))
+        chosen[label] = federation.indices[places[drawn]]
     return chosen
 
 

@@ -1,8 +1,8 @@
 """Many machines: the clients of a round spread over Ray workers, the server half in this process.
 
 A worker is an actor that holds the training samples once, in its machine's shared memory, and an inner
-`lanes` or `sequential` engine. Clients are handed out in chunks of neighbours; which worker trains a chunk, and
-how many died over it, leaves no trace in the result: results are summed in the order of the clients.
+`lanes` or `sequential` engine. Clients are handed out in chunks of neighbours; which worker trains a chunk,
+and how many died over it, leaves no trace: results are summed in the order of the clients.
 """
 
 from __future__ import annotations

@@ -205,6 +205,15 @@ class Network:
                 module.running_mean = module.running_var = module.num_batches_tracked = None
         return net
 
+    def to(self, device: torch.device) -> Network:
+        """A copy on another device, that shares nothing with this one."""
+        twin = copy.copy(self)
+        twin.net, twin._original = (copy.deepcopy(net).to(device) for net in (self.net, self._original))
+        twin.params = {name: p.to(device, copy=True) for name, p in self.params.items()}
+        twin.buffers = {name: b.to(device, copy=True) for name, b in self.buffers.items()}
+        twin._lanes = None
+        return twin
+
     def seed_dropout(self, key: Tensor | None) -> None:
         """Say where the next forward pass in training mode draws its dropout masks from."""
         for net in (self.net, self._lanes):
