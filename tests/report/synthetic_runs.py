@@ -114,7 +114,7 @@ def records(counts, keeps, seed, rounds, sample, total, probe=True, stream=False
         if probe and number % 10 == 0:
             record["probe"] = {
                 "gradient_diversity": 1 + 2 / keeps / np.sqrt(number),
-                "alignment": {"local": 0.5 + 0.3 * keeps, "global": 0.6 + 0.3 * keeps},
+                "alignment": {"local": 0.5 + 0.3 * keeps, "global": 0.6 + 0.3 * keeps, "dead": 0.2},
                 "feature_distance": 3 * (1 - keeps) + 1 / number,
                 "classifier_similarity": keeps * (1 - 1 / number),
             }
@@ -132,17 +132,22 @@ def records(counts, keeps, seed, rounds, sample, total, probe=True, stream=False
         yield json.loads(json.dumps(record, default=float))
 
 
-def features(keeps, seed, clients, classes, per_class=8, width=16):
-    """probe.json: the same samples through every client's model, closer together the more a method keeps."""
+def features(keeps, seed, clients, classes, per_class=8):
+    """probe.json: samples of every class as seen by every client, closer together the more a method keeps."""
     draw = generator(seed, "synthetic features")
-    centres = draw.normal(0, 1, (classes, width))
-    labels = np.repeat(np.arange(classes), per_class)
-    shifts = draw.normal(0, 1 - keeps, (clients, 1, width))
-    points = centres[labels] + shifts + draw.normal(0, 0.3, (clients, len(labels), width))
-    flat = points.reshape(-1, width)
+    labels = np.tile(np.repeat(np.arange(classes), per_class), clients)
+    owners = np.repeat(np.arange(clients), classes * per_class)
+    centres, shifts = draw.normal(0, 10, (classes, 2)), draw.normal(0, 8 * (1 - keeps), (clients, 2))
+    places = centres[labels] + shifts[owners] + draw.normal(0, 1.5, (len(labels), 2))
+    same = np.clip(draw.normal(keeps, 0.15, 4000), -1, 1)
+    different = np.clip(draw.normal(0, 0.3, 9000), -1, 1)
     return {
-        "features": np.round(flat, 4).tolist(),
-        "labels": np.tile(labels, clients).tolist(),
-        "clients": np.repeat(np.arange(clients), len(labels)).tolist(),
-        "tsne": np.round(flat[:, :2] * 10, 2).tolist(),
+        "tsne": np.round(places, 2).tolist(),
+        "labels": labels.tolist(),
+        "clients": owners.tolist(),
+        "pairs": {
+            "edges": np.linspace(-1, 1, 41).round(3).tolist(),
+            "positive": np.histogram(same, 40, (-1, 1))[0].tolist(),
+            "negative": np.histogram(different, 40, (-1, 1))[0].tolist(),
+        },
     }

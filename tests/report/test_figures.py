@@ -96,7 +96,7 @@ def test_forgetting_counts_losses_only_and_its_distribution_ends_at_one(compared
     assert cdf.y[np.searchsorted(cdf.x, middle, side="right") - 1] == pytest.approx(0.5, abs=0.05)
     local = panels[2].lines[0]
     np.testing.assert_allclose(
-        local.y, [np.mean(record["local_forgetting"]) for record in records_of(compared[0])]
+        local.y, [np.mean(record["local_forgetting"]) for record in records_of(compared[0])[1:]]
     )
 
 
@@ -127,27 +127,18 @@ def test_divergence_pairs_each_client_with_its_own_distance(compared):
     assert f"{np.corrcoef(far, moved)[0, 1]:.2f}" in built("divergence", [compared[0]]).summary
 
 
-def test_features_show_only_what_a_client_holds_and_compare_across_clients(compared):
+def test_features_are_shown_by_class_and_by_client_with_the_pairs(compared):
     by_class, by_client, pairs = built("features", [compared[0]]).panels
     probe = json.loads((compared[0] / "probe.json").read_text())
-    held = np.array(json.loads((compared[0] / "federation.json").read_text())["label_counts"]) > 0
-    clients, labels = np.array(probe["clients"]), np.array(probe["labels"])
-    shown = held[clients, labels]
-    assert (
-        sum(len(cloud.x) for cloud in by_class.clouds)
-        == sum(len(c.x) for c in by_client.clouds)
-        == shown.sum()
-    )
-    unit = np.array(probe["features"])
-    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    same = [
-        unit[i] @ unit[j]
-        for i in np.nonzero(shown)[0]
-        for j in np.nonzero(shown)[0]
-        if clients[i] < clients[j] and labels[i] == labels[j]
-    ]
-    expected = np.histogram(same, 60, (-1, 1))[0] / len(same)
-    np.testing.assert_allclose(pairs.lines[0].y[:-1], expected)
+    places, labels, clients = (np.array(probe[key]) for key in ("tsne", "labels", "clients"))
+    for panel, numbers_, wanted in ((by_class, labels, 3), (by_client, clients, 2)):
+        cloud = panel.clouds[wanted]
+        np.testing.assert_array_equal(np.c_[cloud.x, cloud.y], places[numbers_ == wanted])
+    assert by_class.clouds[3].name == "cat"
+    counts = np.array(probe["pairs"]["positive"])
+    np.testing.assert_allclose(pairs.lines[0].y[:-1], counts / counts.sum())
+    middle = np.arange(-0.975, 1, 0.05)
+    assert f"fedavg {np.average(middle, weights=counts):.2f} and" in built("features", [compared[0]]).summary
 
 
 def test_stream_accuracy_by_stage_is_the_mean_of_the_last_ten_epochs(streamed):

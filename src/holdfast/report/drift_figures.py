@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast import metrics
 from holdfast.report.curves import NotRecorded, Shown, ends, recorded, with_seed
 from holdfast.report.loading import Group, Run
 from holdfast.report.panels import Cloud, Line, Lines, Numbers, Panel, Scatter, thin
 
 MOST_DOTS = 2500  # of one cloud
-HISTOGRAM_BINS = 60
+PAIRS = (("positive", "one class (should be near 1)"), ("negative", "different classes"))
 
 
 def divergence(groups: Sequence[Group]) -> Shown:
@@ -30,7 +29,7 @@ def divergence(groups: Sequence[Group]) -> Shown:
         raise NotRecorded("weight divergence and distribution distance were not recorded")
     distance, moved = "distribution distance", "weight divergence"
     panels: list[Panel] = [
-        Scatter("Each dot a client in a round; later rounds stronger", distance, moved, clouds),
+        Scatter("Dots: clients, later rounds stronger", distance, moved, clouds),
         Lines(
             "Weight divergence, mean", "round", moved, recorded(groups, "weight_divergence"), percent=False
         ),
@@ -84,6 +83,9 @@ def alignment(groups: Sequence[Group]) -> Shown:
         Lines(
             "Sent-out model against the aggregated one", "round", "neurons with the same class", aggregated
         ),
+        Lines(
+            "Neurons that never fire", "round", "share of neurons", recorded(groups, "probe.alignment.dead")
+        ),
         Lines("Gradient diversity", "round", "diversity (1: all agree)", diversity, percent=False),
     ]
     told = f"Neurons that keep their class in local training, last probe: {ends(local)}." if local else ""
@@ -95,13 +97,11 @@ def features(groups: Sequence[Group]) -> Shown:
     panels: list[Panel] = []
     told = []
     for group in groups:
-        run = next((run for run in group.runs if run.probe.get("features")), None)
-        if run is None:
-            continue
-        panels += _feature_panels(run, with_seed(group))
-        positive, negative = _pair_similarity(run)
-        if positive.size and negative.size:
-            told.append(f"{group.label} {positive.mean():.2f} and {negative.mean():.2f}")
+        run = next((run for run in group.runs if run.probe.get("tsne")), None)
+        if run is not None:
+            panels += _feature_panels(run, with_seed(group))
+            means = [_mean_cosine(run, kind) for kind, _ in PAIRS]
+            told.append(f"{group.label} {means[0]:.2f} and {means[1]:.2f}")
     if not panels:
         raise NotRecorded("no probe of features was recorded (train with --probe 10)")
     return panels, f"Mean cosine of pairs of one class and of different classes: {'; '.join(told)}."
@@ -109,83 +109,33 @@ def features(groups: Sequence[Group]) -> Shown:
 
 def _feature_panels(run: Run, label: str) -> list[Panel]:
     labels, clients = (np.asarray(run.probe[key], dtype=np.intp) for key in ("labels", "clients"))
-    shown = _owned(run)[clients, labels]
-    places = np.asarray(run.probe.get("tsne") or _tsne(run.probe["features"]), dtype=np.float64)
-    names = {int(number): run.classes[number] for number in np.unique(labels[shown])}
-    panels: list[Panel] = [
-        Scatter(f"{label}: features by class", "", "", _clouds(places, labels, shown, names), bare=True),
-        Scatter(
-            f"{label}: features by client",
-            "",
-            "",
-            _clouds(
-                places,
-                clients,
-                shown,
-                {int(number): f"client {number}" for number in np.unique(clients[shown])},
-            ),
-            bare=True,
-        ),
+    places = np.asarray(run.probe["tsne"], dtype=np.float64)
+    classes = {int(number): run.classes[number] for number in np.unique(labels)}
+    named_clients = {int(number): f"client {number}" for number in np.unique(clients)}
+    pairs = [_histogram(run, kind, name, colour) for colour, (kind, name) in enumerate(PAIRS)]
+    return [
+        Scatter(f"{label}: features by class", "", "", _clouds(places, labels, classes), bare=True),
+        Scatter(f"{label}: features by client", "", "", _clouds(places, clients, named_clients), bare=True),
+        Lines(f"{label}: pairs across clients", "cosine of features", "share of pairs", pairs, stepped=True),
     ]
-    pairs = [
-        ("one class (should be near 1)", 0),
-        ("different classes", 1),
-    ]
-    histogram = [
-        _histogram(name, values, colour)
-        for (name, colour), values in zip(pairs, _pair_similarity(run), strict=True)
-    ]
-    panels.append(
-        Lines(
-            f"{label}: pairs across clients", "cosine of features", "share of pairs", histogram, stepped=True
-        )
-    )
-    return panels
 
 
-def _histogram(name: str, values: Numbers, colour: int) -> Line:
-    """Shares of the values in bins of [−1, 1], each drawn from its bin's left edge to the next."""
-    counts, edges = np.histogram(values, HISTOGRAM_BINS, (-1.0, 1.0))
-    return Line(name, edges, np.append(counts, counts[-1]) / max(1, values.size), colour)
-
-
-def _clouds(
-    places: Numbers, numbers: NDArray[np.intp], shown: NDArray[np.bool_], names: dict[int, str]
-) -> list[Cloud]:
+def _clouds(places: Numbers, numbers: NDArray[np.intp], names: dict[int, str]) -> list[Cloud]:
     clouds = []
     for colour, (number, name) in enumerate(names.items()):
-        own = places[shown & (numbers == number)]
+        own = places[numbers == number]
         own = own[thin(len(own), MOST_DOTS // len(names))]
         clouds.append(Cloud(name, own[:, 0], own[:, 1], colour))
     return clouds
 
 
-def _owned(run: Run) -> NDArray[np.bool_]:
-    """[clients, C]: which classes a client holds; all of them where that is not known."""
-    if run.label_counts is None:
-        return np.ones((max(run.probe["clients"]) + 1, len(run.classes)), dtype=np.bool_)
-    return np.asarray(run.label_counts.sum(axis=0) > 0)
+def _histogram(run: Run, kind: str, name: str, colour: int) -> Line:
+    """Shares of the pairs by cosine, each bin drawn from its left edge to the next."""
+    counts = np.asarray(run.probe["pairs"][kind], dtype=np.float64)
+    edges = np.asarray(run.probe["pairs"]["edges"], dtype=np.float64)
+    return Line(name, edges, np.append(counts, counts[-1]) / max(1.0, counts.sum()), colour)
 
 
-def _pair_similarity(run: Run) -> tuple[Numbers, Numbers]:
-    """Cosines of pairs of one class and of two; the same samples passed through every client's model."""
-    clients, labels = np.asarray(run.probe["clients"]), np.asarray(run.probe["labels"])
-    present, counts = np.unique(clients, return_counts=True)
-    order = np.argsort(clients, kind="stable")
-    by_client = labels[order].reshape(len(present), -1) if len(set(counts)) == 1 else None
-    if by_client is None or (by_client != by_client[0]).any():
-        return np.zeros(0), np.zeros(0)
-    stacked = np.asarray(run.probe["features"], dtype=np.float64)[order].reshape(len(present), counts[0], -1)
-    return metrics.pair_similarity(stacked, by_client[0], _owned(run)[present])
-
-
-def _tsne(values: Sequence[Sequence[float]]) -> Numbers:
-    from sklearn.manifold import TSNE
-
-    array = np.asarray(values, dtype=np.float64)
-    spread = np.ptp(array, axis=0)
-    array = (array - array.min(axis=0)) / np.where(spread > 0, spread, 1.0)
-    perplexity = min(30.0, (len(array) - 1) / 3)
-    return np.asarray(
-        TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(array), dtype=np.float64
-    )
+def _mean_cosine(run: Run, kind: str) -> float:
+    counts, edges = (np.asarray(run.probe["pairs"][key], dtype=np.float64) for key in (kind, "edges"))
+    return float(counts @ (edges[:-1] + edges[1:]) / 2 / max(1.0, counts.sum()))

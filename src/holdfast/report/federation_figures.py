@@ -61,9 +61,16 @@ def federation_sentence(counts: NDArray[np.int64]) -> str:
     sizes = total.sum(axis=1)
     held = (total > 0).sum(axis=1)
     stages = f" over {len(counts)} stages" if len(counts) > 1 else ""
-    each = f"{sizes.min():,} to {sizes.max():,} each"
-    classes = f"of {held.min()} to {held.max()} of {total.shape[1]} classes"
-    return f"{len(total)} clients{stages} hold {sizes.sum():,} samples, {each}, {classes}."
+    each, classes = _range(sizes), _range(held)
+    return (
+        f"{len(total)} clients{stages} hold {sizes.sum():,} samples, {each} each, "
+        f"of {classes} of {total.shape[1]} classes."
+    )
+
+
+def _range(values: NDArray[np.int64]) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _domains(stored: object) -> list[str]:

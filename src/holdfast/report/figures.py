@@ -65,8 +65,8 @@ FIGURES: dict[str, FigureKind] = {
     "forgetting-degree": FigureKind(
         "Forgetting by what a client holds",
         "1 means a class was wholly forgotten in local training, 0 unchanged, below 0 improved (drawn no "
-        "lower than −1). Missing classes are absent from the client's data, non-dominant ones rare in it. "
-        "Classes the global model had under 1 % on are left out: there is nothing to forget.",
+        "lower than −1). Missing classes are absent from the client's data, non-dominant ones under 5 % of "
+        "it. Classes the global model had under 1 % on are left out: there is nothing to forget.",
         "FedKA Fig. 2b and 6",
         forgetting_figures.forgetting_degree,
     ),
@@ -122,8 +122,8 @@ FIGURES: dict[str, FigureKind] = {
     ),
     "stages": FigureKind(
         "Accuracy on a stream",
-        "From stage to stage new tasks arrive; a curve that falls slowly forgets slowly. Dashed lines "
-        "count only the minority classes.",
+        "From stage to stage new tasks arrive; a curve that falls slowly forgets slowly. The epochs' "
+        "curves are on all test classes; dashed lines count only the minority classes.",
         "FedMLP Fig. 3 and 4",
         progress_figures.stages,
     ),

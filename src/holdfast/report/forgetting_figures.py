@@ -24,7 +24,7 @@ from holdfast.report.loading import Group, Run, columns, vector
 from holdfast.report.panels import Bar, Bars, Frame, Grid, Line, Lines, Numbers, Panel, thin
 
 MOST_CELLS = 1_200_000  # of all slider frames of a figure together: they are most of a page's size
-DOMINANT_SHARE = 0.05  # gamma of the class split where the method does not set one (FedKA section 3.2)
+DOMINANT_SHARE = 0.05  # gamma of the class split, the same for all methods compared (FedKA section 3.2)
 KNOWN_AT_LEAST = 0.01  # a class the global model did not know has nothing to forget
 CLASS_GROUPS = ("missing", "non-dominant", "dominant")
 
@@ -67,7 +67,9 @@ def _global_forgetting(run: Run) -> Curve:
 
 
 def _local_forgetting(run: Run) -> list[tuple[float, Numbers]]:
-    recorded = [(x, values) for x, values in run.lists("local_forgetting") if np.isfinite(values).any()]
+    """(round, values of the clients); the model sent out in round 1 is untrained: nothing to forget."""
+    found = [(x, values) for x, values in run.lists("local_forgetting") if x > 1]
+    recorded = [(x, values) for x, values in found if np.isfinite(values).any()]
     if recorded:
         return recorded
     return [(float(record["round"]), metrics.local_forgetting(*pair)) for record, *pair in local_rounds(run)]
@@ -132,14 +134,13 @@ def forgetting(groups: Sequence[Group]) -> Shown:
 
 def _degrees(run: Run) -> Iterator[tuple[float, dict[str, Numbers]]]:
     """(round, degrees by class group of all clients' classes that the global model knew)."""
-    share = run.settings.get("method.gamma", DOMINANT_SHARE)
     for record, before, after in local_rounds(run):
         counts = run.counts_of(record)
         if counts is None or counts.shape != after.shape:
             continue
         degrees = np.maximum(metrics.forgetting_degree(before, after), -1.0)
         known = np.isfinite(degrees) & (before >= KNOWN_AT_LEAST)
-        masks = metrics.class_split(counts, share)
+        masks = metrics.class_split(counts, DOMINANT_SHARE)
         yield (
             float(record["round"]),
             {name: degrees[mask & known] for name, mask in zip(CLASS_GROUPS, masks, strict=True)},

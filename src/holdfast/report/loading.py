@@ -16,7 +16,8 @@ from holdfast.runs import RunDirectory
 
 # What may differ between two runs of one experiment: everything else makes them different experiments.
 NOT_SETTINGS = frozenset(
-    {"name", "seed", "versions", "machine", "out", "classes", "hash", "created", "command"}
+    {"name", "seed", "hash", "classes", "shape", "versions", "machine"}
+    | {"engine", "device", "lanes", "address", "checkpoint_seconds"}
 )
 
 
@@ -102,7 +103,8 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """Every setting that makes this experiment, flattened: ``{"method.beta": 1.0, …}``."""
         kept = {key: value for key, value in self.experiment.items() if key not in NOT_SETTINGS}
-        return {key: value for key, value in _flat(kept, "") if not key.endswith((".seed", ".hash"))}
+        flat = {key: value for key, value in _flat(kept, "") if value is not None}
+        return {key: value for key, value in flat.items() if not key.endswith((".seed", ".hash"))}
 
 
 @dataclass(frozen=True, eq=False)

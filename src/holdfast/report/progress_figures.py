@@ -81,8 +81,8 @@ def domains(groups: Sequence[Group]) -> Shown:
 
 
 STREAM_ACCURACIES = (
-    ("A_glo", "A_glo_t", "Global model after each epoch, all test classes"),
-    ("A_loc", "A_loc_t", "Clients' own models after each epoch, all test classes"),
+    ("A_glo", "A_glo_t", "Global model after each epoch"),
+    ("A_loc", "A_loc_t", "Clients' own models after each epoch"),
 )
 
 
