@@ -3,13 +3,14 @@
 from holdfast.cli.app import app
 from holdfast.cli.federations import diagnose, partition, stream
 from holdfast.cli.machine import datasets, doctor, methods
+from holdfast.cli.reproduce import reproduce
 from holdfast.cli.runs import compare, resume, run
 from holdfast.cli.seeing import export, figure, report, show, table, ui
 
 __all__ = ["app", "main"]
 
 COMMANDS = {
-    "Training": (run, compare, resume),
+    "Training": (run, compare, resume, reproduce),
     "Seeing": (show, report, figure, table, ui, export),
     "Data": (partition, stream, diagnose),
     "What there is": (methods, datasets, doctor),

@@ -99,7 +99,7 @@ def _show(federation: Federation, save: Path | None, draw: Path | None, as_json:
     if save is not None:
         federation.save(save)
     if draw is not None:
-        draw_federation(counts, federation.dataset.classes, domains, draw)
+        draw_federation(counts, federation.dataset.classes, domains, out=draw)
     measures = measure(federation.label_counts())
     if as_json:
         described = {

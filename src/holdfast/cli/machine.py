@@ -71,7 +71,7 @@ def _describe(kind: type[Method]) -> dict[str, Any]:
         "name": kind.name,
         "summary": about.split("\n")[0],
         "about": about,
-        "needs_public": kind.needs_public,
+        "needs_public": kind().needs_public,
         "parameters": [
             {"name": f.name, "default": f.default, "about": comments.get(f.name, "")} for f in fields(kind)
         ],

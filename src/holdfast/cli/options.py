@@ -46,6 +46,8 @@ HELP: dict[str, dict[str, str]] = {
         "weight_decay": "Weight decay of local SGD.",
         "max_grad_norm": "Clip local gradients to this norm.",
         "dropout": "Probability that a sampled client is lost in a round.",
+        "deadline": "Seconds after which a round closes without those still at work.",
+        "min_clients": "Usable updates below which the run stops.",
         "seed": "Seed of everything random.",
     },
     "Testing and saving": {
@@ -56,10 +58,11 @@ HELP: dict[str, dict[str, str]] = {
         "checkpoint_seconds": "Seconds between checkpoints.",
     },
     "Machine": {
-        "engine": "auto, sequential or lanes.",
+        "engine": "auto, sequential, lanes or ray.",
         "device": "auto, cpu or cuda.",
         "precision": "auto, float32, tf32 or float64.",
         "lanes": "Clients that train side by side on the lanes engine.",
+        "address": "Address of the ray engine's cluster (default: one is started here).",
     },
 }
 """What each setting means, in the groups in which help shows them."""

@@ -30,7 +30,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.show_header = any(column.strip() for column in columns)
     for column in columns:
-        table.add_column(column.strip(), justify="right" if column.startswith(" ") else "left")
+        right = column.startswith(" ")
+        table.add_column(column.strip(), justify="right" if right else "left", no_wrap=right, overflow="fold")
     for row in rows:
         table.add_row(*row)
     console().print(table)

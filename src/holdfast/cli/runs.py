@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
@@ -19,7 +19,7 @@ from holdfast.cli.printing import bar, console, mean_and_deviation, print_json, 
 if TYPE_CHECKING:
     from holdfast.comparison import Comparison
     from holdfast.experiment import Experiment
-    from holdfast.training import Run
+    from holdfast.training import Run, Tracker
 
 
 @with_settings()
@@ -28,6 +28,9 @@ def run(
     changes: Changes = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory of the run (default: a new one in runs/).")
+    ] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Also tell a tracker: csv, tensorboard, wandb or mlflow.")
     ] = None,
     as_json: Json = False,
     *,
@@ -41,7 +44,8 @@ def run(
     Example:  holdfast run experiment.yaml --set method.beta=0.5
     """
     experiment = experiment_from(file, settings, changes)
-    _train(experiment, out or _new_directory(experiment), as_json)
+    directory = out or _new_directory(experiment)
+    _train(experiment, directory, as_json, trackers=_trackers(track, directory))
 
 
 def resume(
@@ -108,11 +112,21 @@ def compare(
         console().print(f"Runs: {out}" if page is None else f"Report: {page}", soft_wrap=True)
 
 
-def _train(experiment: Experiment, out: Path, as_json: bool, resume: bool = False) -> None:
+def _trackers(names: list[str] | None, directory: Path) -> list[Tracker]:
+    if not names:
+        return []
+    from holdfast.report import tracker
+
+    return [tracker(name, directory) for name in names]
+
+
+def _train(
+    experiment: Experiment, out: Path, as_json: bool, resume: bool = False, trackers: Sequence[Tracker] = ()
+) -> None:
     label = f"{experiment.describe()['method']['name']} on {Path(experiment.data).stem}"
     with _stoppable(f"continue with: holdfast resume {out}"), bar(experiment.rounds) as shown:
         shown.start(label)
-        done = experiment.run(out, resume=resume, on_round=shown.update)
+        done = experiment.run(out, resume=resume, trackers=trackers, on_round=shown.update)
     if as_json:
         print_json(_summary(done))
     else:
@@ -125,7 +139,7 @@ def _summary(done: Run) -> dict[str, Any]:
         "method": done.experiment["method"]["name"],
         "rounds": len(done.records),
         "accuracy": done.accuracy,
-        "forgetting": done.forgetting,
+        "forgetting": done.forgetting if len(done.class_accuracy) > 1 else None,
         "class_accuracy": done.class_accuracy[-1].tolist(),
         "seconds": sum(record["seconds"]["total"] for record in done.records),
         "engine": done.experiment["engine"],
@@ -135,9 +149,10 @@ def _summary(done: Run) -> dict[str, Any]:
 
 def _print_run(done: Run) -> None:
     told = _summary(done)
+    forgetting = "" if told["forgetting"] is None else f"  forgetting {told['forgetting']:.2%}"
     out = console()
     out.print(
-        f"{told['method']}  accuracy {told['accuracy']:.2%}  forgetting {told['forgetting']:.2%}  "
+        f"{told['method']}  accuracy {told['accuracy']:.2%}{forgetting}  "
         f"{told['rounds']} rounds in {told['seconds']:.1f} s on {told['engine']}",
         style="bold",
         soft_wrap=True,
@@ -155,24 +170,16 @@ def _print_comparison(found: Comparison, experiment: Experiment) -> None:
                 mean_and_deviation(row.accuracy, 100),
                 mean_and_deviation(row.forgetting, 100),
                 mean_and_deviation(row.rounds_to_target, digits=0),
-                mean_and_deviation(row.seconds, digits=1),
-                mean_and_deviation(row.megabytes[:1], digits=1),
+                f"{sum(row.seconds) / len(row.seconds):.1f}",
+                f"{sum(row.megabytes) / len(row.megabytes):.1f}",
                 against,
                 "" if row.p_value is None else f"{row.p_value:.3f}",
             ]
         )
-    columns = [
-        "method",
-        " accuracy %",
-        " forgetting %",
-        " rounds to target",
-        " seconds",
-        " MB sent",
-        " vs first",
-        " p",
-    ]
+    columns = ["method", " accuracy", " forgetting", " rounds", " seconds", " MB", " vs first", " p"]
     title = (
-        f"{experiment.data}, {experiment.rounds} rounds, {len(found.rows[0].seeds)} seeds: mean ± deviation"
+        f"{experiment.data}, {experiment.rounds} rounds, {len(found.rows[0].seeds)} seeds: mean ± deviation; "
+        "accuracy and forgetting in %, rounds to target, seconds and MB sent of a run"
     )
     print_table(title, columns, rows)
     for note in found.notes:

@@ -1,0 +1,312 @@
+"""The command line, command by command."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import holdfast as hf
+from holdfast.cli import COMMANDS, app
+from holdfast.cli.options import HELP
+
+PROGRAM = [sys.executable, "-c", "from holdfast.cli import main; main()"]
+SMALL = ["--clients", "5", "--model", "linear", "--rounds", "3", "--lr", "0.1", "--device", "cpu"]
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def good(*arguments):
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "one"
+    good("run", *SMALL, "--method", "fedntd", "--partition", "dirichlet:0.5", "--seed", 1, "--out", out)
+    return out
+
+
+# Help -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [c.__name__ for commands in COMMANDS.values() for c in commands])
+def test_every_command_explains_itself_with_an_example(command):
+    assert f"Example: holdfast {command}" in " ".join(good(command, "--help").split())
+
+
+def test_every_setting_is_an_option_and_explained():
+    from dataclasses import fields
+
+    explained = [name for group in HELP.values() for name in group]
+    assert sorted(explained) == sorted(field.name for field in fields(hf.Experiment))
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys; from holdfast.cli import app; assert 'torch' not in sys.modules, 'torch was imported'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_program_says_its_version():
+    shown = subprocess.run([*PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
+    assert shown == f"holdfast {hf.__version__}\n"
+
+
+# Training -------------------------------------------------------------------------------------------------
+
+
+def test_run_by_options_is_run_by_file(run, tmp_path):
+    told = json.loads(good("run", run / "experiment.yaml", "--out", tmp_path / "again", "--json"))
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+    direct = hf.Experiment(
+        clients=5,
+        model="linear",
+        rounds=3,
+        lr=0.1,
+        method="fedntd",
+        partition="dirichlet:0.5",
+        seed=1,
+        device="cpu",
+    ).run()
+    assert told["accuracy"] == direct.accuracy
+    assert told["hash"] == direct.experiment["hash"]
+    changed = good(
+        "run",
+        run / "experiment.yaml",
+        "--set",
+        "method.beta=0.5",
+        "--rounds",
+        2,
+        "--out",
+        tmp_path / "c",
+        "--json",
+    )
+    assert json.loads(changed)["rounds"] == 2
+    assert hf.RunDirectory.open(tmp_path / "c").experiment["method"]["beta"] == 0.5
+
+
+def test_a_run_finds_itself_a_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    good("run", *SMALL, "--rounds", 1)
+    good("run", *SMALL, "--rounds", 1)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "digits-fedavg-seed0",
+        "digits-fedavg-seed0-2",
+    ]
+
+
+def test_resume_of_a_finished_run_changes_nothing(run):
+    before = (run / "model.safetensors").read_bytes(), (run / "metrics.jsonl").read_bytes()
+    good("resume", run)
+    assert before == ((run / "model.safetensors").read_bytes(), (run / "metrics.jsonl").read_bytes())
+
+
+def test_compare_prints_means_and_a_test(tmp_path):
+    arguments = ["compare", "fedavg", "fedprox", *SMALL, "--seeds", 2, "--out", tmp_path / "c"]
+    shown = good(*arguments)
+    told = json.loads(good(*arguments, "--json"))
+    for row in told["rows"]:
+        mean, deviation = 100 * np.mean(row["accuracy"]), 100 * np.std(row["accuracy"], ddof=1)
+        assert re.search(rf"{row['method']}\s+{mean:.2f} ± {deviation:.2f}", shown)
+    assert f"{told['rows'][1]['p_value']:.3f}" in shown
+    assert good("table", tmp_path / "c").count("\n| fed") == 2
+
+
+def test_trackers_are_told(tmp_path):
+    good("run", *SMALL, "--track", "csv", "--out", tmp_path / "t")
+    with open(tmp_path / "t" / "metrics.csv", newline="") as file:
+        assert [row["round"] for row in csv.DictReader(file)] == ["1", "2", "3"]
+
+
+def test_interrupt_says_how_to_go_on(tmp_path):
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [*PROGRAM, "run", *SMALL, "--rounds", "1000000", "--out", str(out)], stderr=subprocess.PIPE, text=True
+    )
+    while not (out / "metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(2)
+    assert process.wait() == 130
+    assert process.stderr.read().strip() == f"holdfast: stopped; continue with: holdfast resume {out}"
+
+
+# Seeing ---------------------------------------------------------------------------------------------------
+
+
+def test_show(run):
+    told = json.loads(good("show", run, "--json"))
+    opened = hf.Run.open(run)
+    assert told["state"] == "finished"
+    assert told["accuracy"] == opened.accuracy
+    assert told["forgetting"] == pytest.approx(opened.forgetting)
+    assert f"{opened.accuracy:.2%}" in good("show", run)
+
+
+def test_export(run, tmp_path):
+    for name in ("m.safetensors", "m.pt2", "m.csv"):
+        good("export", run, tmp_path / name)
+    opened = hf.Run.open(run)
+    weights = load_file(tmp_path / "m.safetensors")
+    assert all(torch.equal(weights[k], v) for k, v in opened.model.state_dict().items())
+    digits = hf.load("digits")
+    inputs = digits.preprocess(digits.x_test)
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    torch.testing.assert_close(program(inputs), opened.model(inputs))
+    with open(tmp_path / "m.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["accuracy"]) for row in rows] == [r["accuracy"] for r in opened.records]
+    assert float(rows[-1]["accuracy_7"]) == opened.class_accuracy[-1, 7]
+
+
+def test_report_figure_and_table(run, tmp_path):
+    good("report", run, "--out", tmp_path / "r.html")
+    assert "<html" in (tmp_path / "r.html").read_text()
+    good("figure", "accuracy", run, "--out", tmp_path / "f.svg")
+    assert "<svg" in (tmp_path / "f.svg").read_text()
+    assert "fedntd" in good("table", run, "--format", "latex")
+
+
+# Data -----------------------------------------------------------------------------------------------------
+
+
+def test_partition_prints_saves_and_is_used_again(tmp_path):
+    chosen = ["--clients", 6, "--partition", "shards:2", "--seed", 4]
+    saved = tmp_path / "federation.json"
+    told = json.loads(good("partition", *chosen, "--save", saved, "--draw", tmp_path / "who.png", "--json"))
+    federation = hf.federate(hf.load("digits"), hf.Shards(2), clients=6, seed=4)
+    assert told["hash"] == federation.hash
+    assert told["label_counts"] == federation.label_counts().tolist()
+    assert (tmp_path / "who.png").stat().st_size > 1000
+    assert federation.hash in good("partition", *chosen)
+    again = json.loads(
+        good(
+            "run",
+            "--federation",
+            saved,
+            "--model",
+            "linear",
+            "--rounds",
+            1,
+            "--out",
+            tmp_path / "run",
+            "--json",
+        )
+    )
+    assert again["hash"] == federation.hash
+    measured = json.loads(good("diagnose", saved, "--json"))["measures"]
+    assert measured["samples"] == federation.label_counts().sum()
+
+
+def test_stream_prints_every_stage():
+    told = json.loads(good("stream", "--clients", 3, "--stream", 2, "--partition", "iid", "--json"))
+    assert told["stages"] == 2
+    assert np.sum(told["label_counts"]) == 1438
+    assert np.shape(told["label_counts"]) == (2, 3, 10)
+
+
+def test_diagnose_own_counts(tmp_path):
+    (tmp_path / "counts.csv").write_text("30,0\n0,10\n")
+    told = json.loads(good("diagnose", tmp_path / "counts.csv", "--json"))["measures"]
+    assert told["imbalance_ratio"] == 3
+    assert told["missing_classes"] == 1
+    assert "Most like" in good("diagnose", tmp_path / "counts.csv")
+
+
+# What there is --------------------------------------------------------------------------------------------
+
+
+def test_methods_and_datasets_as_json():
+    methods = {m["name"]: m for m in json.loads(good("methods", "--json"))}
+    assert {"fedavg", "fedprox", "fedavgm", "scaffold", "fedntd"} <= set(methods)
+    beta = next(p for p in methods["fedntd"]["parameters"] if p["name"] == "beta")
+    assert beta["default"] == 1.0
+    assert "strength" in beta["about"]
+    assert json.loads(good("methods", "fedntd", "--json")) == methods["fedntd"]
+    datasets = {d["name"]: d for d in json.loads(good("datasets", "--json"))}
+    assert datasets["digits"]["found"] == "embedded"
+    assert datasets["cifar10"]["train"] == 50_000
+
+
+def test_doctor_names_versions_and_engines():
+    told = json.loads(good("doctor", "--json"))
+    assert told["versions"]["torch"] == torch.__version__
+    assert set(told["engines"]) >= {"sequential", "lanes", "auto"}
+
+
+# What is wrong --------------------------------------------------------------------------------------------
+
+RUN = ["run", "--clients", "5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([*RUN, "--method", "fedntt"], "did you mean fedntd"),
+        ([*RUN, "--method", "fedntd:betta=1"], "did you mean beta"),
+        ([*RUN, "--data", "cifar11"], "did you mean cifar10"),
+        ([*RUN, "--model", "resnet19"], "did you mean resnet18"),
+        ([*RUN, "--partition", "dirichlet:0"], "alpha"),
+        ([*RUN, "--partition", "dirichle:1"], "did you mean dirichlet"),
+        ([*RUN, "--batch-size", "0"], "batch_size is 0; it must be at least 1"),
+        ([*RUN, "--engine", "rays"], "unknown engine 'rays'"),
+        ([*RUN, "--set", "method.betta=1", "--method", "fedntd"], "did you mean beta"),
+        ([*RUN, "--set", "rounds"], "not of the form key=value"),
+        ([*RUN, "--set", "lr.x=1"], "'lr.x' leads nowhere"),
+        ([*RUN, "--set", "metod.beta=1"], "did you mean method"),
+        ([*RUN, "--track", "wandbb"], "did you mean wandb"),
+        (["run"], "needs the number of clients"),
+        (["run", "--clients", "2000"], "2000"),
+        (["run", "nowhere.yaml"], "cannot read the experiment 'nowhere.yaml': No such file or directory"),
+        (["run", "--federation", "nowhere.json"], "cannot read the federation"),
+        (["resume", "nowhere"], "holds no run"),
+        (["show", "nowhere"], "holds no run"),
+        (["report", "nowhere"], "is not a directory"),
+        (["methods", "fedntt"], "did you mean fedntd"),
+        (["compare", "fedavg", "fedavg", "--clients", "5"], "named twice"),
+        (["diagnose", "nowhere.csv"], "cannot read 'nowhere.csv'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("holdfast: ")
+    assert sentence in lines[0]
+
+
+def test_bad_data_and_files_are_refused(tmp_path, run):
+    x, y = np.ones((20, 3)), np.arange(20) % 2
+    x[3, 1] = np.nan
+    np.savez(tmp_path / "nan.npz", x_train=x, y_train=y, x_test=np.ones((2, 3)), y_test=[0, 1])
+    result = call("run", "--data", tmp_path / "nan.npz", "--clients", 2, "--out", tmp_path / "r")
+    assert (result.exit_code, "holds NaN or infinite values in 1 of 20" in result.stderr) == (2, True)
+    (tmp_path / "bad.yaml").write_text("clients: 5\nlearning_rate: 0.1\n")
+    result = call("run", tmp_path / "bad.yaml")
+    assert (result.exit_code, "unknown setting 'learning_rate'" in result.stderr) == (2, True)
+    result = call("run", *SMALL, "--out", run)
+    assert (result.exit_code, "already holds a run" in result.stderr) == (2, True)
+    result = call("export", run, tmp_path / "m.onnx")
+    assert (result.exit_code, "must end in .safetensors, .pt2, .csv" in result.stderr) == (2, True)
+    assert call("run", "--methd", "fedavg").exit_code == 2
+
+
+def test_an_error_leaves_the_program_without_a_traceback():
+    result = subprocess.run([*PROGRAM, "run", "--method", "fedntt"], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.startswith("holdfast: unknown method 'fedntt'; did you mean fedntd")
+    assert result.stderr.count("\n") == 1

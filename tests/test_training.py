@@ -1,0 +1,208 @@
+"""The Python interface: what a user's ten lines do, and what they are told when something is wrong."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import holdfast as hf
+
+DIGITS = hf.load("digits")
+SMALL = {"rounds": 3, "sample": 4, "epochs": 1, "batch_size": 32, "lr": 0.1, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return hf.federate(DIGITS, hf.Dirichlet(alpha=0.3), clients=8, seed=0)
+
+
+def test_ten_lines(federation):
+    run = hf.train(hf.FedNTD(beta=1.0), hf.models.cnn(), federation, momentum=0.9, seed=0, **SMALL)
+    assert 0 < run.accuracy <= 1
+    assert run.class_accuracy.shape == (3, 10)
+    assert isinstance(run.model, nn.Module)
+    with torch.no_grad():
+        predicted = run.model(DIGITS.preprocess(DIGITS.x_test)).argmax(1)
+    assert float((predicted == DIGITS.y_test).float().mean()) == pytest.approx(run.accuracy)
+    for label in range(10):
+        ours = (predicted[DIGITS.y_test == label] == label).float().mean()
+        assert float(ours) == pytest.approx(run.class_accuracy[-1, label])
+
+
+def test_forgetting_is_best_minus_final(federation):
+    run = hf.train(hf.FedAvg(), hf.models.linear(), federation, **SMALL | {"rounds": 6})
+    by_class = run.class_accuracy
+    assert run.forgetting == pytest.approx((by_class[:-1].max(0) - by_class[-1]).mean())
+    overall = [record["accuracy"] for record in run.records]
+    assert run.rounds_to(overall[2]) == 1 + min(i for i, a in enumerate(overall) if a >= overall[2])
+    assert run.rounds_to(1.1) is None
+
+
+@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+def test_same_seed_same_bits_and_another_seed_others(federation, engine):
+    weights = [
+        hf.train(
+            hf.FedAvg(), hf.models.mlp(16), federation, seed=seed, engine=engine, **SMALL
+        ).model.state_dict()
+        for seed in (1, 1, 2)
+    ]
+    assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
+    assert not all(torch.equal(weights[0][k], weights[2][k]) for k in weights[0])
+
+
+def test_own_arrays_own_clients_own_model(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 300)
+    x = rng.normal(size=(300, 5)) + 4 * np.eye(3, 5)[labels]
+    dataset = hf.Dataset.from_arrays(x[:240], labels[:240], torch.tensor(x[240:]), torch.tensor(labels[240:]))
+    federation = hf.federate(dataset, [range(0, 100), range(100, 120), range(120, 240)])
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    run = hf.train(hf.FedAvg(), model, federation, rounds=15, lr=0.2, out=tmp_path / "run", device="cpu")
+    assert run.accuracy > 0.9
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    # A program alone can make such a run again, and says so.
+    with pytest.raises(hf.HoldfastError, match="came from Python"):
+        hf.Experiment.from_mapping(run.experiment)
+    with pytest.raises(hf.HoldfastError, match="model of your own"):
+        hf.Run.open(tmp_path / "run")
+
+
+def test_one_round_is_the_weighted_mean_of_what_clients_learn():
+    """FedAvg by hand: full-batch steps of softmax regression, in NumPy."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
+    dataset = hf.Dataset.from_arrays(x, y, x, y)
+    parts = [np.arange(0, 40), np.arange(40, 60)]
+    model = nn.Sequential(nn.Linear(4, 3))
+    start = model[0].weight.detach().numpy().astype(float), model[0].bias.detach().numpy().astype(float)
+    run = hf.train(
+        hf.FedAvg(),
+        model,
+        hf.federate(dataset, parts),
+        rounds=1,
+        epochs=2,
+        batch_size=64,
+        lr=0.5,
+        device="cpu",
+    )
+    learnt = []
+    for ids in parts:
+        weight, bias = (a.copy() for a in start)
+        for _ in range(2):
+            scores = x[ids] @ weight.T + bias
+            p = np.exp(scores - scores.max(1, keepdims=True))
+            p /= p.sum(1, keepdims=True)
+            error = (p - np.eye(3)[y[ids]]) / len(ids)
+            weight, bias = weight - 0.5 * error.T @ x[ids], bias - 0.5 * error.sum(0)
+        learnt.append((weight, bias))
+    for got, index in ((run.model[0].weight, 0), (run.model[0].bias, 1)):
+        expected = (40 * learnt[0][index] + 20 * learnt[1][index]) / 60
+        np.testing.assert_allclose(got.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_tells_how_to_run_it_again(federation, tmp_path):
+    run = hf.train(
+        hf.Stack(hf.FedNTD(), hf.FedProx(mu=0.2)), hf.models.mlp(16), federation, out=tmp_path, **SMALL
+    )
+    again = hf.Experiment.from_file(tmp_path / "experiment.yaml")
+    assert again.build_federation().hash == federation.hash
+    repeated = again.run()
+    assert repeated.accuracy == run.accuracy
+    opened = hf.Run.open(tmp_path)
+    assert [r["accuracy"] for r in opened.records] == [r["accuracy"] for r in run.records]
+    for key, value in run.model.state_dict().items():
+        assert torch.equal(opened.model.state_dict()[key], value)
+        assert torch.equal(repeated.model.state_dict()[key], value)
+
+
+def test_resume_refuses_another_experiment(federation, tmp_path):
+    hf.train(hf.FedAvg(), hf.models.linear(), federation, out=tmp_path, **SMALL)
+    with pytest.raises(hf.HoldfastError, match="already holds a run"):
+        hf.train(hf.FedAvg(), hf.models.linear(), federation, out=tmp_path, **SMALL)
+    with pytest.raises(hf.HoldfastError, match=r"another lr: it was 0\.1, now it is 0\.2"):
+        hf.train(
+            hf.FedAvg(), hf.models.linear(), federation, out=tmp_path, resume=True, **SMALL | {"lr": 0.2}
+        )
+    other = hf.federate(DIGITS, hf.Dirichlet(alpha=0.3), clients=8, seed=1)
+    with pytest.raises(hf.HoldfastError, match="another federation, by its hash"):
+        hf.train(hf.FedAvg(), hf.models.linear(), other, out=tmp_path, resume=True, **SMALL)
+
+
+def test_lost_clients_are_named_and_the_run_goes_on(federation):
+    run = hf.train(hf.FedAvg(), hf.models.linear(), federation, dropout=0.4, **SMALL | {"rounds": 8})
+    lost = [incident for record in run.records for incident in record["incidents"]]
+    assert lost
+    assert {incident["kind"] for incident in lost} == {"dropout"}
+    for record in run.records:
+        gone = {incident["client"] for incident in record["incidents"]}
+        assert gone.isdisjoint(record["participants"])
+        assert len(gone) + len(record["participants"]) == 4
+
+
+@dataclass(frozen=True)
+class Spoiled(hf.Method):
+    """FedAvg in which some clients' weights stop being numbers."""
+
+    name: ClassVar[str] = "spoiled"
+    bad: tuple[int, ...] = (0,)
+
+    def begin(self, payload, state, client):
+        return {"factor": client.task.scalar(float("nan") if client.id in self.bad else 1.0)}
+
+    def after_step(self, params, out, batch, carry):
+        return {k: v * carry["factor"] for k, v in params.items()}, carry
+
+
+@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+def test_updates_that_are_no_numbers_are_left_out(federation, engine):
+    everyone = SMALL | {"sample": None, "engine": engine}
+    run = hf.train(Spoiled(), hf.models.linear(), federation, **everyone)
+    for record in run.records:
+        assert record["incidents"] == [{"client": 0, "kind": "not finite"}]
+        assert 0 not in record["participants"]
+    assert all(torch.isfinite(p).all() for p in run.model.parameters())
+    with pytest.raises(hf.HoldfastError, match="no usable update is left"):
+        hf.train(Spoiled(tuple(range(8))), hf.models.linear(), federation, **everyone)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"lr": -1.0}, "lr is -1.0"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"engine": "lane"}, "did you mean lanes"),
+        ({"precision": "float16"}, "did you mean float"),
+        ({"device": "gpu"}, "it must be auto, cpu or cuda"),
+        ({"norm": "none"}, "it must be average, local or drop"),
+    ],
+)
+def test_bad_settings_are_refused_before_training(federation, changes, sentence):
+    with pytest.raises(hf.HoldfastError, match=sentence):
+        hf.train(hf.FedAvg(), hf.models.linear(), federation, **SMALL | changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), "has 9 outputs, but digits has 10 classes"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(63, 10)), "does not take samples of digits"),
+        (nn.Sequential(nn.Linear(8, 10)), r"it must be \(1, 10\)"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(federation, model, sentence):
+    with pytest.raises(hf.HoldfastError, match=sentence):
+        hf.train(hf.FedAvg(), model, federation, **SMALL)
+
+
+def test_public_names_are_complete():
+    for name in hf.api.__all__:
+        assert getattr(hf, name) is getattr(hf.api, name)
+    assert {"train", "FedNTD", "models"} <= set(dir(hf))
+    with pytest.raises(AttributeError, match="holdfast has no 'fedavgg'"):
+        hf.fedavgg
