@@ -78,7 +78,7 @@ def test_nothing_can_be_changed(client, root):
 
 
 def test_every_answer_keeps_to_itself(client):
-    for path in ("/", "/api/runs", "/assets/figures.js", "/nowhere"):
+    for path in ("/", "/api/runs", "/assets/page.js", "/nowhere"):
         headers = client.get(path).headers
         assert "default-src 'none'; script-src 'self'" in headers["content-security-policy"]
         assert "unsafe" not in headers["content-security-policy"]

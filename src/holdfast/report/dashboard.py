@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from holdfast.errors import HoldfastError
 from holdfast.report.live import LiveRuns
 from holdfast.report.loading import Run
-from holdfast.report.page import asset, page_model, template
+from holdfast.report.page import SCRIPTS, STYLES, asset, page_model, template
 from holdfast.runs import list_runs
 
 if TYPE_CHECKING:
@@ -29,11 +29,8 @@ MOST_COMPARED = 100
 LIST_SECONDS = 2.0  # for how long a list of runs is good
 POLL_SECONDS = 0.5
 ASSETS = {
-    "uplot.min.js": "text/javascript",
-    "figures.js": "text/javascript",
-    "dashboard.js": "text/javascript",
-    "uplot.min.css": "text/css",
-    "page.css": "text/css",
+    **dict.fromkeys(STYLES, "text/css"),
+    **dict.fromkeys((*SCRIPTS, "dashboard.js"), "text/javascript"),
 }
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -129,7 +126,9 @@ class Pages:
         """The page itself."""
         from starlette.responses import HTMLResponse
 
-        return HTMLResponse(template("dashboard.html").render(root=str(self._root)))
+        return HTMLResponse(
+            template("dashboard.html").render(root=str(self._root), scripts=SCRIPTS, styles=STYLES)
+        )
 
     async def asset(self, request: "Request") -> "Response":
         """A script or a style sheet, by exact name."""

@@ -18,6 +18,8 @@ from holdfast.report.tables import leaderboard
 if TYPE_CHECKING:
     from jinja2 import Template
 
+STYLES = ("uplot.min.css", "page.css")
+SCRIPTS = ("uplot.min.js", "base.js", "curves.js", "bars.js", "cells.js", "figure.js", "page.js")
 MOST_INCIDENTS = 500
 
 
@@ -39,8 +41,8 @@ def report_html(runs: Sequence[Run]) -> str:
     from markupsafe import Markup
 
     groups = group_runs(runs)
-    style = asset("uplot.min.css") + asset("page.css")
-    script = asset("uplot.min.js") + asset("figures.js") + asset("report.js")
+    style = "".join(map(asset, STYLES))
+    script = "".join(map(asset, (*SCRIPTS, "report.js")))
     return template("report.html").render(
         title=_title(groups),
         subtitle=_subtitle(runs, groups),

@@ -1,4 +1,7 @@
 /* Starts the report: its model lies in the page. */
 "use strict";
 Holdfast.themeButton(document.getElementById("theme"));
-window.holdfastPage = Holdfast.render(document.getElementById("page"), JSON.parse(document.getElementById("model").textContent));
+window.holdfastPage = Holdfast.render(
+  document.getElementById("page"),
+  JSON.parse(document.getElementById("model").textContent),
+);
