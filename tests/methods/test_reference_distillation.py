@@ -32,14 +32,18 @@ from reference.world import (
     SAMPLES,
     SIZES,
     Step,
+    assert_locals_equal,
+    assert_models_equal,
     assert_round_equal,
     ce_gradient,
     descend,
     initial_weights,
     lr_at,
     run,
+    settings,
     steps_of,
     weighted,
+    weighted_over,
     with_term,
 )
 
@@ -216,16 +220,20 @@ def test_flashback(half: str) -> None:
 # MOON ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("among", [{}, {"sample": 1, "seed": 1}], ids=["all", "one"])
 @pytest.mark.parametrize("variant", ["original", "fa"])
-def test_moon(variant: str) -> None:
+def test_moon(variant: str, among: dict[str, int]) -> None:
     """With p = e^{s_g/τ} / (e^{s_g/τ} + e^{s_p/τ}): d(-log p)/ds_g = -(1 - p)/τ and d/ds_p = (1 - p)/τ."""
     mu, tau, w = 2.0, 0.5, initial_weights()
-    previous = [w] * len(PARTS)
-    for t, got in enumerate(run(Moon(mu=mu, tau=tau, variant=variant), rounds=3).rounds, start=1):
-        local = []
-        for k in CLIENTS:
+    first, chosen = w, settings(**among)
+    previous: dict[int, Weights] = {}
+    done = run(Moon(mu=mu, tau=tau, variant=variant), rounds=3, **among)
+    for t, got in enumerate(done.rounds, start=1):
+        local: dict[int, Weights] = {}
+        for k in got.clients:
+            before = previous.get(k, w if variant == "fa" else first)
 
-            def contrast(f: Forward, step: Step, sent: Weights = w, old: Weights = previous[k]) -> Any:
+            def contrast(f: Forward, step: Step, sent: Weights = w, old: Weights = before) -> Any:
                 h_g, h_p = forward(sent, step.x).h, forward(old, step.x).h
                 s_g, s_p = cosine(f.h, h_g), cosine(f.h, h_p)
                 if variant == "fa":
@@ -234,9 +242,11 @@ def test_moon(variant: str) -> None:
                 slope = missing[:, None] * (cosine_slope(f.h, h_p) - cosine_slope(f.h, h_g))
                 return 0.0, mu / tau * slope / len(step.y)
 
-            local.append(descend(w, steps_of(k, t), with_term(contrast), lr_at(t)))
-        w, previous = weighted(local), local
-        assert_round_equal(got, local, w)
+            local[k] = descend(w, steps_of(k, t, chosen), with_term(contrast), lr_at(t))
+        w, previous = weighted_over(local), previous | local
+        assert_locals_equal(got, local)
+        assert_models_equal(got.params, w)
+    assert len(previous) > 1
 
 
 # FedDF --------------------------------------------------------------------------------------------------

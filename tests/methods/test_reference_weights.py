@@ -163,20 +163,22 @@ def test_fednova(momentum: float) -> None:
         assert_round_equal(got, local, w)
 
 
-def test_fednova_with_its_proximal_term() -> None:
-    """The recursion a <- (1 - ημ) a + 1, once a step."""
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednova_with_its_proximal_term(momentum: float) -> None:
+    """a is how far a constant gradient goes against the pull; without momentum a <- (1 - ημ) a + 1."""
     mu, w = 0.8, initial_weights()
-    for t, got in enumerate(run(FedNova(mu=mu), momentum=0.0).rounds, start=1):
+    for t, got in enumerate(run(FedNova(mu=mu), momentum=momentum).rounds, start=1):
 
         def gradient(now: Weights, step: Step, sent: Weights = w) -> Weights:
             return combine((1, ce_gradient(now, step)), (mu, now), (-mu, sent))
 
         local, lengths = [], []
         for k in CLIENTS:
-            local.append(descend(w, steps_of(k, t), gradient, lr_at(t), momentum=0.0))
-            a = 0.0
+            local.append(descend(w, steps_of(k, t), gradient, lr_at(t), momentum=momentum))
+            a = velocity = 0.0
             for _ in steps_of(k, t):
-                a = (1 - lr_at(t) * mu) * a + 1
+                velocity = momentum * velocity + (1 - lr_at(t) * mu * a)
+                a += velocity
             lengths.append(a)
         w = nova_server(w, local, lengths)
         assert_round_equal(got, local, w)

@@ -271,6 +271,18 @@ def assert_models_equal(got: Weights, expected: Weights, tolerance: float = 1e-9
         np.testing.assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+def weighted_over(models: dict[int, Weights]) -> Weights:
+    """The n_k-weighted mean over the clients that took part."""
+    return mean(list(models.values()), [float(SIZES[k]) for k in models])
+
+
+def assert_locals_equal(got: Ran, expected: dict[int, Weights]) -> None:
+    """Those who took part, and their trained weights."""
+    assert got.clients.keys() == expected.keys()
+    for k, model in expected.items():
+        assert_models_equal(got.clients[k].params, model)
+
+
 def assert_round_equal(
     got: Ran, locals_expected: Sequence[Weights], server_expected: Weights, tolerance: float = 1e-9
 ) -> None:
