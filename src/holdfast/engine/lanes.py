@@ -322,13 +322,13 @@ class Lanes:
         extra = method.extra_inputs(carry)
         x, mask = batch.x, batch.mask
         if extra is not None:
-            x = torch.cat([x, extra])
-            mask = None if mask is None else torch.cat([mask, mask.new_ones(len(extra))])
+            x = torch.cat([extra, x])
+            mask = None if mask is None else torch.cat([mask.new_ones(len(extra)), mask])
 
         def objective(w: Tensors) -> tuple[Tensor, tuple[Tensor, Tensor, Tensors]]:
             out, new_buffers = self.task.network.pure(w, buffers, x, mask, key)
             if extra is not None:
-                out = split_extra(out, len(batch.y))
+                out = split_extra(out, len(extra))
             loss = method.task_loss(out, batch, carry)
             term = method.loss(out, batch, carry, Local(w, self.sent))
             fresh = changes(new_buffers, buffers)

@@ -8,6 +8,7 @@ and how many died over it, leaves no trace: results are summed in the order of t
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections import deque
@@ -55,7 +56,9 @@ class Setup:
 class Worker:
     """One actor; it keeps the engine of the run that it last worked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, paths: Sequence[str]) -> None:
+        """``paths`` are where the main program finds modules, such as a user's own method."""
+        sys.path.extend(path for path in paths if path not in sys.path)
         self.run = ""
         self.engine: Any = None
 
@@ -127,7 +130,7 @@ class Pool:
     def fill(self) -> None:
         """Start the workers that are missing."""
         while len(self.members) < self.size:
-            actor = ray.remote(**self.options)(Worker).remote()
+            actor = ray.remote(**self.options)(Worker).remote(sys.path)
             self.members.append(Member(actor, actor.ready.remote()))
 
     def replace(self, member: Member) -> None:

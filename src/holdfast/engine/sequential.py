@@ -87,9 +87,9 @@ class Sequential:
         method, settings = self.method, self.settings
         local = Local(self.params, sent)
         extra = method.extra_inputs(carry)
-        out = self.task.network.call(self.net, batch.x if extra is None else torch.cat([batch.x, extra]))
+        out = self.task.network.call(self.net, batch.x if extra is None else torch.cat([extra, batch.x]))
         if extra is not None:
-            out = split_extra(out, len(batch.y))
+            out = split_extra(out, len(extra))
         loss = method.task_loss(out, batch, carry)
         term = method.loss(out, batch, carry, local)
         if term is not None:
@@ -159,7 +159,10 @@ class _SequentialTrainer:
         return dict(zip(leaves, grads, strict=True)), value.detach()
 
 
-def split_extra(out: Output, batch: int) -> Output:
-    """Tell the outputs of a batch from those of the extra inputs that follow it."""
-    rest = Output(out.features[batch:], out.logits[batch:])
-    return Output(out.features[:batch], out.logits[:batch], rest)
+def split_extra(out: Output, extras: int) -> Output:
+    """Tell the outputs of the extra inputs from those of the batch that follows them.
+
+    They come first, so that a batch's padding does not move their places in dropout masks.
+    """
+    extra = Output(out.features[:extras], out.logits[:extras])
+    return Output(out.features[extras:], out.logits[extras:], extra)

@@ -1,0 +1,135 @@
+"""Speed on a GPU against the bare sequential loop, in one run on one machine.
+
+    python benchmarks/gpu.py [--json FILE] [--only NAME ...]
+
+Work W: CIFAR-10 shapes, 10 of 100 clients, 500 samples each, batch 50, 5 epochs, the ntd-cifar network, SGD with
+momentum, TF32. Each figure is the median of several rounds; data lies on the GPU for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import numpy as np
+import torch
+from work import BareLoop, cifar_shaped, equal_federation, seconds, sized_federation
+
+from holdfast import methods
+from holdfast.data.federation import Federation
+from holdfast.engine.settings import Settings
+from holdfast.models import parse_model
+from holdfast.training import Memories, Training, machine
+
+CUDA = torch.device("cuda")
+
+
+def rounds_of(method, model: str, federation: Federation, sample: int | None, engine: str = "lanes", **schedule):
+    """A function that does one more round, warmed up; and what the first round took."""
+    settings = Settings(
+        rounds=10**6, sample=sample, lr=0.01, momentum=0.9, evaluate_every=10**6, evaluate_locals=False,
+        **{"epochs": 5, "batch_size": 50} | schedule,
+    )  # fmt: skip
+    began = time.perf_counter()
+    loop = Training(method, parse_model(model), federation, settings, engine=engine, device="cuda").loop(
+        Memories(None, None)
+    )
+    loop.round(1)
+    torch.cuda.synchronize()
+    first = time.perf_counter() - began
+    count = iter(range(2, 10**6))
+
+    def one_more() -> None:
+        loop.round(next(count))
+
+    one_more()
+    return one_more, first
+
+
+def bare_rounds(model: str, federation: Federation, sample: int, **schedule):
+    net = parse_model(model).build(federation.dataset.shape, federation.dataset.num_classes, 0)
+    bare = BareLoop(net, federation, CUDA, lr=0.01, momentum=0.9, **{"epochs": 5, "batch_size": 50} | schedule)
+    rng = np.random.default_rng(0)
+
+    def one_more() -> None:
+        bare.round(rng.choice(federation.clients, sample, replace=False))
+
+    one_more()
+    return one_more
+
+
+def work_w(report: dict) -> None:
+    federation = equal_federation(cifar_shaped(50_000), 100, 500)
+    bare = seconds(bare_rounds("ntd-cifar", federation, 10), 5, CUDA)
+    report["W"] = {"bare loop ms": 1e3 * bare}
+    for name in ("fedavg", "fedntd", "fedka", "fedfa", "moon", "scaffold"):
+        method = methods.METHODS[name]()
+        lanes, first = rounds_of(method, "ntd-cifar", federation, 10)
+        lanes_s = seconds(lanes, 7, CUDA)
+        sequential, _ = rounds_of(method, "ntd-cifar", federation, 10, "sequential")
+        sequential_s = seconds(sequential, 2, CUDA)
+        report["W"][name] = {
+            "lanes ms": 1e3 * lanes_s, "x bare loop": bare / lanes_s, "sequential ms": 1e3 * sequential_s,
+            "x own sequential": sequential_s / lanes_s, "first round s": first,
+        }  # fmt: skip
+        print(name, report["W"][name], flush=True)
+
+
+def unequal(report: dict) -> None:
+    """Time per trained sample, unequal clients against equal ones."""
+    dataset = cifar_shaped(50_000)
+    equal = equal_federation(dataset, 100, 500)
+    rng = np.random.default_rng(0)
+    shares = rng.dirichlet(np.full(100, 0.5))
+    sizes = np.maximum(10, (shares * 45_000).astype(int))
+    spread = sized_federation(dataset, sizes)
+    per_sample = {}
+    for name, federation in (("equal", equal), ("unequal", spread)):
+        one_more, _ = rounds_of(methods.FedAvg(), "ntd-cifar", federation, 10)
+        for _ in range(12):  # capture the graphs of the lane counts that occur
+            one_more()
+        total = sum(seconds(one_more, 1, CUDA) for _ in range(10))
+        per_sample[name] = total / 10 / (10 * federation.sizes().mean() * 5) * 1e6
+    report["unequal"] = per_sample | {"ratio": per_sample["unequal"] / per_sample["equal"]}
+    print(report["unequal"], flush=True)
+
+
+def models(report: dict) -> None:
+    """Other networks: lanes against the bare loop."""
+    report["models"] = {}
+    cases = {
+        "resnet18:norm=group,stem=3x3": ((3, 32, 32), 2),
+        "mlp-cnn5": ((1, 28, 28), 5),
+        "mlp:200,200": ((1, 28, 28), 5),
+    }
+    for model, (shape, epochs) in cases.items():
+        federation = equal_federation(cifar_shaped(10_000, shape=shape), 20, 500)
+        bare = seconds(bare_rounds(model, federation, 10, epochs=epochs), 2, CUDA)
+        lanes, _ = rounds_of(methods.FedAvg(), model, federation, 10, epochs=epochs)
+        ours = seconds(lanes, 3, CUDA)
+        report["models"][model] = {"bare ms": 1e3 * bare, "lanes ms": 1e3 * ours, "x": bare / ours}
+        print(model, report["models"][model], flush=True)
+
+
+PARTS = {"W": work_w, "unequal": unequal, "models": models}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    report: dict = {"machine": machine(CUDA), "torch": torch.__version__}
+    for name in arguments.only:
+        PARTS[name](report)
+    report["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
+    print(json.dumps(report, indent=1))
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The Triton kernels against PyTorch in float64: fresh random inputs, odd sizes, every gradient."""
+
+import copy
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+        reason="needs a CUDA device and Triton",
+    ),
+]
+
+SHAPES = [  # lanes, batch, channels, height, width, outputs, kernel, stride, padding
+    (3, 7, 3, 32, 32, 32, 5, 1, 2),
+    (3, 7, 32, 16, 16, 64, 5, 1, 2),
+    (2, 5, 6, 14, 14, 16, 5, 1, 0),
+    (2, 3, 64, 9, 9, 64, 3, 2, 1),
+    (2, 3, 64, 8, 8, 128, 1, 2, 0),
+    (2, 3, 1, 28, 28, 32, 5, 1, 0),
+    (2, 3, 48, 11, 7, 40, 3, 1, 1),
+    (1, 1, 512, 4, 4, 200, 3, 1, 1),
+]
+
+
+def relative(value, reference):
+    return float((value.double() - reference).norm() / reference.norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tf32", [False, True])
+def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
+    from holdfast.kernels import conv
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    lanes, batch, channels, height, width, outputs, kernel, stride, pad = shape
+    x = torch.randn(lanes, batch, channels, height, width, device="cuda")
+    w = torch.randn(lanes, outputs, channels, kernel, kernel, device="cuda") / kernel
+    b = torch.randn(lanes, outputs, device="cuda")
+    exact = [t.double().requires_grad_() for t in (x, w, b)]
+    reference = torch.stack([F.conv2d(*(t[i] for t in exact), stride=stride, padding=pad) for i in range(lanes)])
+    dy = torch.randn_like(reference).float()
+    want = torch.autograd.grad(reference, exact, dy.double())
+    got = (
+        conv.input_gradient(dy, w, (height, width), stride, pad),
+        *conv.weight_gradient(x, dy, (kernel, kernel), stride, pad),
+    )
+    tolerance = 2e-3 if tf32 else 3e-6
+    assert relative(conv.forward(x, w, b, stride, pad), reference) < tolerance
+    for value, truth in zip(got, want, strict=True):
+        assert relative(value, truth) < tolerance
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 8, 6), (2, 32, 32, 32), (7, 1, 2, 2)])
+def test_relu_and_pooling(shape):
+    from holdfast.kernels import pool
+
+    x = torch.randn(shape, device="cuda")
+    exact = x.double().requires_grad_()
+    reference = F.max_pool2d(F.relu(exact), 2)
+    dy = torch.randn_like(reference).float()
+    y, code = pool.forward(x)
+    assert torch.equal(y, reference.float())
+    (want,) = torch.autograd.grad(reference, exact, dy.double())
+    assert torch.equal(pool.backward(dy, code), want.float())
+
+
+def test_layers_under_vmap_and_grad(monkeypatch):
+    from holdfast import kernels
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    plain = nn.Sequential(
+        nn.Conv2d(3, 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(6 * 14 * 14, 10),
+    ).cuda()  # fmt: skip
+    fast = copy.deepcopy(plain)
+    kernels.install(fast)
+    params = {k: torch.randn(4, *v.shape, device="cuda") * 0.1 for k, v in plain.named_parameters()}
+    x = torch.randn(4, 5, 3, 32, 32, device="cuda")
+
+    def gradients(net):
+        return vmap(grad(lambda p, v: functional_call(net, p, (v,)).square().mean()))(params, x)
+
+    want, got = gradients(plain), gradients(fast)
+    for name in want:
+        assert relative(got[name], want[name].double()) < 1e-4

@@ -1,0 +1,51 @@
+"""Lanes on a GPU: CUDA graphs and kernels must not change results."""
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.data.federation import Federation
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def unequal_federation(augment):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (600, 3, 32, 32), dtype=np.uint8)
+    y = rng.integers(0, 10, 600)
+    preprocess = hf.Preprocess((0.5,) * 3, (0.5,) * 3, crop=4 if augment else 0, flip=augment)
+    dataset = hf.Dataset.from_arrays(x, y, x[:100], y[:100], preprocess=preprocess)
+    offsets = np.cumsum([0, 100, 37, 205, 11, 1, 150])
+    return Federation(dataset, np.arange(offsets[-1]), offsets.astype(np.int64))
+
+
+def weights(method, engine, precision, augment=False, lanes=3):
+    run = hf.train(
+        method, hf.models.cnn(), unequal_federation(augment), rounds=2, epochs=2, batch_size=16, lr=0.02,
+        momentum=0.9, engine=engine, device="cuda", precision=precision, lanes=lanes, evaluate_locals=False,
+    )  # fmt: skip
+    return torch.cat([p.flatten() for p in run.model.state_dict().values()])
+
+
+@pytest.mark.parametrize("name", sorted(set(hf.methods.METHODS) - {"ccvr"}))
+def test_every_method_agrees_with_sequential_in_float64(name):
+    kind = hf.methods.METHODS[name]
+    if kind.needs_public is True or name in ("flashback", "feddf"):
+        pytest.skip("learns from public data: covered on the CPU")
+    a, b = (weights(kind(), engine, "float64") for engine in ("sequential", "lanes"))
+    assert float((a - b).norm() / a.norm()) < 1e-9
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_kernels_agree_with_sequential_in_float32(augment):
+    a, b = (weights(hf.FedNTD(), engine, "float32", augment) for engine in ("sequential", "lanes"))
+    assert float((a - b).norm() / a.norm()) < 1e-3
+
+
+def test_same_seed_same_bits():
+    a, b = (weights(hf.FedAvg(), "lanes", "tf32") for _ in range(2))
+    assert torch.equal(a, b)
