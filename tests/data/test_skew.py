@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.data.dataset import Dataset, Group
@@ -40,6 +40,7 @@ def test_a_long_tail_is_not_shortened_by_rounding():
     assert np.bincount(labels[LongTail(0.7).keep(labels, 2, generator(0, "test"))]).tolist() == [180, 126]
 
 
+@settings(deadline=None)
 @given(ratio=st.floats(0.01, 1), sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8))
 def test_a_long_tail_never_takes_more_than_there_is(ratio, sizes):
     labels = np.repeat(np.arange(len(sizes)), sizes)

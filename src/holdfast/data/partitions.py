@@ -7,10 +7,12 @@ samples; ``.`` is none.
 
 from __future__ import annotations
 
+import os
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, dataclass, field, fields
 from math import gcd
 from typing import Any, ClassVar, NamedTuple
@@ -28,11 +30,12 @@ from holdfast.data.dealing import (
     shuffled_by_class,
 )
 from holdfast.errors import HoldfastError, unknown
+from holdfast.random import counter_key
 
 # Redraws stop after this many random shares in all: about half a minute.
 _MOST_SHARES = 500_000_000
-# Shares drawn at once: enough to drown NumPy's overhead, few enough for the processor's cache.
-_SHARES_AT_ONCE = 1 << 17
+# Shares drawn at once on one core: enough to drown NumPy's overhead, little memory.
+_SHARES_AT_ONCE = 1 << 19
 
 
 class Assignment(NamedTuple):
@@ -285,31 +288,37 @@ def _dirichlet_tables(
     return tables
 
 
-def _redraw(draw: Callable[[int], _Tables], least: int, shares: int) -> Ints:
-    """Samples per class and client ``[C, clients]`` of the first candidate that gives everybody ``least``.
+def _dirichlet_counts(
+    alpha: float, class_sizes: Ints, clients: int, min_size: int, capped: bool, rng: np.random.Generator
+) -> Ints:
+    """Samples per class and client ``[C, clients]`` of the first candidate with ``min_size`` for everybody.
 
-    ``draw(n)`` makes n independent candidates of ``shares`` random shares each. Looking at many together has
-    the same law as drawing one after another until one is right, and is much faster.
+    Candidates are drawn in blocks, side by side and on every core, each block from a counter of its own. That
+    has the law of drawing one after another until one is right, and does not depend on the number of cores.
     """
+    seed, shares = int(rng.integers(1 << 63)), len(class_sizes) * clients
     most = max(1, _SHARES_AT_ONCE // shares)
-    drawn, at_once, best = 0, 1, 0
-    while drawn == 0 or drawn * shares < _MOST_SHARES:
-        tables = draw(at_once)
-        smallest = tables.sizes.min(-1)
-        if smallest.max() >= least:
-            return np.diff(tables.ends[:, np.argmax(smallest >= least)], axis=-1, prepend=0)
-        best = max(best, int(smallest.max()))
-        drawn += at_once
-        at_once = min(2 * at_once, most)
+
+    def candidates(block: int) -> _Tables:
+        # SFC64 draws millions of variates in half the time that counters themselves would take.
+        fast = np.random.Generator(np.random.SFC64(counter_key(seed, "candidates", block)))
+        return _dirichlet_tables(alpha, class_sizes, clients, capped, min(1 << block, most), fast)
+
+    cores = min(os.cpu_count() or 1, most, 8)
+    drawn, blocks, best = 0, 0, 0
+    with ThreadPoolExecutor(cores) as threads:
+        while drawn * shares < _MOST_SHARES:
+            for tables in threads.map(candidates, range(blocks, blocks + cores)):
+                smallest = tables.sizes.min(-1)
+                if smallest.max() >= min_size:
+                    return np.diff(tables.ends[:, np.argmax(smallest >= min_size)], axis=-1, prepend=0)
+                best = max(best, int(smallest.max()))
+                drawn += len(smallest)
+            blocks += cores
     raise HoldfastError(
-        f"none of {drawn} draws gave every client {least} samples (the best gave {best}); take "
+        f"none of {drawn} draws gave every client {min_size} samples (the best gave {best}); take "
         f"min_size={best} or less, fewer clients, or a larger alpha"
     )
-
-
-def _fast(rng: np.random.Generator) -> np.random.Generator:
-    """A generator seeded from ``rng`` that draws millions of variates in half the time."""
-    return np.random.Generator(np.random.SFC64(rng.integers(1 << 63)))
 
 
 def _check_dirichlet(alpha: float, min_size: int) -> None:
@@ -322,10 +331,7 @@ def _dirichlet(
 ) -> Assignment:
     _need_enough(len(pool.labels), clients, min_size)
     sizes = np.bincount(pool.labels)
-    fast = _fast(rng)
-    counts = _redraw(
-        lambda n: _dirichlet_tables(alpha, sizes, clients, capped, n, fast), min_size, len(sizes) * clients
-    )
+    counts = _dirichlet_counts(alpha, sizes, clients, min_size, capped, rng)
     return _deal(shuffled_by_class(pool.labels, rng), counts)
 
 
@@ -561,14 +567,8 @@ class QuantitySkew(Partition):
         """Deal the pool to ``clients`` clients."""
         samples = len(pool.labels)
         _need_enough(samples, clients, self.min_size)
-        fast = _fast(rng)
-        everything = np.array([samples])
-        counts = _redraw(
-            lambda n: _dirichlet_tables(self.alpha, everything, clients, False, n, fast),
-            self.min_size,
-            clients,
-        )
-        return Assignment(rng.permutation(samples), offsets_of(counts[0]))
+        sizes = _dirichlet_counts(self.alpha, np.array([samples]), clients, self.min_size, False, rng)[0]
+        return Assignment(rng.permutation(samples), offsets_of(sizes))
 
 
 @dataclass(frozen=True)
