@@ -141,6 +141,18 @@ def test_fedfomo_client_with_one_sample_holds_none_out() -> None:
     assert held.samples == 6
 
 
+def test_fedfomo_testing_one_held_out_sample_leaves_batch_norm_alone() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 4))
+    training = prepared(FedFomo(), world([0, 1], [2, 2, 3]), model)
+    network = training.task.network
+    buffers = {k: b.clone() for k, b in network.buffers.items()}
+    one = torch.ones(1, 1, 3, 3, dtype=torch.float64)
+    network.apply(network.params, {k: b.clone() for k, b in buffers.items()}, one, train=True)
+    network.apply(network.params, network.buffers, one)
+    assert same(network.buffers, buffers)
+
+
 def test_fedfomo_global_model_is_the_mean_of_all_stored() -> None:
     training = prepared(FedFomo(), MISSING, sample=1)
     loop, memories = rounds(training, 6)

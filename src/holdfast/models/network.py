@@ -25,7 +25,7 @@ class Output(NamedTuple):
 
     features: Tensor
     logits: Tensor
-    extra: Output | None = None  # type: ignore[misc]  # a recursive NamedTuple, which mypy does not follow
+    extra: Output | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,10 @@ class _BatchNorm(nn.Module):
     Unlike torch's, it takes a batch of one value a channel, whose variance is 0.
     """
 
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, tracks: bool) -> None:
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias
@@ -89,6 +93,7 @@ class _BatchNorm(nn.Module):
             if not self.pure:
                 for name, value in self.fresh.items():
                     self.get_buffer(name).copy_(value)
+                self.fresh = {}  # else a later sample in evaluation mode would write them again
             return y
         if self.training and self.tracks:
             self.num_batches_tracked += 1
@@ -176,9 +181,9 @@ class Network:
             _replace(self.net, name, _BatchNorm(module, tracks=norm != "drop"))
         self.has_batch_norm = bool(norms)
         dropouts = [(n, m) for n, m in self.net.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-        for layer_index, (name, module) in enumerate(dropouts):
-            whole = not isinstance(module, nn.Dropout)
-            _replace(self.net, name, _CounterDropout(module.p, layer_index, whole))
+        for number, (name, dropout) in enumerate(dropouts):
+            whole = not isinstance(dropout, nn.Dropout)
+            _replace(self.net, name, _CounterDropout(float(dropout.p), number, whole))
         self.dropouts = len(dropouts)
         layer, linear = find_head(self.net, head)
         self.head = Head(
