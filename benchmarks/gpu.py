@@ -14,18 +14,20 @@ import time
 
 import numpy as np
 import torch
-from work import BareLoop, cifar_shaped, equal_federation, seconds, sized_federation
 
 from holdfast import methods
 from holdfast.data.federation import Federation
 from holdfast.engine.settings import Settings
 from holdfast.models import parse_model
 from holdfast.training import Memories, Training, machine
+from work import BareLoop, cifar_shaped, equal_federation, seconds, sized_federation
 
 CUDA = torch.device("cuda")
 
 
-def rounds_of(method, model: str, federation: Federation, sample: int | None, engine: str = "lanes", **schedule):
+def rounds_of(
+    method, model: str, federation: Federation, sample: int | None, engine: str = "lanes", **schedule
+):
     """A function that does one more round, warmed up; and what the first round took."""
     settings = Settings(
         rounds=10**6, sample=sample, lr=0.01, momentum=0.9, evaluate_every=10**6, evaluate_locals=False,
@@ -49,7 +51,9 @@ def rounds_of(method, model: str, federation: Federation, sample: int | None, en
 
 def bare_rounds(model: str, federation: Federation, sample: int, **schedule):
     net = parse_model(model).build(federation.dataset.shape, federation.dataset.num_classes, 0)
-    bare = BareLoop(net, federation, CUDA, lr=0.01, momentum=0.9, **{"epochs": 5, "batch_size": 50} | schedule)
+    bare = BareLoop(
+        net, federation, CUDA, lr=0.01, momentum=0.9, **{"epochs": 5, "batch_size": 50} | schedule
+    )
     rng = np.random.default_rng(0)
 
     def one_more() -> None:
@@ -116,7 +120,9 @@ PARTS = {"W": work_w, "unequal": unequal, "models": models}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--json")
     arguments = parser.parse_args()

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import numpy as np
+
+from sweeping import sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "learning.json"
@@ -34,11 +33,11 @@ DATA = {
 }  # fmt: skip
 SPLITS = {"Dirichlet 0.1": "dirichlet:0.1", "2 classes a client": "class-shards:2"}
 PUBLIC = 0.025
-BASELINES = (
-    "fedavg fedprox fedavgm scaffold:variant=ntd fednova fedcurv moon feddyn fedproc feddf fedreg fedrep fedproto creff "
-    "fedavg+ccvr fedala fedrod fedfomo fedpac"
-).split()
-FIVE = "fedntd fedka flashback fedfa fedmlp fedmlp:head=shared".split()
+BASELINES = [
+    "fedavg", "fedprox", "fedavgm", "scaffold:variant=ntd", "fednova", "fedcurv", "moon", "feddyn", "fedproc",
+    "feddf", "fedreg", "fedrep", "fedproto", "creff", "fedavg+ccvr", "fedala", "fedrod", "fedfomo", "fedpac",
+]  # fmt: skip
+FIVE = ["fedntd", "fedka", "flashback", "fedfa", "fedmlp", "fedmlp:head=shared"]
 STACKS = ["fedntd+fedfa", "fedfa+ccvr"]
 
 
@@ -62,43 +61,12 @@ def run(data: str, split: str, method: str, seed: int, device: str) -> dict:
         parse_method(method), model, federation, seed=seed, device=device, evaluate_locals=False, **setting
     )
     return {
-        "data": data,
-        "split": split,
-        "method": method,
-        "seed": seed,
         "accuracy": outcome.accuracy,
         "forgetting": outcome.forgetting,
         "curve": [round(float(r["accuracy"]), 4) for r in outcome.records],
         "seconds": round(time.perf_counter() - began, 1),
         "device": device,
     }
-
-
-def key(row: dict) -> tuple:
-    return row["data"], row["split"], row["method"], row["seed"]
-
-
-def sweep(cells: list[tuple[str, str, str, int]], workers: int, device: str, limit: float) -> None:
-    done = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    known = {key(row) for row in done}
-    missing = [cell for cell in cells if cell not in known]
-    began = time.monotonic()
-    RESULTS.parent.mkdir(exist_ok=True)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        futures = {pool.submit(run, *cell, device): cell for cell in missing}
-        for future in as_completed(futures):
-            cell = futures[future]
-            try:
-                row = future.result()
-            except Exception as error:  # one method's failure must not lose the others' results
-                row = dict(zip(("data", "split", "method", "seed"), cell, strict=True)) | {"error": str(error)[:300]}
-            done.append(row)
-            RESULTS.write_text(json.dumps(sorted(done, key=key), indent=0) + "\n")
-            print(*cell, {k: row.get(k) for k in ("accuracy", "forgetting", "seconds", "error")}, flush=True)
-            if time.monotonic() - began > limit:
-                print("time is up")
-                os._exit(0)
 
 
 def page() -> None:
@@ -126,7 +94,9 @@ def page() -> None:
                     error = next(r["error"] for r in here if r["method"] == method)
                     table.append((-1.0, f"| {method} | failed: {error} | | |"))
                     continue
-                accuracy, forgetting = (100 * np.array([r[k] for r in found]) for k in ("accuracy", "forgetting"))
+                accuracy, forgetting = (
+                    100 * np.array([r[k] for r in found]) for k in ("accuracy", "forgetting")
+                )
                 deviation = [v.std(ddof=1) if len(v) > 1 else 0.0 for v in (accuracy, forgetting)]
                 bold = "**" if any(part in FIVE for part in method.split("+")) else ""
                 table.append((
@@ -139,7 +109,9 @@ def page() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument("--methods", nargs="+", default=BASELINES + FIVE + STACKS)
     parser.add_argument("--seeds", type=int, default=3)
@@ -156,7 +128,10 @@ def main() -> None:
             for split in SPLITS
             for method in arguments.methods
         ]
-        sweep(cells, arguments.workers, arguments.device, arguments.limit)
+        sweep(
+            RESULTS, ("data", "split", "method", "seed"), cells, run, device=arguments.device,
+            workers=arguments.workers, limit=arguments.limit,
+        )  # fmt: skip
     page()
 
 

@@ -16,12 +16,12 @@ import time
 
 import numpy as np
 import torch
-from work import BareLoop, cifar_shaped, equal_federation
 
 from holdfast.engine.settings import Settings
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
 from holdfast.training import Memories, Training
+from work import BareLoop, cifar_shaped, equal_federation
 
 CASES = {
     "O1 linear, 100 steps": {"model": "linear", "each": 500, "batch_size": 50},
@@ -58,17 +58,23 @@ def measure(case: dict, passes: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--passes", type=int, default=15)
     parser.add_argument("--json")
     arguments = parser.parse_args()
     results = {name: measure(case, arguments.passes) for name, case in CASES.items()}
-    print(f"{'work':28} {'bare ms':>9} {'holdfast ms':>12} {'ratio':>6}   ({torch.get_num_threads()} threads)")
+    print(
+        f"{'work':28} {'bare ms':>9} {'holdfast ms':>12} {'ratio':>6}   ({torch.get_num_threads()} threads)"
+    )
     for name, row in results.items():
         print(f"{name:28} {row['bare_ms']:9.1f} {row['holdfast_ms']:12.1f} {row['ratio']:6.2f}")
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"threads": torch.get_num_threads(), "torch": torch.__version__, "results": results}, file)
+            json.dump(
+                {"threads": torch.get_num_threads(), "torch": torch.__version__, "results": results}, file
+            )
 
 
 if __name__ == "__main__":

@@ -206,10 +206,8 @@ class Training:
         self.precision, dtype = precision, choose_precision(precision, self.device)
         if federation.schedule is not None:
             check_schedule(federation.schedule, federation.stages, settings.rounds)
-        if isinstance(model, ModelSpec):
-            net = model.build(dataset.shape, dataset.num_classes, settings.seed)
-        else:
-            net = model
+        shape, classes = dataset.shape, dataset.num_classes
+        net = model.build(shape, classes, settings.seed) if isinstance(model, ModelSpec) else model
         network = Network(net.to(self.device, dtype), classifier, norm)
         self.norm, self.classifier = norm, classifier
         if network.num_outputs != dataset.num_classes:
@@ -332,7 +330,7 @@ class Training:
     ) -> Run:
         """Train, from the start or from the last checkpoint in ``out``."""
         with ExitStack() as stack:
-            directory, checkpoint, records = None, None, []  # type: ignore[var-annotated]
+            directory, checkpoint, records = None, None, []
             if out is not None:
                 directory = self._directory(out, experiment, resume)
                 stack.enter_context(directory.lock())

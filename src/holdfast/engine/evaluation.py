@@ -48,9 +48,7 @@ class TestSet:
     def __len__(self) -> int:
         return len(self.y)
 
-    def evaluate(
-        self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]
-    ) -> Evaluation:
+    def evaluate(self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]) -> Evaluation:
         """Test one model; ``scores`` turns its outputs into ``[B, C]``."""
         forward = self.task.network.apply
         parts = []
@@ -82,7 +80,7 @@ class TestSet:
         return [self._judge(torch.cat(part)) for part in parts]
 
     def _inputs(self) -> list[Tensor]:
-        return [self.preprocess(x, dtype=self.task.dtype) for x in self.x.split(EVALUATION_BATCH)]
+        return [self.preprocess(x, dtype=self.task.dtype) for x in torch.split(self.x, EVALUATION_BATCH)]
 
     def _judge(self, scores: Tensor) -> Evaluation:
         correct = scores.argmax(-1) == self.y

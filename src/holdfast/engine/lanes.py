@@ -9,13 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, Planned, Result, Started, teacher_outputs
+from holdfast.engine.local import (
+    Broadcast,
+    DeviceData,
+    Job,
+    LocalSide,
+    Planned,
+    Result,
+    Started,
+    teacher_outputs,
+)
 from holdfast.engine.optim import clip_scale, sgd_
 from holdfast.engine.sequential import split_extra
 from holdfast.engine.settings import Settings
@@ -204,7 +214,10 @@ class Lanes:
     def _leave(self, legs: Sequence[Leg]) -> Iterator[Result]:
         """The results of the clients that have just had their last step."""
         sums = torch.stack([v.flatten(1).sum(1) for v in self.params.values()]).sum(0)
-        finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # the round's only wait for the GPU
+        finite, losses = (
+            torch.isfinite(sums).tolist(),
+            self.loss.tolist(),
+        )  # the round's only wait for the GPU
         for leg in legs:
             assert leg.started is not None
             lane = leg.lane
@@ -225,10 +238,16 @@ class Lanes:
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
         """Record a step as a CUDA graph; what warming up changed is put back."""
-        state = [*self.params.values(), *self.buffers.values(), *self.momentum.values(), self.loss, self.cursor]
+        state = [
+            *self.params.values(),
+            *self.buffers.values(),
+            *self.momentum.values(),
+            self.loss,
+            self.cursor,
+        ]
         state += [leaf for leaf in _leaves(self.carry)]
         saved = [t.clone() for t in state]
-        side = torch.cuda.Stream()
+        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
@@ -283,7 +302,7 @@ class Lanes:
                 copy_(carry, kept)
             self.cursor += 1
 
-    def _batches(self, n: int, masked: bool) -> tuple[Tensor | None, ...]:
+    def _batches(self, n: int, masked: bool) -> tuple[Any, ...]:
         """This step's samples, labels, masks, epochs, dropout keys, tables and teachers, lane by lane."""
         at = {name: values.index_select(0, self.cursor)[0, :n] for name, values in self.steps.items()}
         ids = at["ids"].reshape(-1)
@@ -298,7 +317,7 @@ class Lanes:
         teachers = {name: {k: v[:n] for k, v in w.items()} for name, w in self.teachers.items()}
         frozen = {k: v[:n] for k, v in self.frozen_buffers.items()}
         mask = at["mask"] if masked else at["mask"][:, :0]
-        return x, y, mask, at["epoch"], at["keys"], tables, teachers, frozen  # type: ignore[return-value]
+        return x, y, mask, at["epoch"], at["keys"], tables, teachers, frozen
 
     def _batch(
         self, x: Tensor, y: Tensor, mask: Tensor, epoch: Tensor, key: Tensor, tables: Tensors,
@@ -372,7 +391,8 @@ class Lanes:
         batch, key = self._batch(*lane), lane[4]  # type: ignore[arg-type]
         trainer = _LaneTrainer(self, buffers, batch.mask, key)
         new = self.method.step(trainer, params, batch, carry, Local(params, self.sent))
-        assert new is not None and trainer.loss is not None
+        assert new is not None
+        assert trainer.loss is not None
         return new, trainer.loss, changes(trainer.buffers, buffers)
 
     def _end_epoch(self, lanes: Sequence[int]) -> None:
@@ -424,7 +444,8 @@ def _leaves(tree: Tree) -> Iterator[Tensor]:
 
 def _stack_like(tree: Tree, lanes: int) -> Tree:
     return {
-        k: _stack_like(v, lanes) if isinstance(v, dict) else v.new_zeros((lanes, *v.shape)) for k, v in tree.items()
+        k: _stack_like(v, lanes) if isinstance(v, dict) else v.new_zeros((lanes, *v.shape))
+        for k, v in tree.items()
     }
 
 

@@ -31,7 +31,9 @@ class DeviceData:
     def read(self, ids: np.ndarray) -> Tensor:
         """Samples by id, ready for the model, not augmented."""
         # index_select copies rows several times faster than x[ids] on a CPU.
-        return self.preprocess(self.x.index_select(0, torch.from_numpy(ids).to(self.x.device)), dtype=self.dtype)
+        return self.preprocess(
+            self.x.index_select(0, torch.from_numpy(ids).to(self.x.device)), dtype=self.dtype
+        )
 
 
 @dataclass(eq=False)

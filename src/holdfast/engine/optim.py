@@ -21,7 +21,7 @@ def sgd_(
 
     One fused pass over memory; the kernel is the one behind ``torch.optim.SGD(fused=True)``.
     """
-    torch._fused_sgd_(  # type: ignore[attr-defined]
+    torch._fused_sgd_(
         list(params),
         list(grads),
         list(buffers) if momentum else [],

@@ -80,7 +80,9 @@ def plan_client(
         sources = (generator(seed, "augmentation", round, client, epoch) for epoch in range(epochs))
         drawn = np.concatenate([preprocess.draw(source, samples, shape) for source in sources])
     steps = epochs * len(sizes)
-    keys = [counter_key(seed, "dropout", round, client, at) >> 32 for at in range(steps if dropout_keys else 0)]
+    keys = [
+        counter_key(seed, "dropout", round, client, at) >> 32 for at in range(steps if dropout_keys else 0)
+    ]
     return Plan(
         np.concatenate(order),
         np.tile(np.array(sizes, np.int64), epochs),

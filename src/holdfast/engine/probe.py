@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +37,9 @@ class Probe:
         self.label_counts.append(result.label_counts)
         self.features.append(self._features(result.params, result.buffers))
         change = [result.params[k] - self.sent.params[k] for k in self.task.network.head.names]
-        self.updates.append(torch.cat([c.reshape(self.task.num_classes, -1) for c in change], 1).cpu().numpy())
+        self.updates.append(
+            torch.cat([c.reshape(self.task.num_classes, -1) for c in change], 1).cpu().numpy()
+        )
         self.gradients.append(self._gradient(x, y).cpu())
 
     def record(self, server: Server) -> dict[str, Any]:
@@ -91,7 +93,7 @@ class Probe:
         """∇f_k at the sent model over all of a client's samples, flat; BatchNorm as in evaluation."""
         params = {k: v.detach().requires_grad_() for k, v in self.sent.params.items()}
         total = torch.zeros((), dtype=self.task.dtype, device=self.task.device)
-        for part, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+        for part, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
             out = self.task.network.apply(params, self.sent.buffers, part)
             total = total + F.cross_entropy(out.logits, labels, reduction="sum")
         grads = torch.autograd.grad(total / len(y), list(params.values()))

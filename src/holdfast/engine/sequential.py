@@ -68,7 +68,9 @@ class Sequential:
         rows = torch.from_numpy(plan.rows[index])
         where = rows.to(device)
         draws = None if plan.draws is None else torch.from_numpy(plan.draws[index]).to(device)
-        x = self.data.preprocess(self.data.x.index_select(0, ids[rows].to(device)), draws, dtype=self.data.dtype)
+        x = self.data.preprocess(
+            self.data.x.index_select(0, ids[rows].to(device)), draws, dtype=self.data.dtype
+        )
         table = {name: values.index_select(0, where) for name, values in started.tables.items()}
         if self.side.cache_teachers:
             teacher = teacher_outputs(table, self.method.teachers)
@@ -129,7 +131,8 @@ class Sequential:
         trainer = _SequentialTrainer(self, lr)
         current = {name: p.detach().clone() for name, p in self.params.items()}
         params = self.method.step(trainer, current, batch, carry, Local(current, sent))
-        assert params is not None and trainer.loss is not None
+        assert params is not None
+        assert trainer.loss is not None
         self._assign(params)
         return trainer.loss, carry
 

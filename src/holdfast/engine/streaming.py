@@ -48,7 +48,9 @@ class StreamTests:
             self.matrix = {}
         record: dict[str, Any] = {}
         if participants:
-            counts = np.stack([federation.label_counts(participants, s) for s in range(federation.stages)], axis=1)
+            counts = np.stack(
+                [federation.label_counts(participants, s) for s in range(federation.stages)], axis=1
+            )
             known = self._class_accuracy(participants, number)  # [K, C]
             with np.errstate(invalid="ignore"):
                 tasks, _ = metrics.in_out_local_accuracy(
@@ -64,7 +66,9 @@ class StreamTests:
         return record
 
     def _after_epoch(self, number: int) -> dict[str, float]:
-        everyone = np.flatnonzero(np.diff(self.loop.federation.offsets).reshape(-1, self.loop.federation.stages).sum(1))
+        everyone = np.flatnonzero(
+            np.diff(self.loop.federation.offsets).reshape(-1, self.loop.federation.stages).sum(1)
+        )
         private = self._class_accuracy(everyone.tolist(), number)
         general = self.loop.evaluate_global().class_accuracy
         record = {
@@ -78,7 +82,9 @@ class StreamTests:
         if whole:
             matrix = np.stack(list(whole.values()))  # [K, T, T]
             federation = self.loop.federation
-            counts = np.stack([federation.label_counts(list(whole), s) for s in range(federation.stages)], axis=1)
+            counts = np.stack(
+                [federation.label_counts(list(whole), s) for s in range(federation.stages)], axis=1
+            )
             initial, _ = metrics.in_out_local_accuracy(np.broadcast_to(self.initial, counts.shape), counts)
             record |= {
                 "average_forgetting": float(np.mean(metrics.average_forgetting(matrix))),

@@ -41,6 +41,13 @@ def install(net: nn.Module) -> None:
 def _halves(module: nn.Module) -> bool:
     """Whether a layer is plain 2x2 max-pooling."""
     return isinstance(module, nn.MaxPool2d) and (
-        (module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode, module.return_indices)
+        (
+            module.kernel_size,
+            module.stride,
+            module.padding,
+            module.dilation,
+            module.ceil_mode,
+            module.return_indices,
+        )
         in [(2, 2, 0, 1, False, False), ((2, 2), (2, 2), 0, 1, False, False)]
     )

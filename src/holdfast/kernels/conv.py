@@ -187,7 +187,7 @@ def _strides(x: Tensor, channels: int, chunk: int) -> tuple[Tensor, bool]:
 
 
 def _tile(n: int, most: int) -> int:
-    return min(most, max(16, triton.next_power_of_2(n)))
+    return int(min(most, max(16, triton.next_power_of_2(n))))
 
 
 def _run_correlate(
@@ -226,7 +226,9 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int) ->
     """Each lane's convolution of ``x`` [L or 1, B, C, H, W] with ``w`` [L, O, C, R, S]: ``[L, B, O, OH, OW]``."""
     size, kernel = (x.shape[3], x.shape[4]), (w.shape[3], w.shape[4])
     weight = w.permute(0, 1, 3, 4, 2).contiguous()
-    return _run_correlate(x, weight, bias, size, output_size(size, kernel, stride, pad), stride, pad, back=False)
+    return _run_correlate(
+        x, weight, bias, size, output_size(size, kernel, stride, pad), stride, pad, back=False
+    )
 
 
 def input_gradient(dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: int) -> Tensor:

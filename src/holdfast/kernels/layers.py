@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.nn import functional as F
 
 from holdfast.kernels import conv, pool
+
+_apply: Any = lambda function, *arguments: function.apply(*arguments)  # noqa: E731  # torch leaves it untyped
 
 
 class LaneConv2d(nn.Module):
@@ -35,7 +36,7 @@ class LaneConv2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, O, OH, OW]`` from ``[B, C, H, W]``."""
         bias = self.weight.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
-        return cast(Tensor, _Convolve.apply(x, self.weight, bias, self.stride, self.padding))
+        return cast(Tensor, _apply(_Convolve, x, self.weight, bias, self.stride, self.padding))
 
 
 class LaneReLUPool(nn.Module):
@@ -45,7 +46,7 @@ class LaneReLUPool(nn.Module):
         """``[B, C, H // 2, W // 2]`` from ``[B, C, H, W]``."""
         if x.shape[-1] % 2 or x.shape[-2] % 2:
             return F.max_pool2d(F.relu(x), 2)
-        return cast(Tensor, _ReLUPool.apply(x)[0])
+        return cast(Tensor, _apply(_ReLUPool, x)[0])
 
 
 def _with_lanes(tensor: Tensor, dim: int | None) -> Tensor:
@@ -70,10 +71,10 @@ class _Convolve(Function):
         x, w = ctx.saved_tensors
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            dx = _InputGradient.apply(grads[0], w, (x.shape[-2], x.shape[-1]), ctx.stride, ctx.pad)
+            dx = _apply(_InputGradient, grads[0], w, (x.shape[-2], x.shape[-1]), ctx.stride, ctx.pad)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             kernel = (w.shape[-2], w.shape[-1])
-            dw, db = _WeightGradient.apply(x, grads[0], kernel, ctx.stride, ctx.pad)
+            dw, db = _apply(_WeightGradient, x, grads[0], kernel, ctx.stride, ctx.pad)
         return dx, dw, db, None, None
 
     @staticmethod
@@ -106,7 +107,13 @@ class _InputGradient(Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: int
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        dy: Tensor,
+        w: Tensor,
+        size: tuple[int, int],
+        stride: int,
+        pad: int,
     ) -> tuple[Tensor, int]:
         dy, w = _with_lanes(dy, in_dims[0]), _with_lanes(w, in_dims[1])
         if w.shape[0] == 1:
@@ -157,7 +164,7 @@ class _ReLUPool(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return cast(Tensor, _ReLUPoolBack.apply(grads[0], ctx.saved_tensors[0]))
+        return cast(Tensor, _apply(_ReLUPoolBack, grads[0], ctx.saved_tensors[0]))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
@@ -184,6 +191,9 @@ class _ReLUPoolBack(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], dy: Tensor, code: Tensor) -> tuple[Tensor, int]:
-        dy, code = (_with_lanes(t, d).expand(info.batch_size, *t.shape[-4:]) for t, d in zip((dy, code), in_dims, strict=True))
+        dy, code = (
+            _with_lanes(t, d).expand(info.batch_size, *t.shape[-4:])
+            for t, d in zip((dy, code), in_dims, strict=True)
+        )
         dx = pool.backward(dy.reshape(-1, *dy.shape[2:]), code.reshape(-1, *code.shape[2:]))
         return dx.reshape(dy.shape[0], -1, *dx.shape[1:]), 0

@@ -35,7 +35,11 @@ def _relu_pool_back(dy, code, dx, total, W, C, BLOCK: tl.constexpr):
     gradient = tl.load(dy + at, mask=real, other=0.0)
     won = tl.load(code + at, mask=real, other=4)
     for place in tl.static_range(4):
-        tl.store(dx + corner + place // 2 * (W * C) + place % 2 * C, tl.where(won == place, gradient, 0.0), mask=real)
+        tl.store(
+            dx + corner + place // 2 * (W * C) + place % 2 * C,
+            tl.where(won == place, gradient, 0.0),
+            mask=real,
+        )
 
 
 def forward(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,5 +57,7 @@ def backward(dy: Tensor, code: Tensor) -> Tensor:
     n, channels, height, width = dy.shape
     dy, code = (t.contiguous(memory_format=torch.channels_last) for t in (dy, code))
     dx = torch.empty((n, 2 * height, 2 * width, channels), dtype=dy.dtype, device=dy.device)
-    _relu_pool_back[(triton.cdiv(dy.numel(), _BLOCK),)](dy, code, dx, dy.numel(), 2 * width, channels, BLOCK=_BLOCK)
+    _relu_pool_back[(triton.cdiv(dy.numel(), _BLOCK),)](
+        dy, code, dx, dy.numel(), 2 * width, channels, BLOCK=_BLOCK
+    )
     return dx.permute(0, 3, 1, 2)
