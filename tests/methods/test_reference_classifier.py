@@ -38,6 +38,7 @@ from reference.world import (
     weighted,
 )
 
+from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.methods.ccvr import CCVR
 from holdfast.methods.creff import CReFF
@@ -177,13 +178,11 @@ def test_ccvr_draws_from_the_pooled_mean_and_covariance() -> None:
 
 def test_ccvr_trains_the_classifier_by_plain_descent() -> None:
     """Clients that hold copies of one sample a class have no covariance: draws are the means but for 1e-3."""
-    data = federation().dataset
     copies = np.array([0, 4, 6])
-    x = SAMPLES[copies][np.tile([0, 1, 2], 4)].astype(np.float32)
     y = np.tile([0, 1, 2], 4)
-    same = federate(
-        type(data).from_arrays(x, y, x, y, classes=tuple("abcd")), [np.arange(0, 7), np.arange(7, 12)]
-    )
+    x = SAMPLES[copies][y].astype(np.float32)
+    data = Dataset.from_arrays(x, y, x, y, classes=tuple("abcd"))
+    same = federate(data, [np.arange(0, 7), np.arange(7, 12)])
     lr, epochs = 0.3, 6
     w = fedavg_model(same, batch_size=10_000)
     got = ccvr_model(CCVR(draws=500, epochs=epochs, lr=lr), same, batch_size=10_000)

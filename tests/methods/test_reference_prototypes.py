@@ -41,8 +41,8 @@ from reference.world import (
     assert_models_equal,
     assert_round_equal,
     data_of,
+    dataset,
     descend,
-    federation,
     initial_weights,
     lr_at,
     run,
@@ -353,44 +353,72 @@ FEDMLP = [
 ]
 
 
-@pytest.mark.parametrize("options", FEDMLP, ids=str)
-def test_fedmlp(options: dict[str, Any]) -> None:
-    """Two stages: each client meets classes in the second which it has never seen."""
-    stages = [
+@dataclass
+class Stream:
+    """Who gets which samples at which of two stages, and the rarer half of the classes."""
+
+    labels: NDArray[np.int64]
+    stages: list[list[NDArray[np.int64]]]
+    minority: set[int]
+
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+    def federation(self) -> Federation:
+        parts = [self.stages[s][k] for k in CLIENTS for s in (0, 1)]
+        counts = np.bincount(self.labels[np.concatenate(parts)])
+        assert self.minority == set(np.argsort(counts)[: self.classes // 2].tolist())
+        ends = np.cumsum([0, *map(len, parts)])
+        data = dataset(self.labels, self.classes)
+        return Federation(data, np.concatenate(parts), ends, stages=2, schedule=GlobalEpochs(2))
+
+
+STREAM = Stream(
+    LABELS,
+    [
         [np.array([0, 1, 2, 4, 5]), np.array([7]), np.array([11, 14])],
         [np.array([3, 6]), np.array([8, 9, 10]), np.array([12, 13])],
-    ]
-    indices = [stages[s][k] for k in CLIENTS for s in (0, 1)]
-    among = Federation(
-        federation().dataset,
-        np.concatenate(indices),
-        np.cumsum([0, *map(len, indices)]),
-        stages=2,
-        schedule=GlobalEpochs(2),
-    )
-    counts = np.bincount(LABELS[np.concatenate(indices)], minlength=CLASSES)
-    assert counts.tolist() == [6, 6, 2, 1]
-    minority = {2, 3}  # the rarer half
-    method = FedMLP(**options)
-    done = run(method, rounds=4, among=among)
-    w = initial_weights()
+    ],
+    minority={2, 3},
+)
+# Client 0 remembers five classes, in two clusters, when it meets class 5.
+MANY_CLASSES = Stream(
+    np.array([0, 1, 2, 3, 4, 0, 1, 2, 5, 3, 4, 5, 0, 1, 5]),
+    [
+        [np.arange(8), np.array([10, 11]), np.array([13])],
+        [np.array([8, 9]), np.array([12]), np.array([14])],
+    ],
+    minority={2, 3, 4},
+)
+
+
+@pytest.mark.parametrize("stream", [STREAM, MANY_CLASSES], ids=["four", "six"])
+@pytest.mark.parametrize("options", FEDMLP, ids=str)
+def test_fedmlp(options: dict[str, Any], stream: Stream) -> None:
+    """Two stages: each client meets classes in the second which it has never seen."""
+    method, labels, minority = FedMLP(**options), stream.labels, stream.minority
+    done = run(method, rounds=4, among=stream.federation())
+    w = initial_weights(stream.classes)
     heads = [{name: w[name] for name in HEAD} for _ in CLIENTS]
     shared, memories = Prototypes({}), [Prototypes({}) for _ in CLIENTS]
+    choices = 0
     for t, got in enumerate(done.rounds, start=1):
+        parts = stream.stages[(t - 1) % 2]
         local, means = [], []
-        for k in CLIENTS:
-            ids = stages[(t - 1) % 2][k]
+        for k, ids in enumerate(parts):
             memory = memories[k]
+            clusters = {tuple(o) for o in memory.semantic().values()}
+            choices += len(clusters) > 1 and not set(labels[ids].tolist()) <= memory.of.keys()
             term = partial(fedmlp_term, method=method, shared=shared, memory=memory, minority=minority)
             start = w | (heads[k] if method.head == "personal" else {})
-            local.append(descend(start, steps_of(k, t, ids=ids), with_term(term), lr_at(t)))
+            local.append(descend(start, steps_of(k, t, ids=ids, labels=labels), with_term(term), lr_at(t)))
             heads[k] = {name: local[k][name] for name in HEAD}
-            means.append(class_means(forward(local[k], SAMPLES[ids]).h, LABELS[ids]))
+            means.append(class_means(forward(local[k], SAMPLES[ids]).h, labels[ids]))
             half = method.memory == "ema"
             mixed = {c: (memory.of[c] + m) / 2 if half and c in memory.of else m for c, m in means[k].items()}
             memories[k] = Prototypes(memory.of | mixed)
-        sizes = [float(len(stages[(t - 1) % 2][k])) for k in CLIENTS]
-        w = mean(local, sizes)
+        w = mean(local, [float(len(ids)) for ids in parts])
         seen = {c for m in means for c in m}
         fresh = {c: np.mean([m[c] for m in means if c in m], axis=0) for c in seen}  # clients alike
         shared = Prototypes(shared.of | fresh)
@@ -400,6 +428,7 @@ def test_fedmlp(options: dict[str, Any]) -> None:
         for k in CLIENTS if method.use_inter_task else ():
             for c, m in memories[k].of.items():
                 np.testing.assert_allclose(got.clients[k].memory["memory"][c], m, rtol=1e-9, atol=1e-12)
+    assert (choices > 0) == (stream is MANY_CLASSES)
 
 
 def check_shared(got: Ran, shared: Prototypes) -> None:

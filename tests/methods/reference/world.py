@@ -62,27 +62,29 @@ def settings(**changes: Any) -> Settings:
     return Settings(**(vars(SETTINGS) | changes))
 
 
-def federation(public: bool = True) -> Federation:
+def dataset(labels: NDArray[np.int64] = LABELS, classes: int = CLASSES) -> Dataset:
     x = SAMPLES.astype(np.float32)
-    names = tuple("abcd")
-    data = Dataset.from_arrays(x, LABELS, x, LABELS, classes=names)
-    return federate(data, PARTS, public=PUBLIC if public else 0.0)
+    return Dataset.from_arrays(x, labels, x, labels, classes=tuple("abcdefgh")[:classes])
 
 
-def initial_weights() -> Weights:
+def federation() -> Federation:
+    return federate(dataset(), PARTS, public=PUBLIC)
+
+
+def initial_weights(classes: int = CLASSES) -> Weights:
     rng = np.random.default_rng(3)
     shapes = {
         "0.weight": (HIDDEN, INPUTS),
         "0.bias": (HIDDEN,),
-        "2.weight": (CLASSES, HIDDEN),
-        "2.bias": (CLASSES,),
+        "2.weight": (classes, HIDDEN),
+        "2.bias": (classes,),
     }
     return {name: 0.6 * rng.normal(size=shape) for name, shape in shapes.items()}
 
 
-def torch_model() -> nn.Module:
-    net = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)).double()
-    net.load_state_dict({name: torch.from_numpy(w) for name, w in initial_weights().items()})
+def torch_model(classes: int = CLASSES) -> nn.Module:
+    net = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)).double()
+    net.load_state_dict({name: torch.from_numpy(w) for name, w in initial_weights(classes).items()})
     return net
 
 
@@ -152,10 +154,11 @@ class Implementation:
 
 def run(method: Method, rounds: int = 2, among: Federation | None = None, **changes: Any) -> Implementation:
     """Train with the reference engine in float64 and keep everything that was exchanged."""
+    among = federation() if among is None else among
     training = Training(
         method,
-        torch_model(),
-        federation() if among is None else among,
+        torch_model(among.dataset.num_classes),
+        among,
         settings(rounds=rounds, **changes),
         engine="sequential",
         device="cpu",
@@ -196,7 +199,11 @@ def data_of(k: int) -> tuple[Array, NDArray[np.int64]]:
 
 
 def steps_of(
-    k: int, round: int, chosen: Settings = SETTINGS, ids: NDArray[np.int64] | None = None
+    k: int,
+    round: int,
+    chosen: Settings = SETTINGS,
+    ids: NDArray[np.int64] | None = None,
+    labels: NDArray[np.int64] = LABELS,
 ) -> list[Step]:
     """The client's batches in the library's order: the only thing taken from it."""
     ids = PARTS[k] if ids is None else ids
@@ -212,7 +219,7 @@ def steps_of(
         shape=(INPUTS,),
     )
     places = zip(plan.rows, plan.epoch, plan.ends_epoch, strict=True)
-    return [Step(SAMPLES[ids[r]], LABELS[ids[r]], epoch, ends) for r, epoch, ends in places]
+    return [Step(SAMPLES[ids[r]], labels[ids[r]], epoch, ends) for r, epoch, ends in places]
 
 
 def lr_at(round: int, chosen: Settings = SETTINGS) -> float:
