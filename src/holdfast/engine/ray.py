@@ -8,6 +8,7 @@ and how many died over it, leaves no trace: results are summed in the order of t
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 import warnings
@@ -148,10 +149,15 @@ def connect(address: str | None) -> None:
     if ray.is_initialized():
         return
     _pools.clear()
-    quiet = {"log_to_driver": False, "logging_level": "error"}
+    if address is None:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+        return
     try:
-        ray.init(address, **quiet) if address else ray.init(include_dashboard=False, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
+        ray.init(address, log_to_driver=False, logging_level="error")
+    except (OSError, ValueError, RuntimeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise HoldfastError(
             f"there is no Ray cluster at '{address}' ({first}); start one with `ray start --head`"

@@ -1,0 +1,254 @@
+"""Clients on the workers of a real cluster: the same model as one by one, whatever happens to the workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from holdfast.data.dataset import Dataset
+from holdfast.data.federation import Federation, federate
+from holdfast.engine.settings import Settings
+from holdfast.engine.trees import leaves
+from holdfast.errors import HoldfastError
+from holdfast.methods.base import Method, Tree
+from holdfast.methods.context import Client
+from holdfast.methods.registry import METHODS, parse_method
+from holdfast.training import Memories, Training, train
+
+ray = pytest.importorskip("ray")
+
+SIZES = (7, 4, 2, 9, 5, 6, 3, 8)
+CLASSES = 4
+
+
+def federation() -> Federation:
+    rng = np.random.default_rng(1)
+    total = sum(SIZES)
+    y = np.arange(total + 4) % CLASSES
+    x = rng.integers(0, 160, size=(total + 4, 1, 4, 4))
+    x[np.arange(total + 4), :, :, y] += 90
+    parts = np.split(rng.permutation(total), np.cumsum(SIZES)[:-1])
+    data = Dataset.from_arrays(x.astype(np.uint8), y, x[:12].astype(np.uint8), y[:12])
+    return federate(data, parts, public=np.arange(total, total + 4))
+
+
+def net(norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(16, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(8, CLASSES))
+
+
+def learnt(
+    method: Method, engine: str, address: str | None = None, rounds: int = 2, norm: bool = False, **more: Any
+) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    """Everything the server and the clients know after some rounds, and the rounds' records."""
+    settings = Settings(
+        rounds=rounds, epochs=2, batch_size=3, lr=0.05, momentum=0.9, seed=4, evaluate_locals=False, **more
+    )
+    training = Training(
+        method,
+        net(norm),
+        federation(),
+        settings,
+        engine=engine,
+        address=address,
+        device="cpu",
+        precision="float64",
+    )
+    memories = Memories(None, None)
+    loop = training.loop(memories)
+    records = [loop.round(number) for number in range(1, rounds + 1)]
+    server = loop.server
+    known = {"params": server.params, "buffers": server.buffers, "state": server.state}
+    known |= {f"client {k}": memories.get(k) or {} for k in range(len(SIZES))}
+    return {path: value.clone() for path, value in leaves(known)}, records
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for path, value in one.items():
+        torch.testing.assert_close(other[path], value, rtol=1e-9, atol=1e-9, msg=path)
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[path], other[path]) for path in one)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_learns_the_same(name: str, cluster: Any) -> None:
+    expected, _ = learnt(METHODS[name](), "sequential")
+    found, records = learnt(METHODS[name](), "ray", cluster.address)
+    assert_close(expected, found)
+    assert all(record["incidents"] == [] for record in records)
+
+
+def test_batch_norm_and_sampling(cluster: Any) -> None:
+    method = parse_method("fedntd+fedprox")
+    expected, before = learnt(method, "sequential", norm=True, sample=3)
+    found, after = learnt(method, "ray", cluster.address, norm=True, sample=3)
+    assert_close(expected, found)
+    assert [r["participants"] for r in before] == [r["participants"] for r in after]
+
+
+def test_both_nodes_work(cluster: Any) -> None:
+    from holdfast.engine.ray import pool
+
+    workers = [ray.get(member.actor.ready.remote()) for member in pool(cluster.address, "CPU").members]
+    assert len(workers) == len(set(workers)) == 2
+    assert len({actor["NodeID"] for actor in _actors()}) == 2
+
+
+def _actors() -> Iterator[dict[str, Any]]:
+    for actor in ray._private.state.actors().values():
+        if actor["State"] == "ALIVE":
+            yield {"NodeID": actor["Address"]["NodeID"]}
+
+
+@dataclass(frozen=True)
+class Unlucky(Method):
+    """FedAvg whose clients ``whom`` meet an accident in round 2, ``times`` times."""
+
+    name: ClassVar[str] = "unlucky"
+    folder: str = ""
+    how: str = "die"
+    whom: tuple[int, ...] = ()
+    times: int = 1
+
+    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+        if client.round == 2 and client.id in self.whom:
+            for turn in range(self.times):
+                mark = Path(self.folder) / f"{client.id}-{turn}"
+                if not mark.exists():
+                    mark.touch()
+                    if self.how == "die":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if self.how == "refuse":
+                        raise HoldfastError("this client does not want to")
+                    time.sleep(60)
+        return {}
+
+    def finish(self, params: Any, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        return {}, {"last": params}
+
+
+def test_a_killed_worker_leaves_no_trace_in_the_result(cluster: Any, tmp_path: Path) -> None:
+    calm, _ = learnt(Unlucky(), "ray", cluster.address, rounds=3)
+    found, records = learnt(Unlucky(str(tmp_path), whom=(1, 6)), "ray", cluster.address, rounds=3)
+    assert same_bits(calm, found)
+    assert {i["client"] for i in records[1]["incidents"]} >= {1, 6}
+    assert {i["kind"] for i in records[1]["incidents"]} == {"worker died"}
+    assert records[1]["participants"] == list(range(len(SIZES)))
+    assert records[0]["incidents"] == records[2]["incidents"] == []
+
+
+def test_clients_that_kill_every_worker_are_given_up(cluster: Any, tmp_path: Path) -> None:
+    method = Unlucky(str(tmp_path), whom=(3,), times=10)
+    _, records = learnt(method, "ray", cluster.address, rounds=3)
+    assert 3 not in records[1]["participants"]
+    assert any("given up" in i["detail"] for i in records[1]["incidents"] if i["client"] == 3)
+    assert 3 in records[2]["participants"]
+
+
+def test_a_round_closes_without_those_still_at_work(cluster: Any, tmp_path: Path) -> None:
+    method = Unlucky(str(tmp_path), how="sleep", whom=(2,))
+    began = time.monotonic()
+    _, records = learnt(method, "ray", cluster.address, rounds=3, deadline=15, min_clients=4)
+    assert time.monotonic() - began < 55
+    assert {"client": 2, "kind": "late", "detail": "after 15 s"} in records[1]["incidents"]
+    assert 2 not in records[1]["participants"]
+    assert 2 in records[2]["participants"]
+
+
+def test_too_few_clients_stop_the_run(cluster: Any, tmp_path: Path) -> None:
+    method = Unlucky(str(tmp_path), how="sleep", whom=tuple(range(len(SIZES))))
+    with pytest.raises(HoldfastError, match=r"round 2: no usable update is left .*late"):
+        learnt(method, "ray", cluster.address, deadline=5)
+
+
+def test_an_error_in_a_worker_is_the_same_sentence(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError, match="this client does not want to"):
+        learnt(Unlucky(str(tmp_path), how="refuse", whom=(2,)), "ray", cluster.address)
+
+
+def test_the_object_store_does_not_fill(cluster: Any) -> None:
+    """200 rounds with memories, payloads and results; what they put there must go again."""
+    settings = Settings(
+        rounds=200, epochs=1, batch_size=8, lr=0.05, evaluate_locals=False, evaluate_every=200
+    )
+    training = Training(
+        parse_method("scaffold"),
+        net(),
+        federation(),
+        settings,
+        engine="ray",
+        address=cluster.address,
+        device="cpu",
+    )
+    loop = training.loop(Memories(None, None))
+    used = []
+    for number in range(1, 201):
+        loop.round(number)
+        if number % 20 == 0:
+            free = ray.available_resources()["object_store_memory"]
+            used.append(ray.cluster_resources()["object_store_memory"] - free)
+    assert max(used[5:]) <= max(used[:5]) + (1 << 20), used
+
+
+def test_a_run_directory_is_as_any_other(cluster: Any, tmp_path: Path) -> None:
+    run = train(
+        parse_method("fedavg"),
+        net(),
+        federation(),
+        rounds=3,
+        batch_size=4,
+        engine="ray",
+        address=cluster.address,
+        out=tmp_path / "run",
+    )
+    assert run.experiment["engine"] == "ray"
+    assert run.experiment["address"] == cluster.address
+    assert len(run.records) == 3
+    assert 0 <= run.accuracy <= 1
+
+
+def test_a_machine_that_goes_away_takes_nothing_with_it(cluster: Any) -> None:
+    """Last: the cluster is smaller afterwards."""
+    settings = Settings(rounds=3, epochs=2, batch_size=3, lr=0.05, evaluate_locals=False)
+
+    def rounds(loss: bool) -> dict[str, torch.Tensor]:
+        training = Training(
+            parse_method("fedavg"),
+            net(),
+            federation(),
+            settings,
+            engine="ray",
+            address=cluster.address,
+            device="cpu",
+        )
+        loop = training.loop(Memories(None, None))
+        loop.round(1)
+        if loss:
+            node = next(n for n in cluster.list_all_nodes() if n is not cluster.head_node)
+            cluster.remove_node(node, allow_graceful=False)
+        records = [loop.round(2), loop.round(3)]
+        if loss:
+            assert any(i["kind"] == "worker died" for r in records for i in r["incidents"])
+        return {k: v.clone() for k, v in loop.server.params.items()}
+
+    assert same_bits(rounds(loss=False), rounds(loss=True))
+
+
+def test_no_cluster_is_a_sentence(cluster: Any) -> None:
+    ray.shutdown()
+    with pytest.raises(HoldfastError, match=r"no Ray cluster at '127\.0\.0\.1:1'"):
+        learnt(parse_method("fedavg"), "ray", "127.0.0.1:1")
