@@ -215,3 +215,19 @@ def test_the_record_of_a_round() -> None:
     assert len(record["locals"]["class_accuracy"]) == len(SIZES)
     weights = sum(p.numel() * p.element_size() for p in rounds.server.params.values())
     assert record["bytes_down"] == record["bytes_up"] == weights * len(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("name", "floats_up"),
+    [
+        ("fedavg", 75),
+        ("fedrep", 48),
+        ("fedpac", 75 + 2 * 24 + 3 + 1),
+        ("fedmlp", 48 + 24 + 3),
+        ("fedproto", 24 + 3),
+    ],
+)
+def test_bytes_are_those_of_what_travels(name: str, floats_up: int) -> None:
+    """A body of 48 weights and a head of 27; prototypes of 3 classes are 24 numbers, and come with 3 counts."""
+    record = loop(METHODS[name]()).round(1)
+    assert record["bytes_up"] == 8 * floats_up * len(SIZES)
