@@ -159,6 +159,7 @@ class Pages:
         listed: list[dict[str, Any]] = []
         versions: list[int] = []
         while not self.stopping():
+            started = time.monotonic()
             now = await asyncio.to_thread(self._list)
             if now != listed:
                 listed = now
@@ -169,7 +170,8 @@ class Pages:
                     versions, model = await asyncio.to_thread(self._model, names, LIVE_FIGURES)
                     yield _event("figures", model)
             yield ": still here\n\n"  # lets a visitor who has left be noticed
-            await asyncio.sleep(POLL_SECONDS)
+            # A long run's figures take a while to build: rest longer than that.
+            await asyncio.sleep(max(POLL_SECONDS, 4 * (time.monotonic() - started)))
 
     def _list(self) -> list[dict[str, Any]]:
         with self._lock:

@@ -76,8 +76,7 @@ def _local_forgetting(run: Run) -> list[tuple[float, Numbers]]:
 
 
 def _mean_local_forgetting(run: Run) -> Curve:
-    found = _local_forgetting(run)
-    return np.array([x for x, _ in found]), np.array([np.nanmean(values) for _, values in found])
+    return columns((x, float(np.nanmean(values))) for x, values in _local_forgetting(run))
 
 
 def _cdfs(pooled: Sequence[tuple[Group, list[Numbers]]]) -> list[Line]:

@@ -91,8 +91,15 @@ class Run:
 
     def curve(self, key: str) -> tuple[Numbers, Numbers]:
         """Rounds and values of a recorded number (of a list, its mean); dots lead inside (``probe.x``)."""
-        pairs = [(record["round"], _number(_inside(record, key))) for record in self.records]
-        return columns((x, y) for x, y in pairs if np.isfinite(y))
+        if key not in self._curves:
+            pairs = ((record["round"], _number(_inside(record, key))) for record in self.records)
+            self._curves[key] = columns((x, y) for x, y in pairs if y is not None)
+        return self._curves[key]
+
+    @cached_property
+    def _curves(self) -> dict[str, tuple[Numbers, Numbers]]:
+        """Curves asked for before: a table and several figures want the same ones."""
+        return {}
 
     def lists(self, key: str) -> list[tuple[float, Numbers]]:
         """(round, values [K]) for every round that recorded a list under ``key``."""
@@ -208,12 +215,11 @@ def _inside(record: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _number(value: Any) -> float:
+def _number(value: Any) -> float | None:
     if isinstance(value, list):
-        known = vector(value)
-        known = known[np.isfinite(known)]
-        return float(known.mean()) if known.size else np.nan
-    return np.nan if value is None else float(value)
+        known = [one for one in value if one is not None]
+        return sum(known) / len(known) if known else None
+    return None if value is None else float(value)
 
 
 def vector(values: Sequence[float | None]) -> Numbers:

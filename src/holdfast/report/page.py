@@ -112,7 +112,8 @@ def _title(groups: Sequence[Group]) -> str:
 def _subtitle(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     longest = max(int(run.records[-1]["round"]) for run in runs)
     seeds = max(len(group.runs) for group in groups)
-    return f"{_many(len(runs), 'run')}, up to {_many(seeds, 'seed')} each, {_many(longest, 'round')}"
+    each = "one seed each" if seeds == 1 else f"up to {seeds} seeds each"
+    return f"{_many(len(runs), 'run')}, {each}, {_many(longest, 'round')}"
 
 
 def _many(number: int, noun: str) -> str:

@@ -30,7 +30,7 @@ def accuracy(groups: Sequence[Group]) -> Shown:
     panels = [Lines("Test accuracy of the global model", "round", "accuracy", lines)]
     personal = recorded(groups, "personal_accuracy")
     if personal:
-        panels.append(Lines("Accuracy of the clients' own models, mean", "round", "accuracy", personal))
+        panels.append(Lines("Clients' own models on their own classes, mean", "round", "accuracy", personal))
     loss = recorded(groups, "loss")
     if loss:
         panels.append(Lines("Test loss of the global model", "round", "cross-entropy", loss, percent=False))

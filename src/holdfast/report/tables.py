@@ -141,7 +141,11 @@ def _columns(target: float) -> list[Column]:
             digits=0,
             better="low",
         ),
-        percent("own models", "mean accuracy of the clients' own models", _last("personal_accuracy")),
+        percent(
+            "own models",
+            "mean accuracy of the clients' own models on their own classes",
+            _last("personal_accuracy"),
+        ),
         percent("A_loc", "clients' own models on all test classes, last ten epochs", _epochs("A_loc")),
         percent("A_glo", "global model on all test classes, last ten epochs", _epochs("A_glo")),
         percent("A_loc minority", "A_loc on the minority classes", _epochs("A_loc_t")),

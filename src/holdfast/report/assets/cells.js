@@ -80,7 +80,7 @@
       const rows = this.rowNames(),
         columns = this.panel.columns;
       const longest = Math.max(...rows.map(name => context.measureText(this.short(name)).width));
-      this.left = Math.ceil(longest) + 30;
+      this.left = Math.ceil(longest) + 36;
       this.top = this.headroom();
       this.high = clamp(Math.floor(300 / rows.length), this.least(), 26);
       this.gap = this.panel.framed ? 7 : 0;
@@ -322,8 +322,8 @@
         { class: "scale" },
         "0 %",
         bar,
-        "100 % accuracy",
-        ...(this.panel.frames.some(f => f.marked) ? [" · dot: the client holds the class"] : []),
+        "100 %",
+        ...(this.panel.frames.some(f => f.marked) ? [" · dot: a class the client holds"] : []),
       );
     }
   }

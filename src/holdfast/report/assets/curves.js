@@ -43,6 +43,13 @@
     return ticks.map(value => `${(100 * value).toFixed(digits)} %`);
   }
 
+  /* Shares are padded but stay within 0 and 1; a flat curve gets room too, or uPlot would seek ticks for ever. */
+  function shareRange(plot, low, high) {
+    if (low === null) return [0, 1];
+    const room = 0.08 * (high - low) || 0.05;
+    return [Math.max(0, low - room), Math.min(Math.max(1, high), high + room)];
+  }
+
   class UPlotPanel {
     constructor(host, panel, hidden) {
       Object.assign(this, { host, panel, hidden });
@@ -191,17 +198,7 @@
           points: { show: line.x.length <= 12, size: 7, fill: colour },
         });
       }
-      const y = this.panel.percent
-        ? {
-            range: (u, low, high) =>
-              low === null
-                ? [0, 1]
-                : [
-                    Math.max(0, low - (high - low) * 0.08),
-                    Math.min(Math.max(1, high), high + (high - low || 0.1) * 0.08),
-                  ],
-          }
-        : {};
+      const y = this.panel.percent ? { range: shareRange } : {};
       const x = { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) };
       return { series, bands, scales: { x, y } };
     }

@@ -22,6 +22,7 @@
   let view = null,
     source = null,
     lastFull = 0,
+    asking = null,
     waiting = 0;
 
   function ago(seconds) {
@@ -122,21 +123,19 @@
       view = null;
       return;
     }
-    if (!view) {
-      if (!partial) view = Holdfast.render(page, model);
-      else full();
-      return;
-    }
-    if (partial) view.patch(model);
+    if (!view) view = Holdfast.render(page, model);
+    else if (partial) view.patch(model);
     else view.update(model);
   }
 
   async function full() {
     const asked = query();
     lastFull = Date.now();
+    asking = asked;
     const answer = await fetch(`/api/figures?${asked}`);
     const model = await answer.json();
     if (asked !== query()) return;
+    asking = null;
     if (model.error) {
       problems([["selection", model.error]]);
       return;
@@ -175,7 +174,8 @@
       list();
     });
     source.addEventListener("figures", event => {
-      if (!view) return;
+      if (asking === query()) return; // all figures are on their way
+      if (!view) return full(); // a run's first round
       show(JSON.parse(event.data), true);
       clearTimeout(waiting);
       waiting = setTimeout(full, Math.max(0, FULL_EVERY - (Date.now() - lastFull)));
