@@ -44,7 +44,9 @@ def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
     w = torch.randn(lanes, outputs, channels, kernel, kernel, device="cuda") / kernel
     b = torch.randn(lanes, outputs, device="cuda")
     exact = [t.double().requires_grad_() for t in (x, w, b)]
-    reference = torch.stack([F.conv2d(*(t[i] for t in exact), stride=stride, padding=pad) for i in range(lanes)])
+    reference = torch.stack(
+        [F.conv2d(*(t[i] for t in exact), stride=stride, padding=pad) for i in range(lanes)]
+    )
     dy = torch.randn_like(reference).float()
     want = torch.autograd.grad(reference, exact, dy.double())
     got = (

@@ -7,6 +7,7 @@ finished one client takes the next, and lanes are ordered so that those still at
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -255,8 +256,12 @@ class Lanes:
                 self.cursor.copy_(saved[self._cursor_at(state)])
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
+        gc.disable()  # collecting another run's graph in the midst of a capture would break it
+        try:
+            with torch.cuda.graph(graph):
+                step()
+        finally:
+            gc.enable()
         for tensor, value in zip(state, saved, strict=True):
             tensor.copy_(value)
         return graph.replay

@@ -19,8 +19,17 @@ def sgd_(
 ) -> None:
     """v <- momentum v + (g + weight_decay w);  w <- w - lr v.  ``buffers`` (v) may be empty without momentum.
 
-    One fused pass over memory; the kernel is the one behind ``torch.optim.SGD(fused=True)``.
+    One fused pass over memory; the kernel is the one behind ``torch.optim.SGD(fused=True)``. On a GPU it takes a
+    learning rate that lies there only in float32, so float64 goes another way.
     """
+    if isinstance(lr, Tensor) and lr.dtype == torch.float64:
+        steps = torch._foreach_add(grads, params, alpha=weight_decay)
+        if momentum:
+            torch._foreach_mul_(buffers, momentum)
+            torch._foreach_add_(buffers, steps)
+            steps = buffers
+        torch._foreach_sub_(params, torch._foreach_mul(steps, lr))
+        return
     torch._fused_sgd_(
         list(params),
         list(grads),
