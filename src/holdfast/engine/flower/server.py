@@ -183,14 +183,12 @@ class FlowerEngine:
     ) -> None:
         self.plan, self.nodes, self.population = plan, nodes, population
         self.method, self.task, self.data = method, task, data
-        self.form: Form | None = None  # of what a client must send
+        self.forms: dict[int, Form] = {}  # of what a client must send
 
     def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result | Incident]:
         """Train each client; results come in the order of ``jobs``."""
         if not jobs:
             return
-        if self.form is None:
-            self.form = self._expected(sent, jobs[0])
         replies, faults = self.ask(TRAIN, sent, jobs)
         for job in jobs:
             node = self.nodes.of_client.get(job.client)
@@ -240,12 +238,19 @@ class FlowerEngine:
         )
 
     def _expected(self, sent: Broadcast, job: Job) -> Form:
-        """What every client sends, seen by training one of two blank samples here."""
-        blank = np.arange(len(self.data.x) - 2, len(self.data.x))
+        """What this client must send, seen by training one with a blank sample or two here.
+
+        All clients send the same, unless each gets something else.
+        """
+        samples = min(2, len(job.ids))
+        if samples in self.forms and not job.payload:
+            return self.forms[samples]
+        blank = np.arange(len(self.data.x) - samples, len(self.data.x))
         engine = Sequential(self.method, self.task, self.data, self.plan.settings)
         result = next(engine.train(sent, [Job(job.client, blank, job.stage, job.payload)]))
-        told = uploaded(result, self.method, self.task, self.plan)
-        return {path: form for path, form in form_of(told).items() if not path.startswith("memory/")}
+        told = form_of(uploaded(result, self.method, self.task, self.plan))
+        self.forms[samples] = {path: form for path, form in told.items() if not path.startswith("memory/")}
+        return self.forms[samples]
 
     def _result(self, job: Job, sent: Broadcast, reply: Message) -> Iterator[Result | Incident]:
         """A client's part of its site's reply, or what is wrong with it."""
@@ -266,9 +271,10 @@ class FlowerEngine:
 
     def _checked(self, job: Job, sent: Broadcast, facts: Facts, content: Any) -> Result:
         whole, device = packed(content, f"client {job.client}"), self.task.device
+        # What it remembers stays at its site (or is a copy for tests); the server keeps from which round it is.
         memory = on_device(unpack(part_of(whole, "memory")), device)
         told = {path: one for path, one in whole.items() if not path.startswith("memory/")}
-        tree = on_device(unpack(told, self.form), device)
+        tree = on_device(unpack(told, self._expected(sent, job)), device)
         shared = sent.params | tree.get("params", {})
         samples = facts.whole("samples", 1, len(job.ids))
         weight = facts.number("weight")
@@ -288,8 +294,7 @@ class FlowerEngine:
             buffers=tree.get("buffers", {}),
             shared=shared,
             sums=tree.get("sums", {}),
-            # What it remembers stays at its site; the server keeps which round's memory that is.
-            memory=memory | {"round": torch.tensor(sent.round)},
+            memory=memory | ({"round": torch.tensor(sent.round)} if facts.whole("remembers", 0, 1) else {}),
             loss=facts.number("loss"),
             finite=bool(torch.isfinite(torch.stack(numbers).sum())),
         )

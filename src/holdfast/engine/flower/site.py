@@ -197,6 +197,7 @@ class Work:
             "weight": float(result.weight),
             "loss": float(result.loss),
             "label-counts": result.label_counts.tolist(),
+            "remembers": int(bool(result.memory)),
             "memory-lost": int(bool(remembers) and memory is None),
         }
         told = record_of(uploaded(result, self.method, self.task, self.plan))
