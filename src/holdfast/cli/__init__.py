@@ -2,6 +2,7 @@
 
 from holdfast.cli.app import app
 from holdfast.cli.federations import diagnose, partition, stream
+from holdfast.cli.flower import flower
 from holdfast.cli.machine import datasets, doctor, methods
 from holdfast.cli.reproduce import reproduce
 from holdfast.cli.runs import compare, resume, run
@@ -18,6 +19,7 @@ COMMANDS = {
 for _panel, _commands in COMMANDS.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
+app.add_typer(flower, rich_help_panel="Training")
 
 
 def main() -> None:
