@@ -87,7 +87,6 @@ def records(counts, keeps, seed, rounds, sample, total, probe=True, stream=False
         record = {
             "round": number,
             "stage": stage,
-            "epoch": (number - 1) // stages,
             "accuracy": now.mean(),
             "loss": float(-np.log(now.mean() * 0.95 + 0.01)),
             "class_accuracy": now.tolist(),
@@ -119,13 +118,21 @@ def records(counts, keeps, seed, rounds, sample, total, probe=True, stream=False
                 "classifier_similarity": keeps * (1 - 1 / number),
             }
         if stream:
+            tasks = (
+                counts[:, chosen].transpose(1, 0, 2) / np.maximum(1, counts[:, chosen].sum(-1)).T[..., None]
+            )
             record["stream"] = {
+                "task_accuracy": np.einsum("ktc,kc->kt", tasks, after).tolist(),
                 "A_sel": now.mean() * (1 - 0.08 * stage * (1 - keeps)),
-                "A_loc": now.mean() * 0.8,
-                "A_glo": now.mean(),
-                "A_loc_t": now[total // 2 :].mean() * 0.6,
-                "A_glo_t": now[total // 2 :].mean() * 0.8,
             }
+            if stage == stages - 1:
+                record["stream"] |= {
+                    "A_loc": now.mean() * 0.8,
+                    "A_glo": now.mean(),
+                    "A_loc_t": now[total // 2 :].mean() * 0.6,
+                    "A_glo_t": now[total // 2 :].mean() * 0.8,
+                    "average_forgetting": 0.3 * (1 - keeps),
+                }
         if domains:
             record["domain_accuracy"] = {"mnist": now.mean(), "svhn": now.mean() * 0.7}
         before = now

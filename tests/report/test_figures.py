@@ -151,6 +151,16 @@ def test_stream_accuracy_by_stage_is_the_mean_of_the_last_ten_epochs(streamed):
     np.testing.assert_allclose(panel.lines[0].y, expected)
 
 
+def test_stream_accuracy_on_all_classes_and_on_each_task(streamed):
+    panels = built("stages", [streamed[0]]).panels
+    told = records_of(streamed[0])
+    ends = [record for record in told if record["stage"] == 4]
+    assert panels[1].lines[0].x.tolist() == [5, 10, 15, 20, 25, 30]
+    np.testing.assert_allclose(panels[1].lines[1].y, [record["stream"]["A_glo_t"] for record in ends])
+    expected = [np.mean(record["stream"]["task_accuracy"], axis=0) for record in told[25:30]]
+    np.testing.assert_allclose(panels[3].frames[0].values, expected)
+
+
 def test_every_figure_is_built_from_some_run(compared, streamed):
     for name in FIGURES:
         paths = streamed if name in ("stages", "domains") else compared

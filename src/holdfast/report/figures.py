@@ -122,8 +122,9 @@ FIGURES: dict[str, FigureKind] = {
     ),
     "stages": FigureKind(
         "Accuracy on a stream",
-        "From stage to stage new tasks arrive; a curve that falls slowly forgets slowly. The epochs' "
-        "curves are on all test classes; dashed lines count only the minority classes.",
+        "From stage to stage new tasks arrive; a curve that falls slowly forgets slowly. Dashed lines "
+        "count only the minority classes. In the last panels a column that fades downwards is a task that "
+        "later tasks displaced.",
         "FedMLP Fig. 3 and 4",
         progress_figures.stages,
     ),

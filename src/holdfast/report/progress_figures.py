@@ -1,12 +1,11 @@
 """How well: accuracy over rounds, by class, by domain, by stage of a stream."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from holdfast.report.curves import (
-    NOTHING,
     Curve,
     NotRecorded,
     Shown,
@@ -14,10 +13,11 @@ from holdfast.report.curves import (
     ends,
     over_seeds,
     recorded,
+    recording,
     with_seed,
 )
 from holdfast.report.loading import Group, Run, columns, matrix
-from holdfast.report.panels import Frame, Grid, Lines, thin
+from holdfast.report.panels import Frame, Grid, Lines, Panel, thin
 
 MOST_COLUMNS = 400  # of a heat map
 
@@ -30,7 +30,7 @@ def accuracy(groups: Sequence[Group]) -> Shown:
     panels = [Lines("Test accuracy of the global model", "round", "accuracy", lines)]
     personal = recorded(groups, "personal_accuracy")
     if personal:
-        panels.append(Lines("Clients' own models on their own classes, mean", "round", "accuracy", personal))
+        panels.append(Lines("Own models on own classes, mean", "round", "accuracy", personal))
     loss = recorded(groups, "loss")
     if loss:
         panels.append(Lines("Test loss of the global model", "round", "cross-entropy", loss, percent=False))
@@ -81,49 +81,69 @@ def domains(groups: Sequence[Group]) -> Shown:
 
 
 STREAM_ACCURACIES = (
-    ("A_glo", "A_glo_t", "Global model after each epoch"),
-    ("A_loc", "A_loc_t", "Clients' own models after each epoch"),
+    ("A_glo", "Global model, all test classes"),
+    ("A_loc", "Clients' own models, all test classes"),
 )
 
 
 def stages(groups: Sequence[Group]) -> Shown:
-    """A stream's accuracies: on the tasks seen so far, by stage, and on all classes, by epoch."""
+    """A stream's accuracies: on the tasks seen so far, on all classes, and on each task after each stage."""
     seen = curves(groups, _seen_tasks)
-    panels = [Lines("Tasks seen so far, mean of the last ten epochs", "stage", "A_sel", seen)] if seen else []
-    for key, minority, title in STREAM_ACCURACIES:
+    if not seen:
+        raise NotRecorded("these runs did not train on a stream")
+    panels: list[Panel] = [Lines("Tasks seen so far, mean of the last ten epochs", "stage", "A_sel", seen)]
+    for key, title in STREAM_ACCURACIES:
         lines = []
         for group in groups:
-            whole = over_seeds(group, partial(_by_epoch, key))
-            rare = over_seeds(group, partial(_by_epoch, minority), dashed=True, suffix=", minority classes")
+            whole = over_seeds(group, recording(f"stream.{key}"))
+            rare = over_seeds(group, recording(f"stream.{key}_t"), dashed=True, suffix=", minority classes")
             lines += [line for line in (whole, rare) if line is not None]
         if lines:
-            panels.append(Lines(title, "epoch", key, lines))
-    if not panels:
-        raise NotRecorded("these runs did not train on a stream")
-    return panels, f"{panels[0].y_label} at the end: {ends(panels[0].lines)}."
+            panels.append(Lines(title, "round", key, lines))
+    panels += [panel for group in groups if (panel := _task_matrix(group)) is not None]
+    return panels, f"A_sel at the last stage: {ends(seen)}."
 
 
-def _by_epoch(key: str, run: Run) -> Curve:
-    """The last value of every epoch; of every round where all rounds are one epoch."""
-    found = [(record, (record.get("stream") or {}).get(key)) for record in run.records]
-    epochs = len({record.get("epoch") for record, value in found if value is not None})
-    step = "epoch" if epochs > 1 else "round"
-    return columns(
-        {record[step] + (step == "epoch"): value for record, value in found if value is not None}.items()
-    )
+def _visits(run: Run) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
+    """(epoch, stage, what the stream recorded) of each round; a stage before the last one begins an epoch."""
+    epoch = before = 0
+    for record in run.records:
+        stage = int(record.get("stage") or 0)
+        epoch += stage < before
+        before = stage
+        yield epoch, stage, record.get("stream") or {}
 
 
 def _seen_tasks(run: Run) -> Curve:
-    last: dict[tuple[int, int], float] = {}  # of each epoch and stage
-    for record in run.records:
-        value = (record.get("stream") or {}).get("A_sel")
-        if value is not None:
-            last[record.get("epoch", 0), record.get("stage", 0)] = value
-    if not last:
-        return NOTHING
+    last = {
+        (epoch, stage): told["A_sel"] for epoch, stage, told in _visits(run) if told.get("A_sel") is not None
+    }
     recent = sorted({epoch for epoch, _ in last})[-10:]
-    present = sorted({stage for epoch, stage in last if epoch in recent})
-    means = [
-        np.mean([v for (epoch, s), v in last.items() if s == stage and epoch in recent]) for stage in present
+    by_stage: dict[int, list[float]] = {}
+    for (epoch, stage), value in last.items():
+        if epoch in recent:
+            by_stage.setdefault(stage, []).append(value)
+    return columns((stage + 1, float(np.mean(by_stage[stage]))) for stage in sorted(by_stage))
+
+
+def _task_matrix(group: Group) -> Grid | None:
+    """Mean accuracy of the participants on each of their tasks after each stage of the last whole epoch."""
+    run = group.runs[0]
+    visits = [
+        (epoch, stage, told["task_accuracy"])
+        for epoch, stage, told in _visits(run)
+        if told.get("task_accuracy")
     ]
-    return np.array(present, dtype=np.float64) + 1, np.array(means)
+    if not visits:
+        return None
+    tasks = len(visits[0][2][0])
+    whole = [epoch for epoch, stage, _ in visits if stage == tasks - 1]
+    chosen = whole[-1] if whole else visits[-1][0]
+    rows = {stage: matrix(accuracy) for epoch, stage, accuracy in visits if epoch == chosen}
+    known = [np.isfinite(rows[stage]) for stage in sorted(rows)]
+    sums = np.array([np.nansum(rows[stage], axis=0) for stage in sorted(rows)])
+    counts = np.array([here.sum(axis=0) for here in known])
+    values = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+    names = [f"stage {stage + 1}" for stage in sorted(rows)]
+    title = f"{with_seed(group)}: accuracy on each task"
+    return Grid(title, "task", "after", [str(task + 1) for task in range(tasks)], [Frame("", names, values)])

@@ -150,6 +150,16 @@ def _columns(target: float) -> list[Column]:
         percent("A_glo", "global model on all test classes, last ten epochs", _epochs("A_glo")),
         percent("A_loc minority", "A_loc on the minority classes", _epochs("A_loc_t")),
         percent("A_glo minority", "A_glo on the minority classes", _epochs("A_glo_t")),
+        percent(
+            "task forgetting",
+            "best earlier minus last accuracy on own tasks",
+            _epochs("average_forgetting"),
+            "low",
+        ),
+        percent(
+            "backward transfer", "change on own tasks since they were learned", _epochs("backward_transfer")
+        ),
+        percent("forward transfer", "accuracy on own tasks before they come", _epochs("forward_transfer")),
         percent("domain mean", "mean of the domains' accuracies, last round", _domain(np.mean)),
         percent("worst domain", "lowest of the domains' accuracies, last round", _domain(np.min)),
         Column(
@@ -193,15 +203,11 @@ def _last(key: str) -> Callable[[Run], float]:
 
 
 def _epochs(key: str) -> Callable[[Run], float]:
-    """The mean of the last ten epochs' final values, as FedMLP reports its stream accuracies."""
+    """The mean of the last ten epochs' values, as FedMLP reports its stream accuracies."""
 
     def value(run: Run) -> float:
-        by_epoch = {
-            record.get("epoch", 0): record["stream"][key]
-            for record in run.records
-            if (record.get("stream") or {}).get(key) is not None
-        }
-        return float(np.mean(list(by_epoch.values())[-10:])) if by_epoch else np.nan
+        found = run.curve(f"stream.{key}")[1]
+        return float(found[-10:].mean()) if found.size else np.nan
 
     return value
 

@@ -320,10 +320,8 @@
       return el(
         "div",
         { class: "scale" },
-        "0 %",
-        bar,
-        "100 %",
-        ...(this.panel.frames.some(f => f.marked) ? [" · dot: a class the client holds"] : []),
+        el("span", {}, "0 %", bar, "100 %"),
+        ...(this.panel.frames.some(f => f.marked) ? [el("span", {}, "dot: the client holds the class")] : []),
       );
     }
   }

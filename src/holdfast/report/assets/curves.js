@@ -36,6 +36,10 @@
     };
   }
 
+  const WHOLE = [1, 2, 5]
+    .flatMap(step => [0, 1, 2, 3, 4, 5].map(power => step * 10 ** power))
+    .sort((a, b) => a - b);
+
   function percentTicks(plot, ticks) {
     const step = ticks.length > 1 ? 100 * Math.abs(ticks[1] - ticks[0]) : 1;
     const digits =
@@ -82,7 +86,10 @@
         padding: [10, 14, 0, 0],
         legend: { show: false },
         axes: [
-          axis(x_label, x_percent ? percentTicks : null, bare),
+          {
+            ...axis(x_label, x_percent ? percentTicks : null, bare),
+            ...(this.counted() ? { incrs: WHOLE } : {}),
+          },
           {
             ...axis(y_label, percent ? percentTicks : null, bare),
             size: (u, values) => 16 + 7 * Math.max(2, ...(values || [""]).map(v => String(v).length)),
@@ -102,6 +109,11 @@
       this.plot = new uPlot(options, this.data, this.host);
       this.plot.over.setAttribute("aria-hidden", "true");
       if (zoom) this.plot.setScale("x", zoom);
+    }
+
+    /* Rounds and stages are counted: no tick stands between two of them. */
+    counted() {
+      return this.panel.kind === "lines" && this.data[0].every(Number.isInteger);
     }
 
     scaled(plot) {
