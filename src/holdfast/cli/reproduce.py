@@ -298,8 +298,9 @@ def _plain(value: float | None) -> float | str | None:
 def _smoke() -> None:
     import tempfile
 
+    from holdfast.papers.published import load_tables
     from holdfast.papers.smoke import smoke
 
     with tempfile.TemporaryDirectory() as folder:
-        for line in smoke(Path(folder)):
+        for line in smoke(Path(folder), list(load_tables().values())):
             say(line)

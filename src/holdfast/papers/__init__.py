@@ -1,0 +1,1 @@
+"""The papers' tables: their settings, their published numbers, and our runs of them."""

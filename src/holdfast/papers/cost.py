@@ -1,0 +1,96 @@
+"""What a cell needs before it is run: data, and time on a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from holdfast.data.mixed import DIGIT_DOMAINS
+from holdfast.data.sources import DATASETS, describe
+from holdfast.experiment import MIXED_DIGITS
+from holdfast.papers.cells import Cell
+from holdfast.papers.measures import Entry
+
+MICROSECONDS = {
+    "fa-fmnist": 6,
+    "fa-validation-fmnist": 6,
+    "mlp-cnn5": 8,
+    "t-cnn": 8,
+    "ntd-mnist": 10,
+    "ntd-cifar": 12,
+    "fa-cifar10": 12,
+    "fa-validation-digits": 12,
+    "fa-digits": 40,
+    "mlp-resnet18": 60,
+    "resnet50": 200,
+    "fa-cifar100": 300,
+}
+"""For one image in one local epoch on a large GPU, before anything was measured: forward and backward."""
+
+ROUND_SECONDS = 0.1  # of a round beside its training: sampling, merging, testing
+DIGITS_PER_DOMAIN = 7430
+
+
+def data_sets(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The data sets a cell reads: one, or the domains of a mixture."""
+    name, _, domains = settings["data"].partition(":")
+    if name != MIXED_DIGITS:
+        return (settings["data"],)
+    return tuple(domains.split(",")) if domains else DIGIT_DOMAINS
+
+
+def available_data() -> set[str]:
+    """The data sets whose files are here."""
+    return {str(row["name"]) for row in describe() if row["found"]}
+
+
+def lacking(cell: Cell, available: Collection[str]) -> str | None:
+    """What keeps a cell from being run, in a few words, or None."""
+    if cell.needs is not None:
+        return f"needs {cell.needs}"
+    missing = [name for name in data_sets(cell.settings) if name not in available and not Path(name).exists()]
+    return f"needs data: {', '.join(missing)}" if missing else None
+
+
+def images(settings: Mapping[str, Any]) -> float:
+    """How many times an image is trained on in a whole run, about."""
+    names = data_sets(settings)
+    known = [
+        DIGITS_PER_DOMAIN if len(names) > 1 else DATASETS[name].train for name in names if name in DATASETS
+    ]
+    total = sum(known) * (1 - settings.get("public", 0.0))
+    if "long_tail" in settings:
+        total *= (1 + settings["long_tail"]) / 2
+    stages = int(re.split(r"\D", str(settings.get("stream", "1")))[0])
+    clients = settings["clients"]
+    share = (settings.get("sample") or clients) / clients / stages
+    return float(total * share * settings["epochs"] * settings["rounds"])
+
+
+class Estimates:
+    """Seconds on a GPU: by what runs with the same model took, else by `MICROSECONDS`."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.measured: dict[tuple[str, ...], list[float]] = {}
+        for entry in entries:
+            if entry["device_type"] == "cuda" and (count := images(entry["settings"])):
+                for key in _keys(entry["settings"]):
+                    self.measured.setdefault(key, []).append(entry["seconds"] / count)
+
+    def seconds(self, cell: Cell) -> float:
+        """Of one cell, run alone."""
+        settings = cell.settings
+        for key in _keys(settings):
+            if key in self.measured:
+                return median(self.measured[key]) * images(settings)
+        per_image = MICROSECONDS[str(settings["model"])] * 1e-6
+        return ROUND_SECONDS * float(settings["rounds"]) + per_image * images(settings)
+
+
+def _keys(settings: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """What makes runs alike in speed, the most alike first."""
+    model, method = str(settings["model"]), re.split(r"[:+]", str(settings["method"]))[0]
+    return [(model, method), (model,)]

@@ -1,0 +1,131 @@
+"""From a stored run to the numbers a table prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from holdfast import metrics
+from holdfast.errors import unknown
+
+LAST_EPOCHS = 10  # FedMLP's accuracies are means over the last ten global epochs
+
+Entry = Mapping[str, Any]
+"""A run as `holdfast.papers.results` stores it."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run. ``bar``: how a lead in it is judged, if at all (see `holdfast.papers.findings`)."""
+
+    label: str
+    digits: int
+    bar: Literal["points", "lower", "higher", "rounds", "speed-up"] | None
+    of: Callable[[Entry, float | None], float | None]
+
+
+def measure(name: str) -> Measure:
+    """The measure by its name in a table; ``accuracy@30`` is at round 30, ``rounds@0.9`` to 0.9 of the target."""
+    kind, _, number = name.partition("@")
+    if number and kind == "accuracy":
+        at = int(number)
+        return Measure(f"accuracy % at round {at}", 1, "points", lambda entry, _: _percent(_at(entry, at)))
+    if number and kind == "rounds":
+        share = float(number)
+        return Measure(
+            f"rounds to {number} A",
+            0,
+            "rounds",
+            lambda entry, target: None if target is None else _rounds(entry, share * target),
+        )
+    if name not in MEASURES:
+        raise unknown("measure", name, MEASURES)
+    return MEASURES[name]
+
+
+def accuracies(entry: Entry) -> np.ndarray:
+    """Accuracy after each round, a fraction; the mean over domains where the data has domains."""
+    curves = entry["curves"]
+    return np.array(curves.get("domain_accuracy", curves["accuracy"]), float)
+
+
+def final_accuracy(entry: Entry) -> float:
+    """The last accuracy, a fraction."""
+    return float(accuracies(entry)[-1])
+
+
+def summarise(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """Mean and sample deviation over seeds; None where nothing is known, or one seed gives no deviation."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None, None
+    mean = sum(known) / len(known)
+    if len(known) == 1 or math.isinf(mean):
+        return mean, None
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _at(entry: Entry, round: int) -> float | None:
+    curve = accuracies(entry)
+    return float(curve[round - 1]) if round <= len(curve) else None
+
+
+def _rounds(entry: Entry, target: float | None) -> float | None:
+    """The first round that reaches the target, infinite if none does."""
+    if target is None:
+        return None
+    reached = metrics.rounds_to_target(accuracies(entry), target)
+    return math.inf if reached is None else float(reached)
+
+
+def _speedup(entry: Entry, target: float | None) -> float | None:
+    rounds = _rounds(entry, target)
+    return None if rounds is None else len(accuracies(entry)) / rounds
+
+
+def _at_target(entry: Entry, target: float | None) -> float | None:
+    rounds = _rounds(entry, target)
+    return None if rounds is None or math.isinf(rounds) else _percent(_at(entry, int(rounds)))
+
+
+def _stream(name: str) -> Callable[[Entry, float | None], float | None]:
+    def of(entry: Entry, target: float | None) -> float | None:
+        values: Sequence[float] = entry["curves"].get(name, ())
+        return 100 * float(np.mean(values[-LAST_EPOCHS:])) if values else None
+
+    return of
+
+
+def _final(name: str) -> Callable[[Entry, float | None], float | None]:
+    def of(entry: Entry, target: float | None) -> float | None:
+        value = entry["final"].get(name)
+        return None if value is None else float(value)
+
+    return of
+
+
+MEASURES: dict[str, Measure] = {
+    "accuracy": Measure("accuracy %", 2, "points", lambda entry, _: _percent(final_accuracy(entry))),
+    "forgetting": Measure("forgetting", 2, "lower", _final("forgetting")),
+    "rounds": Measure("rounds to target", 0, "rounds", _rounds),
+    "rounds-to-baseline": Measure("rounds to FedAvg's last accuracy", 0, None, _rounds),
+    "speedup": Measure("speed-up", 1, "speed-up", _speedup),
+    "accuracy-at-target": Measure("accuracy % there", 2, None, _at_target),
+    "A_loc": Measure("A_loc %", 2, "points", _stream("A_loc")),
+    "A_glo": Measure("A_glo %", 2, "points", _stream("A_glo")),
+    "A_loc_t": Measure("A_loc-t %", 2, "points", _stream("A_loc_t")),
+    "A_glo_t": Measure("A_glo-t %", 2, "points", _stream("A_glo_t")),
+    "alignment-local": Measure("fc 512, local", 3, "higher", _final("alignment_local")),
+    "alignment-global": Measure("fc 512, global", 3, "higher", _final("alignment_global")),
+    "alignment-local-2": Measure("fc 128, local", 3, None, _final("alignment_local_2")),
+    "alignment-global-2": Measure("fc 128, global", 3, None, _final("alignment_global_2")),
+}
+"""The measures of the tables; percentages where the papers print them, forgetting as a fraction."""

@@ -1,0 +1,159 @@
+"""Runs that were made, stored as results/PAPER/TABLE.json: one line of JSON for each cell."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast import metrics
+from holdfast.errors import HoldfastError
+from holdfast.papers.cells import Cell
+from holdfast.papers.measures import Entry
+from holdfast.runs import RunDirectory, files
+from holdfast.runs.metrics_file import plain
+
+DIGITS = 4  # of what is stored: a hundredth of a percent
+QUANTILES = 100  # of the distribution of local forgetting
+
+
+class Results:
+    """The runs in a directory of results, by the hash of their settings.
+
+    A cell finds its run whichever table it was made for. ``refresh`` reads what other processes added.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self._read: dict[Path, tuple[int, dict[str, Entry]]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the files that changed."""
+        for path in sorted(self.root.glob("*/*.json")):
+            changed = path.stat().st_mtime_ns
+            if path not in self._read or self._read[path][0] != changed:
+                self._read[path] = (changed, {entry["hash"]: entry for entry in _load(path)})
+
+    def get(self, cell: Cell) -> Entry | None:
+        """The run of a cell, or None."""
+        return next((found[cell.hash] for _, found in self._read.values() if cell.hash in found), None)
+
+    def all(self) -> list[Entry]:
+        """Every run."""
+        return [entry for _, found in self._read.values() for entry in found.values()]
+
+    def add(self, cell: Cell, entry: Mapping[str, Any]) -> None:
+        """Store the run of a cell in the file of its table, which several processes may do at once."""
+        path = self.root / f"{cell.table}.json"
+        with files.writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path.parent):
+            kept = [old for old in _load(path) if old["hash"] != cell.hash] if path.exists() else []
+            entries = sorted([*kept, entry], key=lambda e: (e["column"], e["row"], e["seed"]))
+            files.replace(path, _dump(cell.table, entries))
+        self.refresh()
+
+
+def entry_of(cell: Cell, directory: RunDirectory) -> dict[str, Any]:
+    """What is stored of a finished run: settings, where it ran, its curves, its last state."""
+    experiment, records = directory.experiment, directory.records()
+    tested = [record for record in records if "accuracy" in record]
+    by_class = np.array([record["class_accuracy"] for record in tested], float)
+    entry = _head(cell, experiment, records)
+    return entry | {
+        "final": _rounded(_final(tested, by_class)),
+        "curves": _rounded(_curves(tested, records)),
+    }
+
+
+def failure_of(cell: Cell, directory: RunDirectory, reason: str) -> dict[str, Any]:
+    """What is stored of a run that broke down in training, as by divergence."""
+    return _head(cell, directory.experiment, directory.records()) | {"failed": reason}
+
+
+def _head(cell: Cell, experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "column": cell.column,
+        "row": cell.row,
+        "seed": cell.seed,
+        "hash": cell.hash,
+        "settings": dict(cell.settings),
+        "federation": experiment["hash"],
+        "versions": experiment["versions"],
+        "device": experiment["machine"],
+        "device_type": experiment["device"],
+        "engine": experiment["engine"],
+        "rounds": len(records),
+        "seconds": round(sum(record["seconds"]["total"] for record in records), 1),
+    }
+
+
+def _final(tested: Sequence[Mapping[str, Any]], by_class: np.ndarray) -> dict[str, Any]:
+    last = tested[-1]
+    final: dict[str, Any] = {"accuracy": last["accuracy"], "class_accuracy": last["class_accuracy"]}
+    if len(tested) > 1:
+        final["forgetting"] = metrics.backward_transfer_forgetting(by_class)
+    if "domain_accuracy" in last:
+        final["domain_accuracy"] = last["domain_accuracy"]
+    alignment = last.get("probe", {}).get("alignment", {})
+    return final | {f"alignment_{which}": value for which, value in alignment.items()}
+
+
+def _curves(tested: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    curves: dict[str, Any] = {
+        "accuracy": [record["accuracy"] for record in tested],
+        "forgetting": [record.get("forgetting") for record in tested],
+    }
+    if "domain_accuracy" in tested[-1]:
+        curves["domain_accuracy"] = [np.mean(list(record["domain_accuracy"].values())) for record in tested]
+    local = [value for record in records for value in record.get("local_forgetting", ())]
+    if local:
+        curves["local_forgetting_quantiles"] = np.quantile(local, np.linspace(0, 1, QUANTILES + 1)).tolist()
+    # A global epoch ends with its last stage; what was measured there is what FedMLP's tables average.
+    last_stage = max(record["stage"] for record in records)
+    ends = [record for record in records if record.get("stream") and record["stage"] == last_stage]
+    for name in ends[-1]["stream"] if ends else ():
+        curves[name] = [record["stream"].get(name) for record in ends]
+    return curves
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return round(float(value), DIGITS) if isinstance(value, (float, np.floating)) else value
+
+
+def _load(path: Path) -> list[Entry]:
+    with files.reading(path):
+        text = path.read_text(encoding="utf-8")
+    try:
+        entries: list[Entry] = json.loads(text)["cells"]
+        return entries
+    except (ValueError, KeyError, TypeError) as error:
+        raise HoldfastError(f"{path} is damaged: it does not hold results ({error})") from error
+
+
+def _dump(table: str, entries: Sequence[Mapping[str, Any]]) -> bytes:
+    """One cell a line, so that a difference between two versions shows which."""
+    lines = ",\n".join(json.dumps(plain(entry), ensure_ascii=False) for entry in entries)
+    return f'{{"table": {json.dumps(table)}, "cells": [\n{lines}\n]}}\n'.encode()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process is adding to a folder; the lock is on the folder itself and leaves no file."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,248 @@
+"""The page of all results: every table, published and ours, what held and what did not, with curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from holdfast.papers import wording
+from holdfast.papers.cells import Cell, plan
+from holdfast.papers.cost import available_data, lacking
+from holdfast.papers.findings import Comparison, compare
+from holdfast.papers.measures import Entry, accuracies, measure
+from holdfast.papers.published import SOURCES, Column, Setting, Table, load_tables
+from holdfast.papers.results import Results
+from holdfast.runs import files
+
+if TYPE_CHECKING:
+    from holdfast.report.panels import Line
+
+MOST_SEEDS = 10  # looked for in the results of a cell
+MOST_PANELS = 6  # columns drawn of one table
+
+HEAD = """# Results
+
+The tables of five papers, run again. In every cell the published number comes first, then ours: `52.61 · **53.40**`,
+with the deviation over seeds where there are several. A dash is a number that is not there: before the dot the
+paper has none, after it the cell is not run, or `needs data` that was not at hand. † marks a published number that
+is not to be met, with the reason below its table.
+
+A finding *holds* if the method ahead in the paper is ahead here by at least 70 % of the published lead and its
+accuracy is at most 2 points below the published one; a speed-up, if it is at least half of the published one.
+
+Every number comes from `results/`, which holds each run's settings, versions, device and curves.
+`holdfast reproduce TABLE` runs what is missing; `holdfast reproduce --page docs/results.md` writes this page.
+"""
+
+
+def write_page(results: str | Path, page: Path) -> None:
+    """Write the page, and its figures into ``images/results`` beside it."""
+    found, available = Results(results), available_data()
+    tables = list(load_tables().values())
+    cells = {table.id: _run_or_planned(table, found) for table in tables}
+    compared = {table.id: compare(table, cells[table.id], found) for table in tables}
+    images = page.parent / "images" / "results"
+    parts = [HEAD, _summary(tables, compared, cells, found)]
+    for heading, of_heading in groupby(tables, key=_heading):
+        parts.append(heading)
+        for table in of_heading:
+            drawn = _draw(table, cells[table.id], found, images)
+            parts.append(_section(compared[table.id], cells[table.id], found, available, drawn, page.parent))
+    with files.writing(page):
+        page.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(page, ("\n\n".join(part.strip() for part in parts) + "\n").encode())
+
+
+def _run_or_planned(table: Table, found: Results) -> list[Cell]:
+    """The cells of one seed, and those of further seeds that were run."""
+    cells = plan(table, seeds=MOST_SEEDS)
+    first = {(cell.column, cell.row): cell for cell in reversed(cells)}
+    return [cell for cell in cells if first[cell.column, cell.row] is cell or found.get(cell) is not None]
+
+
+def _summary(
+    tables: Sequence[Table],
+    compared: Mapping[str, Comparison],
+    cells: Mapping[str, Sequence[Cell]],
+    found: Results,
+) -> str:
+    lines = ["| table | what | cells run | findings that hold |", "|---|---|---|---|"]
+    for table in tables:
+        pairs = {(cell.column, cell.row) for cell in cells[table.id]}
+        done = {(cell.column, cell.row) for cell in cells[table.id] if found.get(cell) is not None}
+        findings = compared[table.id].findings
+        held = f"{sum(f.holds for f in findings)} of {len(findings)}" if findings else wording.NOTHING
+        link = f"[{table.id}](#{_anchor(table)})"
+        lines.append(f"| {link} | {table.title} | {len(done)} of {len(pairs)} | {held} |")
+    return "\n".join(lines)
+
+
+def _heading(table: Table) -> str:
+    if table.is_search:
+        return "## Searches for what the papers do not say"
+    return f"## {table.paper.title}\n\n{table.paper.reference}."
+
+
+def _anchor(table: Table) -> str:
+    return table.id.replace("/", "-")
+
+
+def _section(
+    one: Comparison,
+    cells: Sequence[Cell],
+    found: Results,
+    available: set[str],
+    drawn: Sequence[Path],
+    base: Path,
+) -> str:
+    table = one.table
+    parts = [f"### {table.id}: {table.title} {{ #{_anchor(table)} }}"]
+    if table.is_search and not any(line.seeds for line in one.lines):
+        return f"{parts[0]}\n\nNot run."
+    parts += [_grid(one, position, cells, found, available) for position in range(len(table.measures))]
+    marks = dict.fromkeys(line.no_target for line in one.lines if line.no_target)
+    parts += [f"† {reason}" for reason in marks]
+    if one.targets:
+        targets = ", ".join(f"{table.columns[key].label} {value:.1%}" for key, value in one.targets.items())
+        parts.append(f"Targets of ours: {targets}.")
+    if one.findings:
+        parts.append("\n".join(f"- {finding}" for finding in one.findings))
+    parts += [f"![{table.id}: {path.stem}]({path.relative_to(base).as_posix()})" for path in drawn]
+    if table.notes:
+        parts.append("\n".join(f"- {note}" for note in table.notes))
+    if not table.is_search:
+        parts.append(_settings(table))
+    return "\n\n".join(parts)
+
+
+def _grid(one: Comparison, position: int, cells: Sequence[Cell], found: Results, available: set[str]) -> str:
+    """One measure of a table as the paper prints it: methods down, columns across."""
+    table = one.table
+    each = measure(table.measures[position])
+    at = {(line.column, line.row): line for line in one.lines}
+    missing = {(cell.column, cell.row): lacking(cell, available) for cell in cells if found.get(cell) is None}
+    labels = [column.label.replace("|", "/") for column in table.columns.values()]
+    lines = [f"| {each.label} | {' | '.join(labels)} |", "|---" * (len(labels) + 1) + "|"]
+    for row in table.rows.values():
+        texts = []
+        for key in table.columns:
+            line = at.get((key, row.key))
+            if line is None:
+                texts.append(wording.NOTHING)
+                continue
+            value = line.values[position]
+            mine = wording.ours(value, each, line)
+            if mine == wording.NOTHING:
+                reason = missing.get((key, row.key))
+                mine = "needs data" if reason and reason.startswith("needs data") else wording.NOTHING
+            else:
+                mine = f"**{mine}**"
+            theirs = wording.published(value, each) + ("†" if line.no_target else "")
+            texts.append(mine if table.is_search else f"{theirs} · {mine}")
+        name = f"`{row.label}`" if table.is_search else row.label
+        lines.append(f"| {name} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def _settings(table: Table) -> str:
+    """What the paper never said: the settings that are not printed in it, folded away."""
+    common = {**table.paper.settings, **table.settings}
+    told = [f"- {name}: {_value(setting)}" for name, setting in common.items()]
+    for row in table.rows.values():
+        told.append(f"- {row.label}: " + (f"needs {row.needs}" if row.method is None else _value(row.method)))
+    for column in table.columns.values():
+        told += [f"- {column.label}, {name}: {_value(setting)}" for name, setting in _own(column)]
+    counts = ", ".join(
+        f"{source}: {n}" for source in SOURCES if (n := sum(f"({source}" in line for line in told))
+    )
+    body = "\n".join(told)
+    return f'??? note "Settings and where they come from ({counts})"\n\n' + _indented(body)
+
+
+def _own(column: Column) -> list[tuple[str, Setting]]:
+    return [*column.settings.items(), *column.methods.items()]
+
+
+def _value(setting: Setting) -> str:
+    note = f"; {setting.note}" if setting.note else ""
+    return f"`{setting.value}` ({setting.source}{note})"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.split("\n"))
+
+
+# Figures ---------------------------------------------------------------------------------------------------
+
+
+def _draw(table: Table, cells: Sequence[Cell], found: Results, folder: Path) -> list[Path]:
+    """Accuracy over rounds by column, and where it was recorded the distributions of forgetting."""
+    runs: dict[str, dict[str, list[Entry]]] = {}
+    for cell in cells:
+        entry = found.get(cell)
+        if entry is not None and "failed" not in entry:
+            runs.setdefault(cell.column, {}).setdefault(cell.row, []).append(entry)
+    if not runs:
+        return []
+    from holdfast.report.panels import Figure, Lines
+    from holdfast.report.printing import draw
+
+    shown = list(runs.items())[:MOST_PANELS]
+    curves = [
+        Lines(table.columns[key].label, "round", "accuracy", _accuracy_lines(table, of_column))
+        for key, of_column in shown
+    ]
+    figures = [Figure("accuracy", table.title, "", table.id, curves, "")]
+    if any("local_forgetting_quantiles" in e["curves"] for _, c in shown for r in c.values() for e in r):
+        panels = []
+        for key, of_column in shown:
+            label = table.columns[key].label
+            for which, name in (("global", "forgetting"), ("local", "local_forgetting_quantiles")):
+                lines = _distribution_lines(table, of_column, name)
+                panels.append(
+                    Lines(
+                        f"{label}, {which}", f"{which} forgetting", "share of rounds", lines, x_percent=True
+                    )
+                )
+        figures.append(Figure("forgetting", table.title, "", table.id, panels, ""))
+    paths = []
+    for figure in figures:
+        path = folder / f"{_anchor(table)}-{figure.name}.svg"
+        draw(figure, path)
+        paths.append(path)
+    return paths
+
+
+def _accuracy_lines(table: Table, runs: Mapping[str, Sequence[Entry]]) -> list[Line]:
+    from holdfast.report.panels import Line
+
+    lines: list[Line] = []
+    for colour, row in _coloured(table, runs):
+        curves = np.stack([accuracies(entry) for entry in runs[row]])
+        mean, spread = curves.mean(0), curves.std(0, ddof=1) if len(curves) > 1 else None
+        band = {} if spread is None else {"low": mean - spread, "high": mean + spread}
+        rounds = np.arange(1, len(mean) + 1, dtype=float)
+        lines.append(Line(table.rows[row].label, rounds, mean, colour, **band))
+    return lines
+
+
+def _distribution_lines(table: Table, runs: Mapping[str, Sequence[Entry]], name: str) -> list[Line]:
+    """The share of rounds (or of local models) that forget at most so much."""
+    from holdfast.report.panels import Line
+
+    lines: list[Line] = []
+    for colour, row in _coloured(table, runs):
+        values = [v for entry in runs[row] for v in entry["curves"].get(name, ()) if v is not None]
+        if values:
+            lines.append(Line(table.rows[row].label, np.sort(values), np.linspace(0, 1, len(values)), colour))
+    return lines
+
+
+def _coloured(table: Table, runs: Iterable[str]) -> list[tuple[int, str]]:
+    """Rows that were run, each with the colour it has in all figures of the table."""
+    known = set(runs)
+    return [(colour, row) for colour, row in enumerate(table.rows) if row in known]
