@@ -105,16 +105,15 @@ class StreamTests:
     def _private(self, k: int, number: int) -> PrivateModel:
         loop, method, server = self.loop, self.loop.method, self.loop.server
         memory = on_device(loop.memories.get(k) or {}, loop.task.device)
-        state: Tree = memory.get("method", {})
         buffers = server.buffers | {n: v for n, v in memory.get("norm", {}).items() if n in server.buffers}
+        payload = {**method.down(server), **method.down_to(server, k)}
+        sent = Broadcast(number, server.params, server.buffers, payload)
+        ids = loop.federation.client(k, loop.stage(number))
+        client = self.side.client(self.side.plan(Job(k, ids, memory=memory), number), sent)
+        state = memory["method"] if "method" in memory else method.init_client(client)
+        params = server.params | memory.get("head", {})
         if method.overrides("start") and "method" in memory:
-            ids = loop.federation.client(k, loop.stage(number))
-            payload = {**method.down(server), **method.down_to(server, k)}
-            sent = Broadcast(number, server.params, server.buffers, payload)
-            client = self.side.client(self.side.plan(Job(k, ids, memory=memory), number), sent)
             params = method.start(server.params, payload, state, client)
-        else:
-            params = server.params | memory.get("head", {})
         return params, buffers, lambda out: method.personal(out, state)
 
     def state(self) -> dict[str, np.ndarray]:
