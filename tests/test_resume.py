@@ -101,8 +101,8 @@ def test_a_second_process_on_one_directory_is_refused(processes, tmp_path):
         while rounds_done(run) == 0:
             assert first.is_alive()
             time.sleep(0.02)
-        program = [sys.executable, "-c", "from holdfast.cli import main; main()"]
-        second = subprocess.run([*program, "resume", str(run)], capture_output=True, text=True)
+        command = [sys.executable, "-m", "holdfast", "resume", str(run)]
+        second = subprocess.run(command, capture_output=True, text=True)
     finally:
         os.kill(first.pid, signal.SIGKILL)
         first.join()

@@ -17,7 +17,7 @@ import holdfast as hf
 from holdfast.cli import COMMANDS, app
 from holdfast.cli.options import HELP
 
-PROGRAM = [sys.executable, "-c", "from holdfast.cli import main; main()"]
+PROGRAM = [sys.executable, "-m", "holdfast"]
 SMALL = ["--clients", "5", "--model", "linear", "--rounds", "3", "--lr", "0.1", "--device", "cpu"]
 
 
