@@ -48,7 +48,8 @@ def _digits(run: Mapping[str, Any]) -> hf.Federation:
 
 
 app = FlowerApp(site_data, server_data)
-server, client = app.server_app(), app.client_app()
+server = app.server_app()
+client = app.client_app()
 '''
 
 PYPROJECT = """[build-system]

@@ -1,0 +1,177 @@
+"""Flower's real processes on loopback, with TLS and node authentication; they end with the block that began them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.engine.flower.certificates import write_certificates
+from holdfast.engine.flower.template import write_app
+
+BIN = Path(sys.executable).parent
+HERE = Path(__file__).parent
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Deployment:
+    """A SuperLink, its nodes, and an app that `holdfast flower new` wrote.
+
+    ``port`` is where nodes and the command line reach the SuperLink.
+    """
+
+    def __init__(self, folder: Path, nodes: int, clients: int, app: str | None = None) -> None:
+        self.folder, self.count, self.clients = folder, nodes, clients
+        self.port = self.link_port = free_port()
+        self.app = folder / "two-sites"
+        write_app(self.app)
+        if app is not None:
+            (self.app / "two_sites" / "app.py").write_text(app)
+        self.keys = folder / "keys"
+        write_certificates(self.keys, ["localhost", "127.0.0.1"], [f"site{i}" for i in range(nodes)])
+        self.link: subprocess.Popen[bytes] | None = None
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        home = folder / "home"
+        home.mkdir()
+        config = f'[superlink.tls]\naddress = "127.0.0.1:{self.port}"\n'
+        (home / "config.toml").write_text(config + f'root-certificates = "{self.keys}/ca.crt"\n')
+        source = HERE.parent.parent / "src"
+        self.environment = os.environ | {
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PYTHONPATH": str(source),
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def __enter__(self) -> Self:
+        self.start_link()
+        for i in range(self.count):
+            self.flwr("supernode", "register", f"{self.keys}/nodes/site{i}.pub", "tls", "--name", f"site{i}")
+            self.start_node(i)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in [*self.nodes.values(), *([self.link] if self.link else [])]:
+            end(process)
+
+    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            return subprocess.Popen(
+                arguments,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+
+    def start_link(self) -> None:
+        """The server, which keeps its state in a database."""
+        self.link = self._start(
+            "link", f"{BIN}/flower-superlink", "--ssl-ca-certfile", f"{self.keys}/ca.crt",
+            "--ssl-certfile", f"{self.keys}/server.pem", "--ssl-keyfile", f"{self.keys}/server.key",
+            "--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.link_port),
+            "--database", f"{self.folder}/state.db", "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+        wait_until(lambda: _listens(self.link_port), 60)
+
+    def start_node(self, i: int, state: Path | None = None) -> None:
+        """Site ``i``."""
+        state = state or self.folder / f"state{i}"
+        config = f'partition-id={i} num-partitions={self.count} state-dir="{state}" share-samples=true'
+        self.nodes[i] = self._start(
+            f"node{i}", f"{BIN}/flower-supernode", "--root-certificates", f"{self.keys}/ca.crt",
+            "--superlink", f"127.0.0.1:{self.port}", "--auth-supernode-private-key", f"{self.keys}/nodes/site{i}",
+            "--host", "127.0.0.1", "--port", str(free_port()), "--node-config", config,
+        )  # fmt: skip
+
+    def flwr(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [f"{BIN}/flwr", *arguments], env=self.environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def submit(self, **config: Any) -> str:
+        """Start a run; gives its id."""
+        text = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in config.items())
+        told = self.flwr(
+            "run", str(self.app), "tls", "--format", "json", "-c", f"clients={self.clients} {text}"
+        )
+        return str(json.loads(told[told.index("{") :])["run-id"])
+
+    def status(self, run: str) -> str:
+        told = self.flwr("ls", "tls", "--run-id", run, "--format", "json")
+        return str(json.loads(told[told.index("{") :])["runs"][0]["status"])
+
+    def finish(self, run: str, out: Path, seconds: float = 300) -> str:
+        """Wait for the end of a run; gives its status. Asking Flower costs seconds, looking for the model does not."""
+        ends = time.monotonic() + seconds
+        asked = time.monotonic()
+        while time.monotonic() < ends:
+            if (out / "model.safetensors").exists() or time.monotonic() - asked > 20:
+                asked = time.monotonic()
+                status = self.status(run)
+                if status.startswith("finished"):
+                    return status
+            time.sleep(0.3)
+        raise TimeoutError(f"run {run} is not finished after {seconds} s; see the logs in {self.folder}")
+
+    def processes(self, name: str) -> list[int]:
+        """Ids of this deployment's processes whose command contains ``name``."""
+        mine = {p.pid for p in [*self.nodes.values(), *([self.link] if self.link else [])]}
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    session = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[3])
+                    command = (entry / "cmdline").read_bytes().decode(errors="replace")
+                except (OSError, IndexError):
+                    continue
+                if session in mine and name in command:
+                    found.append(int(entry.name))
+        return found
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process with all that it started: it leads a session of its own."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sent)
+            process.wait(8)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # children that outlived it
+
+
+def wait_until(holds: Any, seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > ends:
+            raise TimeoutError
+        time.sleep(0.2)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

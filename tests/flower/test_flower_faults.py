@@ -1,0 +1,403 @@
+"""Sites that fail, lie, come late or come back; servers that are killed: the run goes on or says why not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flower_world import SIZES, World, apart, reference
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+import holdfast as hf
+from holdfast.engine.wire import DTYPES
+from holdfast.errors import HoldfastError
+from holdfast.methods.registry import METHODS
+from holdfast.runs import files
+
+LIAR = 2  # the client whose replies are tampered with, in round 2
+
+
+def copied(content: RecordDict) -> RecordDict:
+    return RecordDict({k: type(v)(dict(v)) for k, v in content.items()})
+
+
+def tampered(world: World, change: Callable[[RecordDict], Any], round: int = 2) -> None:
+    """Change the reply of the liar's node in one round."""
+
+    def fault(asked: Message, reply: Message) -> list[Message]:
+        orders = asked.content.get("orders")
+        if orders is None or orders["round"] != round or LIAR not in orders["clients"] or reply.has_error():
+            return [reply]
+        content = copied(reply.content)
+        change(content)
+        reply.__dict__["_content"] = content
+        return [reply]
+
+    world.grid.fault = fault
+
+
+def array(content: RecordDict, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    record = content[f"client {LIAR}"]
+    path = next(iter(record))
+    record[path] = Array(change(record[path].numpy().copy()))
+
+
+def set_fact(content: RecordDict, key: str, value: Any) -> None:
+    content[f"result {LIAR}"][key] = value
+
+
+def first(a: np.ndarray, value: float) -> np.ndarray:
+    a.flat[0] = value
+    return a
+
+
+LIES: dict[str, list[Callable[[RecordDict], Any]]] = {
+    "not finite": [
+        lambda c: array(c, lambda a: first(a, np.nan)),
+        lambda c: array(c, lambda a: first(a, np.inf)),
+        lambda c: set_fact(c, "loss", float("nan")),
+    ],
+    "wrong shape": [lambda c: array(c, lambda a: a.T.copy())],
+    "wrong dtype": [
+        lambda c: array(c, lambda a: a.astype(np.float32)),
+        lambda c: array(c, lambda a: a.astype(np.int64)),
+        lambda c: array(c, lambda a: a.astype(np.complex128)),
+    ],
+    "wrong keys": [
+        lambda c: c[f"client {LIAR}"].pop(next(iter(c[f"client {LIAR}"]))),
+        lambda c: c[f"client {LIAR}"].update(extra=Array(np.zeros(1, np.float32))),
+        lambda c: c.pop(f"client {LIAR}"),
+        lambda c: c.pop(f"result {LIAR}"),
+        lambda c: c.update({f"client {LIAR}": ConfigRecord({"a": 1})}),
+    ],
+    "absurd size": [lambda c: array(c, lambda a: np.zeros(10_000_000, a.dtype))],
+    "wrong round": [lambda c: set_fact(c, "round", 1), lambda c: set_fact(c, "round", 99)],
+    "wrong values": [
+        lambda c: set_fact(c, "weight", 1e9),
+        lambda c: set_fact(c, "weight", -1.0),
+        lambda c: set_fact(c, "samples", 10_000),
+        lambda c: set_fact(c, "label-counts", [1, 2]),
+        lambda c: set_fact(c, "round", "2"),
+    ],
+    "wrong size": [lambda c: _cut(c)],
+}
+
+
+def _cut(content: RecordDict) -> None:
+    record = content[f"client {LIAR}"]
+    path = next(iter(record))
+    old = record[path]
+    record[path] = Array(dtype=old.dtype, shape=old.shape, stype=old.stype, data=old.data[:-1])
+
+
+@pytest.mark.parametrize(("kind", "lie"), [(kind, lie) for kind, several in LIES.items() for lie in several])
+def test_a_lie_is_named_and_left_out(kind: str, lie: Callable[[RecordDict], Any], tmp_path: Path) -> None:
+    world = World(tmp_path, method="scaffold")
+    tampered(world, lie)
+    world.run()
+    assert world.incidents() == [(2, LIAR, kind)]
+    assert LIAR not in world.records[1]["participants"]
+    assert world.records[2]["participants"] == list(range(len(SIZES)))
+
+
+def test_a_refused_client_goes_on_from_what_the_server_knows_of(tmp_path: Path) -> None:
+    """SCAFFOLD's control variate of the refused round is forgotten at the site too."""
+    world = World(tmp_path, method="scaffold")
+    tampered(world, lambda c: set_fact(c, "weight", -1.0))
+    world.run()
+    last = [m for m in world.grid.sent if m.metadata.message_type == "train"][-2:]
+    remembers = dict(
+        pair
+        for m in last
+        for pair in zip(m.content["orders"]["clients"], m.content["orders"]["remembers"], strict=True)
+    )
+    assert remembers == {k: 1 if k == LIAR else 2 for k in range(len(SIZES))}
+
+
+def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg")
+    world.grid.fault = lambda asked, reply: [reply, reply] if "orders" in asked.content else [reply]
+    world.run()
+    assert {kind for _, _, kind in world.incidents()} == {"answered twice"}
+    assert apart(world.model, reference(hf.FedAvg()).model.state_dict()) <= 1e-9
+
+
+def test_a_site_that_does_not_answer_in_time(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg", deadline=7.0)
+
+    def fault(asked: Message, reply: Message) -> list[Message]:
+        late = "orders" in asked.content and asked.content["orders"]["round"] == 2
+        return [] if late and asked.metadata.dst_node_id == 101 else [reply]
+
+    world.grid.fault = fault
+    world.run()
+    assert world.incidents() == [(2, k, "late") for k in (0, 2, 4)]
+    assert world.records[1]["participants"] == [1, 3, 5]
+    # What comes too late is not even begun: messages are valid as long as the round.
+    assert all(m.metadata.ttl == 7.0 for m in world.grid.sent if m.metadata.message_type == "train")
+
+
+def test_too_few_answers_stop_the_run_which_can_be_resumed(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg", min_clients=4)
+    world.grid.fault = lambda asked, reply: (
+        []
+        if "orders" in asked.content
+        and asked.content["orders"]["round"] == 2
+        and reply.metadata.src_node_id == 101
+        else [reply]
+    )
+    with pytest.raises(
+        HoldfastError, match=r"round 2: 3 usable updates came, min_clients is 4 .*client 0: late"
+    ):
+        world.run()
+    world.grid.fault = lambda asked, reply: [reply]
+    world.run()
+    assert apart(world.model, reference(hf.FedAvg()).model.state_dict()) <= 1e-9
+
+
+@pytest.mark.parametrize(("code", "kind"), [(2, "failed"), (5, "site lost"), (8, "site crashed")])
+def test_what_flower_says_of_a_lost_site(code: int, kind: str, tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg")
+
+    def fault(asked: Message, reply: Message) -> list[Message]:
+        if (
+            "orders" not in asked.content
+            or asked.content["orders"]["round"] != 2
+            or reply.metadata.src_node_id != 102
+        ):
+            return [reply]
+        error = Message(Error(code, "Traceback\nOSError: gone"), reply_to=asked)
+        error.metadata.__dict__["_src_node_id"] = 1 if code == 5 else 102  # as Flower does
+        return [error]
+
+    world.grid.fault = fault
+    world.run()
+    assert world.incidents() == [(2, k, kind) for k in (1, 3, 5)]
+    assert world.records[1]["incidents"][0]["detail"] == "OSError: gone"
+
+
+def test_a_node_that_comes_back_under_another_id(tmp_path: Path) -> None:
+    world = World(tmp_path, method="scaffold")
+    rounds: list[int] = []
+
+    def fault(asked: Message, reply: Message) -> list[Message]:
+        if "orders" in asked.content:
+            rounds.append(asked.content["orders"]["round"])
+            if rounds == [1, 1]:
+                world.grid.nodes[999] = world.grid.nodes.pop(101)
+        return [reply]
+
+    world.grid.fault = fault
+    world.run()
+    assert world.incidents() == []
+    assert apart(world.model, reference(METHODS["scaffold"]()).model.state_dict()) <= 1e-9
+
+
+def test_a_node_that_is_gone(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg")
+
+    def fault(asked: Message, reply: Message) -> list[Message]:
+        if "orders" in asked.content:
+            world.grid.nodes.pop(101, None)
+        return [reply]
+
+    world.grid.fault = fault
+    world.run()
+    assert set(world.incidents()) == {(r, k, "offline") for r in (2, 3) for k in (0, 2, 4)}
+
+
+def test_a_stranger_that_talks_nonsense_is_ignored(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg")
+    world.grid.nodes[666] = dict(world.grid.nodes[101])
+
+    def fault(asked: Message, reply: Message) -> list[Message]:
+        if asked.metadata.dst_node_id == 666 and "site" in reply.content:
+            reply.content["site"]["counts"] = Array(-np.ones((3, 1, 4), np.int64))
+        return [reply]
+
+    world.grid.fault = fault
+    world.run()
+    assert world.incidents() == []
+
+
+def test_one_client_fails_and_its_neighbours_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk at the site, for one client's memory."""
+    whole = files.replace
+
+    def full(path: Path, data: bytes) -> None:
+        if path.parent.name == "3" and path.stem == "2":
+            with files.writing(path):
+                raise OSError(28, "No space left on device")
+        whole(path, data)
+
+    monkeypatch.setattr(files, "replace", full)
+    world = World(tmp_path, method="scaffold").run()
+    assert world.incidents() == [(2, 3, "failed")]
+    assert "no space is left" in world.records[1]["incidents"][0]["detail"]
+    assert world.records[1]["participants"] == [0, 1, 2, 4, 5]
+
+
+def test_a_lost_memory_is_said(tmp_path: Path) -> None:
+    world = World(tmp_path, method="scaffold")
+
+    def fault(asked: Message, reply: Message) -> list[Message]:
+        for path in (tmp_path / "state").glob("*/1/1.safetensors"):
+            path.unlink()
+        return [reply]
+
+    world.grid.fault = fault
+    world.run()
+    assert (2, 1, "memory lost") in world.incidents()
+    assert 1 in world.records[1]["participants"]
+
+
+def test_a_site_keeps_no_more_than_it_needs(tmp_path: Path) -> None:
+    World(tmp_path, method="scaffold", rounds=8).run()
+    kept = [len(list(folder.iterdir())) for folder in (tmp_path / "state").glob("*/*")]
+    assert len(kept) == len(SIZES)
+    assert max(kept) <= 3
+
+
+# The server is killed ------------------------------------------------------------------------------------
+
+
+class Countdown:
+    """Kills this process at the n-th of the moments that matter: before and after sending, and at every rename."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve_until(world: World, moment: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the server in a child that is killed at a moment; gives how the child ended."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        tick, renamed, send = Countdown(moment), os.replace, world.grid.send_and_receive
+
+        def replace(*args: Any) -> None:
+            tick()
+            renamed(*args)
+            tick()
+
+        def send_and_receive(*args: Any, **kwargs: Any) -> list[Message]:
+            tick()
+            replies = send(*args, **kwargs)
+            tick()
+            return replies
+
+        monkeypatch.setattr(os, "replace", replace)
+        world.grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
+        world.run()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "flashback"])
+def test_a_server_killed_at_any_moment_ends_with_the_same_bits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = World(tmp_path / "calm", method=name, rounds=2, sample=4).run()
+    moment, killed = 0, 0
+    while True:
+        moment += 4 if killed > 12 else 2
+        world = World(tmp_path / str(moment), method=name, rounds=2, sample=4)
+        ended = serve_until(world, moment, monkeypatch)
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+        killed += 1
+        world.run()
+        assert apart(world.model, calm.model) == 0
+        assert [r["participants"] for r in world.records] == [r["participants"] for r in calm.records]
+    assert killed > 10
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg").run()
+    sent = len(world.grid.sent)
+    world.run()
+    assert len(world.grid.sent) == sent
+
+
+def test_a_full_disk_at_the_server_stops_the_run_and_loses_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = files.write_all
+
+    def full(file: Any, data: bytes) -> None:
+        if b'"round": 2' in data or b'"round":2' in data:
+            raise OSError(28, "No space left on device")
+        whole(file, data)
+
+    monkeypatch.setattr(files, "write_all", full)
+    world = World(tmp_path, method="fedavg")
+    with pytest.raises(HoldfastError, match="no space is left"):
+        world.run()
+    assert [r["round"] for r in world.records] == [1]
+    monkeypatch.setattr(files, "write_all", whole)
+    world.run()
+    assert apart(world.model, reference(hf.FedAvg()).model.state_dict()) <= 1e-9
+
+
+# Anything at all -----------------------------------------------------------------------------------------
+
+
+def test_no_reply_whatever_stops_the_server(tmp_path: Path) -> None:
+    """Replies damaged at random: every one is either used or named, and the other clients are not touched."""
+    rng = np.random.default_rng(0)
+    rounds = int(os.environ.get("HOLDFAST_FUZZ_ROUNDS", "40"))
+    world = World(tmp_path, method="scaffold", rounds=rounds, nodes=6)
+    tampered_with = []
+
+    def fault(asked: Message, reply: Message) -> list[Message]:
+        if "orders" not in asked.content or LIAR not in asked.content["orders"]["clients"]:
+            return [reply]
+        content = copied(reply.content)
+        names = list(content)
+        for _ in range(rng.integers(1, 4)):
+            name = names[rng.integers(len(names))]
+            record = content.get(name)
+            if record is None:
+                continue
+            keys = list(record)
+            key = keys[rng.integers(len(keys))] if keys else "none"
+            match rng.integers(5):
+                case 0:
+                    content.pop(name)
+                case 1:
+                    record.pop(key, None)
+                case 2 if isinstance(record, ArrayRecord):
+                    shape = tuple(int(n) for n in rng.integers(-1, 2**40, rng.integers(4)))
+                    dtype = [*DTYPES, "object", "<V8"][rng.integers(len(DTYPES) + 2)]
+                    record[key] = Array(
+                        dtype=dtype, shape=shape, stype="x", data=rng.bytes(rng.integers(200))
+                    )
+                case 3 if isinstance(record, ConfigRecord):
+                    record[key] = [float("nan"), -1, "x" * 20, b"\0", [1, -2], 2.5][rng.integers(6)]
+                case 4:
+                    content[name] = (
+                        ConfigRecord({"a": 1}) if isinstance(record, ArrayRecord) else ArrayRecord()
+                    )
+        reply.__dict__["_content"] = content
+        tampered_with.append(asked.content["orders"]["round"])
+        return [reply]
+
+    world.grid.fault = fault
+    world.run()
+    assert len(world.records) == rounds
+    assert len(tampered_with) == rounds
+    for record in world.records:
+        assert set(range(len(SIZES))) - {LIAR} <= set(record["participants"])

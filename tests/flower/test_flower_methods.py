@@ -1,0 +1,199 @@
+"""Every method on Flower gives the model it gives one client after another; and what leaves a site is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flower_world import CLASSES, SIZES, World, apart, federation, reference
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from torch import nn
+
+import holdfast as hf
+from holdfast.engine.flower import FlowerApp, for_server
+from holdfast.errors import HoldfastError
+from holdfast.methods.registry import METHODS, parse_method
+
+
+def assert_same_records(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for key in other.keys() - {"seconds"}:
+            assert repr(hf_plain(one[key])) == repr(hf_plain(other[key])), key
+
+
+def hf_plain(value: Any) -> Any:
+    """As it comes back from a file: NaN is None there."""
+    if isinstance(value, dict):
+        return {k: hf_plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [hf_plain(v) for v in value]
+    return None if isinstance(value, float) and np.isnan(value) else value
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method(name: str, tmp_path: Path) -> None:
+    """With sampling, unequal clients, memories, payloads, public data; metrics of local models included."""
+    world = World(tmp_path, method=name, sample=4, evaluate_locals=True).run()
+    run = reference(METHODS[name](), sample=4, evaluate_locals=True)
+    assert apart(world.model, run.model.state_dict()) <= 1e-9
+    assert_same_records(world.records, run.records)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedka", "fedreg", "fednova"])
+def test_without_tests_of_local_models(name: str, tmp_path: Path) -> None:
+    world = World(tmp_path, method=name, among=federation(floats=True)).run()
+    run = reference(METHODS[name](), among=federation(floats=True))
+    assert apart(world.model, run.model.state_dict()) <= 1e-9
+
+
+def test_a_stack(tmp_path: Path) -> None:
+    world = World(tmp_path, method="scaffold+fedntd+fedprox").run()
+    run = reference(parse_method("scaffold+fedntd+fedprox"))
+    assert apart(world.model, run.model.state_dict()) <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmlp"])
+def test_a_stream(name: str, tmp_path: Path) -> None:
+    data = federation().dataset
+    streaming = hf.stream(data, hf.IID(), clients=3, tasks_per_client=2, seed=1)
+    world = World(tmp_path, among=streaming, method=name, rounds=4, evaluate_locals=True).run()
+    run = reference(METHODS[name](), among=streaming, rounds=4, evaluate_locals=True)
+    assert apart(world.model, run.model.state_dict()) <= 1e-9
+    assert_same_records(world.records, run.records)
+
+
+def test_own_model_and_a_data_set_at_each_site(tmp_path: Path) -> None:
+    """As in a hospital: each node has arrays of its own and serves one client."""
+    among = federation()
+
+    def site(node: Any, run: Any) -> hf.Dataset:
+        ids = torch.from_numpy(among.client(node["partition-id"]))
+        x, y = among.dataset.x_train[ids], among.dataset.y_train[ids]
+        return hf.Dataset.from_arrays(x, y, x, y, classes=among.dataset.classes)
+
+    def net() -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES)
+        )
+
+    app = FlowerApp(site, lambda run: for_server(among.dataset, among.public), model=net, method=hf.FedNTD())
+    world = World(tmp_path, nodes=len(SIZES), app=app).run()
+    from holdfast.engine.flower.app import Plan
+
+    model = Plan(app, world.config).model()
+    settings = {"rounds": 3, "epochs": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9, "seed": 4}
+    run = hf.train(
+        hf.FedNTD(),
+        model,
+        among,
+        engine="sequential",
+        device="cpu",
+        precision="float64",
+        evaluate_locals=False,
+        **settings,
+    )
+    assert apart(world.model, run.model.state_dict()) <= 1e-9
+
+
+def test_several_clients_of_a_node_share_a_message(tmp_path: Path) -> None:
+    world = World(tmp_path, nodes=2, method="fedavg", rounds=2).run()
+    training = [m for m in world.grid.sent if m.metadata.message_type == "train"]
+    assert len(training) == 2 * 2
+    assert sorted(k for m in training[:2] for k in m.content["orders"]["clients"]) == list(range(len(SIZES)))
+
+
+def leaving(world: World) -> dict[str, list[str]]:
+    """The tensors of the first client's first reply, by their first word."""
+    reply = next(m for m in world.grid.received if "client 0" in m.content)
+    parts: dict[str, list[str]] = {}
+    for path in reply.content["client 0"]:
+        head, _, rest = path.partition("/")
+        parts.setdefault(head, []).append(rest)
+    return parts
+
+
+def test_what_a_method_keeps_at_its_client_stays_there(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedrep").run()
+    *body, weight, bias = world.model
+    assert leaving(world) == {"params": body}
+    down = next(m for m in world.grid.sent if m.metadata.message_type == "train").content["sent"]
+    assert f"params/{weight}" not in down
+    assert f"params/{bias}" not in down
+    proto = World(tmp_path / "proto", method="fedproto").run()
+    assert set(leaving(proto)) == {"sums"}
+
+
+def test_the_payload_is_the_tensors_and_little_else(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg", model="mlp:64,64", precision="float32", nodes=6).run()
+    raw = sum(v.numel() * v.element_size() for v in world.model.values())
+    reply = next(m for m in world.grid.received if "client 0" in m.content)
+    sent = next(m for m in world.grid.sent if m.metadata.message_type == "train")
+    for message in (reply, sent):
+        size = sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+        assert raw < size <= 1.05 * raw
+
+
+def test_samples_leave_a_site_only_where_it_says_so(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedka")
+    for node in world.grid.nodes.values():
+        del node["share-samples"]
+    with pytest.raises(HoldfastError, match="share-samples=true"):
+        world.run()
+    assert not world.out.joinpath("metrics.jsonl").exists()
+
+
+def test_a_thousand_clients_on_four_nodes(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 255, (3000, 1, 4, 4)).astype(np.uint8)
+    y = np.arange(3000) % CLASSES
+    among = hf.federate(hf.Dataset.from_arrays(x, y, x[:12], y[:12]), hf.IID(), clients=1000, seed=0)
+    world = World(tmp_path, nodes=4, among=among, method="fedavg", sample=20, rounds=3).run()
+    run = reference(hf.FedAvg(), among=among, sample=20, rounds=3)
+    assert apart(world.model, run.model.state_dict()) <= 1e-9
+    # The server's part of a round is that of the sampled clients.
+    assert (
+        max(
+            len(m.content["orders"]["clients"]) for m in world.grid.sent if m.metadata.message_type == "train"
+        )
+        <= 20
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"learning_rate": 0.1}, "unknown key of .*learning-rate"),
+        ({"method": "fedavgg"}, "unknown method 'fedavgg'"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"clients": 9}, "client 6, 7, 8 of 9 is not there"),
+        ({"out": ""}, "needs 'out'"),
+        ({"lr": "fast"}, "lr is 'fast'"),
+    ],
+)
+def test_mistakes_are_sentences_before_anything_is_trained(
+    changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path, **({"method": "fedavg"} | changes))
+    with pytest.raises(HoldfastError, match=sentence):
+        world.run()
+    assert all(m.metadata.message_type != "train" for m in world.grid.sent)
+
+
+def test_two_sites_with_the_same_number(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg")
+    world.grid.nodes[103] = dict(world.grid.nodes[101])
+    with pytest.raises(HoldfastError, match="client 0, 2, 4 is at two nodes"):
+        world.run()
+
+
+def test_a_site_that_preprocesses_otherwise(tmp_path: Path) -> None:
+    among = federation()
+    from dataclasses import replace
+
+    other = replace(among, dataset=replace(among.dataset, preprocess=hf.Preprocess(flip=True)))
+    app = FlowerApp(lambda node, run: other, lambda run: for_server(among.dataset))
+    with pytest.raises(HoldfastError, match="preprocesses samples otherwise"):
+        World(tmp_path, app=app, method="fedavg").run()
