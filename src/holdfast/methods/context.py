@@ -58,7 +58,7 @@ class Task:
     def forward(self, params: Tensors, buffers: Tensors, x: Tensor) -> Output:
         """The outputs for any number of samples, in evaluation mode and without gradients."""
         with torch.no_grad():
-            parts = [self.network.apply(params, buffers, part) for part in x.split(EVALUATION_BATCH)]
+            parts = [self.network.apply(params, buffers, part) for part in torch.split(x, EVALUATION_BATCH)]
         return Output(torch.cat([p.features for p in parts]), torch.cat([p.logits for p in parts]))
 
 
