@@ -37,9 +37,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console().print(table)
 
 
-def mean_and_deviation(values: Sequence[float | None], scale: float = 1.0, digits: int = 2) -> str:
-    """``87.31 ± 0.42``: mean and sample deviation of what is known; a dash where nothing is."""
-    known = [value * scale for value in values if value is not None and math.isfinite(value)]
+def mean_and_deviation(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
+    """``87.31 ± 0.42``: mean and sample deviation; a dash where any is unknown."""
+    known = [value * scale for value in values if math.isfinite(value)]
     if not known or len(known) < len(values):
         return "–"
     mean = sum(known) / len(known)

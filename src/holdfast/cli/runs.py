@@ -169,7 +169,7 @@ def _print_comparison(found: Comparison, experiment: Experiment) -> None:
                 row.method,
                 mean_and_deviation(row.accuracy, 100),
                 mean_and_deviation(row.forgetting, 100),
-                mean_and_deviation(row.rounds_to_target, digits=0),
+                _reached(row.rounds_to_target),
                 f"{sum(row.seconds) / len(row.seconds):.1f}",
                 f"{sum(row.megabytes) / len(row.megabytes):.1f}",
                 against,
@@ -184,6 +184,13 @@ def _print_comparison(found: Comparison, experiment: Experiment) -> None:
     print_table(title, columns, rows)
     for note in found.notes:
         console().print(note, style="dim", soft_wrap=True)
+
+
+def _reached(rounds: Sequence[int | None]) -> str:
+    """Rounds to a target over seeds, of which some may never reach it: ``14 ± 1``, ``15 (2/3)``, ``–``."""
+    known = [one for one in rounds if one is not None]
+    share = f" ({len(known)}/{len(rounds)})" if 0 < len(known) < len(rounds) else ""
+    return mean_and_deviation(known, digits=0) + share
 
 
 def _new_directory(experiment: Experiment) -> Path:
