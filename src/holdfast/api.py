@@ -2,7 +2,9 @@
 
 from holdfast.comparison import Comparison, compare
 from holdfast.data.dataset import Dataset, Group
+from holdfast.data.diagnosis import diagnose, nearest_regime
 from holdfast.data.federation import Federation, federate
+from holdfast.data.mixed import mix_domains, mixed_digits
 from holdfast.data.partitions import (
     IID,
     ByDomain,
@@ -65,10 +67,14 @@ __all__ = [
     "Tracker",
     "WriterTransfer",
     "compare",
+    "diagnose",
     "federate",
     "list_runs",
     "load",
     "minority_classes",
+    "mix_domains",
+    "mixed_digits",
+    "nearest_regime",
     "parse_model",
     "parse_partition",
     "preprocess_for",
