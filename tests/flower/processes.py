@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from proxy import Proxy
+
 from holdfast.engine.flower.certificates import write_certificates
 from holdfast.engine.flower.template import write_app
 
@@ -28,14 +30,12 @@ def free_port() -> int:
 
 
 class Deployment:
-    """A SuperLink, its nodes, and an app that `holdfast flower new` wrote.
-
-    ``port`` is where nodes and the command line reach the SuperLink.
-    """
+    """A SuperLink, its nodes, which reach it through a proxy, and an app that `holdfast flower new` wrote."""
 
     def __init__(self, folder: Path, nodes: int, clients: int, app: str | None = None) -> None:
         self.folder, self.count, self.clients = folder, nodes, clients
-        self.port = self.link_port = free_port()
+        self.link_port = free_port()
+        self.proxy = Proxy(self.link_port)
         self.app = folder / "two-sites"
         write_app(self.app)
         if app is not None:
@@ -46,7 +46,7 @@ class Deployment:
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         home = folder / "home"
         home.mkdir()
-        config = f'[superlink.tls]\naddress = "127.0.0.1:{self.port}"\n'
+        config = f'[superlink.tls]\naddress = "127.0.0.1:{self.link_port}"\n'
         (home / "config.toml").write_text(config + f'root-certificates = "{self.keys}/ca.crt"\n')
         source = HERE.parent.parent / "src"
         self.environment = os.environ | {
@@ -71,8 +71,13 @@ class Deployment:
     ) -> None:
         for process in [*self.nodes.values(), *([self.link] if self.link else [])]:
             end(process)
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.proxy.close()
 
-    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """A process that leads a session of its own, with its output in a log."""
         with open(self.folder / f"{name}.log", "ab") as log:
             return subprocess.Popen(
                 arguments,
@@ -85,7 +90,7 @@ class Deployment:
 
     def start_link(self) -> None:
         """The server, which keeps its state in a database."""
-        self.link = self._start(
+        self.link = self.start(
             "link", f"{BIN}/flower-superlink", "--ssl-ca-certfile", f"{self.keys}/ca.crt",
             "--ssl-certfile", f"{self.keys}/server.pem", "--ssl-keyfile", f"{self.keys}/server.key",
             "--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.link_port),
@@ -97,9 +102,9 @@ class Deployment:
         """Site ``i``."""
         state = state or self.folder / f"state{i}"
         config = f'partition-id={i} num-partitions={self.count} state-dir="{state}" share-samples=true'
-        self.nodes[i] = self._start(
+        self.nodes[i] = self.start(
             f"node{i}", f"{BIN}/flower-supernode", "--root-certificates", f"{self.keys}/ca.crt",
-            "--superlink", f"127.0.0.1:{self.port}", "--auth-supernode-private-key", f"{self.keys}/nodes/site{i}",
+            "--superlink", f"127.0.0.1:{self.proxy.port}", "--auth-supernode-private-key", f"{self.keys}/nodes/site{i}",
             "--host", "127.0.0.1", "--port", str(free_port()), "--node-config", config,
         )  # fmt: skip
 
@@ -135,19 +140,14 @@ class Deployment:
             time.sleep(0.3)
         raise TimeoutError(f"run {run} is not finished after {seconds} s; see the logs in {self.folder}")
 
-    def processes(self, name: str) -> list[int]:
-        """Ids of this deployment's processes whose command contains ``name``."""
-        mine = {p.pid for p in [*self.nodes.values(), *([self.link] if self.link else [])]}
-        found = []
+    def processes(self, name: str = "") -> list[int]:
+        """Ids of this deployment's processes whose command contains ``name``; they share its home."""
+        mine, found = f"FLWR_HOME={self.environment['FLWR_HOME']}\0".encode(), []
         for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    session = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[3])
-                    command = (entry / "cmdline").read_bytes().decode(errors="replace")
-                except (OSError, IndexError):
-                    continue
-                if session in mine and name in command:
-                    found.append(int(entry.name))
+            if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                with suppress(OSError):
+                    if mine in (entry / "environ").read_bytes() and name in (entry / "cmdline").read_text():
+                        found.append(int(entry.name))
         return found
 
 

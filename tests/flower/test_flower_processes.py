@@ -1,0 +1,155 @@
+"""Real processes: a SuperLink and SuperNodes on loopback, TLS and node authentication on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import BIN, Deployment, end, free_port, wait_until
+
+import holdfast as hf
+from holdfast.methods.registry import parse_method
+
+NODES = int(os.environ.get("HOLDFAST_NODES", "2"))
+CHAOS = bool(os.environ.get("HOLDFAST_CHAOS"))
+
+APP = """
+import numpy as np
+import holdfast as hf
+from holdfast.engine.flower import FlowerApp, for_server
+
+def federation(clients):
+    rng = np.random.default_rng(1)
+    y = np.arange(40 * clients) % 4
+    x = rng.integers(0, 160, size=(len(y), 1, 4, 4))
+    x[np.arange(len(y)), :, :, y] += 60
+    data = hf.Dataset.from_arrays(x.astype(np.uint8), y, x[:100].astype(np.uint8), y[:100])
+    return hf.federate(data, hf.Dirichlet(1.0), clients=clients, seed=3)
+
+app = FlowerApp(
+    lambda node, run: federation(run["clients"]), lambda run: for_server(federation(run["clients"]).dataset)
+)
+server = app.server_app()
+client = app.client_app()
+"""
+
+CONFIG = {"epochs": 2, "batch_size": 8, "lr": 0.05, "momentum": 0.9, "seed": 5, "model": "mlp:16"}
+
+
+def reference(method: str, clients: int, **settings: Any) -> dict[str, torch.Tensor]:
+    names: dict[str, Any] = {"__name__": "app"}
+    exec(APP, names)
+    schedule = {k: v for k, v in (CONFIG | settings).items() if k != "model"}
+    run = hf.train(
+        parse_method(method), hf.parse_model("mlp:16"), names["federation"](clients), engine="sequential",
+        device="cpu", evaluate_locals=False, **schedule,
+    )  # fmt: skip
+    return dict(run.model.state_dict())
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    path = out / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def assert_weights(out: Path, expected: dict[str, torch.Tensor]) -> None:
+    found = hf.RunDirectory.open(out).load_model()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
+
+
+def test_parity_and_a_killed_server(tmp_path: Path) -> None:
+    """Twice as many clients as nodes, half of them sampled; the server is killed in round 2 and run again."""
+    clients, out = 2 * NODES, tmp_path / "run"
+    settings = {"rounds": 3, "sample": clients - 1}
+    with Deployment(tmp_path, NODES, clients, APP) as deployment:
+        stranger = deployment.start(
+            "stranger", f"{BIN}/flower-supernode", "--root-certificates", f"{deployment.keys}/ca.crt",
+            "--superlink", f"127.0.0.1:{deployment.link_port}", "--host", "127.0.0.1", "--port", str(free_port()),
+        )  # fmt: skip
+        run = deployment.submit(out=str(out), method="scaffold", **CONFIG, **settings)
+        wait_until(lambda: len(records(out)) >= 1, 200)
+        assert stranger.wait(60) != 0  # no key, no entry
+        end(stranger)
+        for pid in deployment.processes("flwr-serverapp"):
+            os.kill(pid, signal.SIGKILL)
+        before = records(out)
+        wait_until(lambda: not deployment.processes("flwr-serverapp"), 20)
+        assert not (out / "model.safetensors").exists()
+        run = deployment.submit(out=str(out), method="scaffold", **CONFIG, **settings)
+        assert deployment.finish(run, out) == "finished:completed"
+    assert records(out)[: len(before)] == before
+    assert [i for r in records(out) for i in r["incidents"]] == []
+    assert_weights(out, reference("scaffold", clients, **settings))
+
+
+@pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
+def test_killed_nodes_and_a_cut_network(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with Deployment(tmp_path, 3, 3, APP) as deployment:
+        run = deployment.submit(
+            out=str(out), method="scaffold", rounds=10, deadline=45, min_clients=1, **CONFIG
+        )
+        wait_until(lambda: len(records(out)) >= 1, 200)
+        # A client process killed at work.
+        wait_until(lambda: deployment.processes("flwr-clientapp"), 60)
+        os.kill(deployment.processes("flwr-clientapp")[0], signal.SIGKILL)
+        seen = len(records(out))
+        wait_until(lambda: len(records(out)) >= seen + 1, 200)
+        # The network cut for a while.
+        deployment.proxy.cut()
+        time.sleep(20)
+        deployment.proxy.mend()
+        seen = len(records(out))
+        wait_until(lambda: len(records(out)) >= seen + 1, 200)
+        # A site that hangs for longer than the deadline.
+        os.killpg(deployment.nodes[1].pid, signal.SIGSTOP)
+        seen = len(records(out))
+        wait_until(lambda: len(records(out)) >= seen + 1, 200)
+        os.killpg(deployment.nodes[1].pid, signal.SIGCONT)
+        # A whole site killed; it comes back when the server has noticed.
+        end(deployment.nodes[0])
+        seen = len(records(out))
+        wait_until(lambda: len(records(out)) >= seen + 1, 200)
+        supervise(deployment, 0, lambda: (out / "model.safetensors").exists())
+        assert deployment.finish(run, out, 400) == "finished:completed"
+    told = [i for r in records(out) for i in r["incidents"]]
+    assert len(records(out)) == 10
+    assert {i["kind"] for i in told} <= {"late", "site lost", "site crashed", "offline", "failed"}
+    assert told
+    assert records(out)[-1]["accuracy"] > 0.5
+
+
+def supervise(deployment: Deployment, node: int, done: Any) -> None:
+    """Start a site again and again, as a service manager does: for a while it is refused."""
+    ends = time.monotonic() + 200
+    while time.monotonic() < ends and not done():
+        if deployment.nodes[node].poll() is not None:
+            deployment.start_node(node)
+        time.sleep(5)
+        if len(records(deployment.folder / "run")) >= 10:
+            return
+
+
+@pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
+def test_a_lost_superlink(tmp_path: Path) -> None:
+    """The SuperLink itself is killed and started again: the same run goes on from the last complete round."""
+    out = tmp_path / "run"
+    with Deployment(tmp_path, 2, 2, APP) as deployment:
+        deployment.submit(out=str(out), method="scaffold", rounds=4, **CONFIG)
+        wait_until(lambda: len(records(out)) >= 1, 200)
+        assert deployment.link is not None
+        os.killpg(deployment.link.pid, signal.SIGKILL)
+        deployment.link.wait()
+        time.sleep(3)
+        deployment.start_link()
+        time.sleep(10)
+        run = deployment.submit(out=str(out), method="scaffold", rounds=4, **CONFIG)
+        assert deployment.finish(run, out) == "finished:completed"
+    assert_weights(out, reference("scaffold", 2, rounds=4))
