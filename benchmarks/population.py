@@ -12,13 +12,13 @@ import statistics
 import time
 
 import numpy as np
-from work import cifar_shaped
 
 from holdfast.data.federation import Federation
 from holdfast.engine.settings import Settings
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
 from holdfast.training import Memories, Training
+from work import cifar_shaped
 
 
 def peak_mib() -> float:
@@ -38,14 +38,19 @@ def main() -> None:
         settings = Settings(
             rounds=10**6, sample=10, batch_size=10, evaluate_every=10**6, evaluate_locals=False
         )
-        training = Training(FedAvg(), parse_model("linear"), federation, settings, engine="sequential", device="cpu")
+        training = Training(
+            FedAvg(), parse_model("linear"), federation, settings, engine="sequential", device="cpu"
+        )
         loop = training.loop(Memories(None, None))
         times = []
         for number in range(1, 31):
             began = time.perf_counter()
             loop.round(number)
             times.append(time.perf_counter() - began)
-        print(f"{clients:20,} {1e3 * statistics.median(times[5:]):10.2f} {peak_mib() - before:20.0f}", flush=True)
+        print(
+            f"{clients:20,} {1e3 * statistics.median(times[5:]):10.2f} {peak_mib() - before:20.0f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -317,7 +317,16 @@ class Training:
         samples = PER_CLASS * dataset.num_classes
         probe = TestSet(dataset, self.task, samples, settings.seed) if settings.probe else None
         return Loop(
-            self.method, self.task, self.federation, self.engine, settings, memories, test, local_test, side, probe
+            self.method,
+            self.task,
+            self.federation,
+            self.engine,
+            settings,
+            memories,
+            test,
+            local_test,
+            side,
+            probe,
         )
 
     def run(

@@ -106,7 +106,7 @@ class Incident:
 
     def record(self) -> dict[str, int | str]:
         """As in metrics.jsonl."""
-        said = {"client": self.client, "kind": self.kind}
+        said: dict[str, int | str] = {"client": self.client, "kind": self.kind}
         return said | {"detail": self.detail} if self.detail else said
 
 

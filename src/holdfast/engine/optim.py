@@ -23,12 +23,11 @@ def sgd_(
     learning rate that lies there only in float32, so float64 goes another way.
     """
     if isinstance(lr, Tensor) and lr.dtype == torch.float64:
-        steps = torch._foreach_add(grads, params, alpha=weight_decay)
-        if momentum:
-            torch._foreach_mul_(buffers, momentum)
-            torch._foreach_add_(buffers, steps)
-            steps = buffers
-        torch._foreach_sub_(params, torch._foreach_mul(steps, lr))
+        for i, (w, g) in enumerate(zip(params, grads, strict=True)):
+            step = g.add(w, alpha=weight_decay)
+            if momentum:
+                step = buffers[i].mul_(momentum).add_(step)
+            w.sub_(lr * step)
         return
     torch._fused_sgd_(
         list(params),

@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast import metrics
 from holdfast.data.skew import minority_classes
 from holdfast.engine.local import Broadcast, Job, LocalSide, on_device
-from holdfast.methods.base import Tensors, Tree
+from holdfast.methods.base import Tensors
 from holdfast.models.network import Output
 
 if TYPE_CHECKING:

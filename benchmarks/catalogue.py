@@ -1,0 +1,231 @@
+"""What every method costs and what it learnt, measured, for `holdfast methods` and docs/methods.md.
+
+    python benchmarks/catalogue.py [--results]
+
+Costs are those of the third round of a small federation; accuracy and forgetting are the means in
+results/learning.json. ``--results`` takes up new results only and leaves the costs as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from holdfast.data.dataset import Dataset
+from holdfast.data.federation import Federation, federate
+from holdfast.data.preprocess import Preprocess
+from holdfast.engine.local import Broadcast, Incident, Job, Result
+from holdfast.engine.loop import Engine, Loop
+from holdfast.engine.settings import Settings
+from holdfast.engine.trees import size_in_bytes
+from holdfast.methods import METHODS, CReFF, Method
+from holdfast.methods.catalogue import CATALOGUE, FACTS, costs_in_words, describe, overview
+from holdfast.models import parse_model
+from holdfast.training import Memories, Training
+
+ROOT = Path(__file__).resolve().parent.parent
+CLIENTS, ROUND = 6, 3  # by round 3 everything is sent that ever will be; 6 clients, as FedFomo sends 5 models
+
+
+def measured_method(name: str) -> Method:
+    """With default hyper-parameters; CReFF's 300 epochs on the server would only take time."""
+    return CReFF(epochs=1) if name == "creff" else METHODS[name]()
+
+
+def federation(shape: tuple[int, ...], each: int, augment: bool = False) -> Federation:
+    """Clients of ``each`` samples in ten classes, of which each client lacks two; 20 public samples."""
+    rng = np.random.default_rng(0)
+    samples = CLIENTS * each + 20
+    labels = (np.arange(samples) % 8 + np.arange(samples) // each) % 10
+    x = rng.integers(0, 256, (samples, *shape), dtype=np.uint8)
+    data = Dataset.from_arrays(x, labels, x[:10], labels[:10], preprocess=Preprocess(flip=augment))
+    parts = np.split(np.arange(CLIENTS * each), CLIENTS)
+    return federate(data, parts, public=np.arange(CLIENTS * each, samples))
+
+
+def prepared(
+    method: Method, model: str, data: Federation, epochs: int, batch_size: int
+) -> tuple[Loop, Memories]:
+    """A loop that stands before its first round."""
+    settings = Settings(
+        rounds=10,
+        epochs=epochs,
+        batch_size=batch_size,
+        momentum=0.9,
+        evaluate_every=10,
+        evaluate_locals=False,
+    )
+    memories = Memories(None, None)
+    training = Training(method, parse_model(model), data, settings, engine="sequential", device="cpu")
+    return training.loop(memories), memories
+
+
+def traffic(method: Method) -> dict[str, Any]:
+    """Bytes of one client and one round, with ntd-cifar and its 2.2 million parameters."""
+    loop, memories = prepared(method, "ntd-cifar", federation((3, 32, 32), each=8), epochs=2, batch_size=8)
+    watched = loop.engine = Watched(loop.engine)
+    for number in range(1, ROUND + 1):
+        record = loop.round(number)
+    server = loop.server
+    survey = loop.side.survey(
+        Job(0, loop.federation.client(0)), Broadcast(ROUND, server.params, server.buffers, {})
+    )
+    return {
+        "model": size_in_bytes({**server.params, **server.buffers}),
+        "up": record["bytes_up"] // CLIENTS,
+        "down": record["bytes_down"] // CLIENTS,
+        "state": size_in_bytes(memories.get(0) or {}),
+        "server_state": size_in_bytes(server.state),
+        "up_at_the_end": size_in_bytes(survey),
+        "sends": sorted(watched.sends),
+        "surveyed": sorted(survey),
+    }
+
+
+def work(method: Method, augment: bool) -> dict[str, float]:
+    """Multiplications and additions of all clients and of the server in one round."""
+    data = federation((1, 8, 8), each=100, augment=augment)
+    loop, _ = prepared(method, "mlp", data, epochs=5, batch_size=50)
+    for number in range(1, ROUND):
+        loop.round(number)
+    with Operations() as counter:
+        watched = loop.engine = Watched(loop.engine, counter)
+        loop.round(ROUND)
+    return {"clients": watched.operations, "server": counter.total - watched.operations}
+
+
+class Operations(TorchDispatchMode):
+    """Counts multiplications and additions of matrix products; torch's own counter fails on input gradients."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        rule = flop_registry.get(func._overloadpacket)
+        if rule is not None:
+            self.total += rule(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+class Watched:
+    """An engine, and what its clients did and sent."""
+
+    def __init__(self, engine: Engine, counter: Operations | None = None) -> None:
+        self.engine, self.counter = engine, counter
+        self.name, self.group = engine.name, engine.group
+        self.operations = 0
+        self.sends: set[str] = set()
+
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result | Incident]:
+        results = self.engine.train(sent, jobs)
+        for _ in jobs:
+            before = self._count()
+            result = next(results)
+            self.operations += self._count() - before
+            self.sends |= set(result.sums) if isinstance(result, Result) else set()
+            yield result
+
+    def _count(self) -> int:
+        return 0 if self.counter is None else self.counter.total
+
+
+def costs() -> dict[str, Any]:
+    """What every method costs, work as a multiple of FedAvg's."""
+    found: dict[str, Any] = {}
+    base = {augment: work(METHODS["fedavg"](), augment)["clients"] for augment in (False, True)}
+    for name in METHODS:
+        method = measured_method(name)
+        plain, augmented = (work(method, augment) for augment in (False, True))
+        found[name] = traffic(method) | {
+            "work": round(plain["clients"] / base[False], 3),
+            "work_augmented": round(augmented["clients"] / base[True], 3),
+            "server_works": plain["server"] > 0,
+        }
+        print(name, found[name], flush=True)
+    return found
+
+
+def results(name: str) -> list[dict[str, Any]]:
+    """Mean accuracy and forgetting of a method in each setting of results/learning.json, in percent."""
+    rows = [r for r in json.loads((ROOT / "results/learning.json").read_text()) if "accuracy" in r]
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["method"] in (CATALOGUE[name].run_as or (name,)):
+            groups.setdefault((row["data"], row["split"], row["method"]), []).append(row)
+    return [
+        {
+            "data": data, "split": split, "method": method, "seeds": len(group),
+            "accuracy": round(100 * fmean(r["accuracy"] for r in group), 1),
+            "forgetting": round(100 * fmean(r["forgetting"] for r in group), 1),
+        }
+        for (data, split, method), group in sorted(groups.items())
+    ]  # fmt: skip
+
+
+HEAD = """# Methods
+
+Every method: when to use it, what it costs, what leaves a client, and what it learnt here. `holdfast methods` prints
+this table, `holdfast methods fedka` one method. Combine methods with a plus: `fedntd+fedfa`, `fedfa+ccvr`.
+
+- **work**: a client's operations in a round as a multiple of FedAvg's (5 epochs of 100 samples in batches of 50, an
+  MLP, ten classes); *augmented*: where inputs are augmented, so that a teacher's outputs cannot be kept.
+- **up**, **down**, **keeps**: what a client sends and receives in a round and keeps between rounds, as multiples of
+  the model (`ntd-cifar`: 2.2 million parameters, 8.63 MB, features of width 512, ten classes).
+- **public**: whether the server needs public data. **alone**: whether the server looks at each client's upload by
+  itself; if not, it needs only sums, which secure aggregation can provide.
+- **digits**, **fashion-mnist**: accuracy / forgetting in percent with Dirichlet 0.1, defaults, mean over the seeds
+  run so far; all settings are with each method, deviations in [What each method learns](learning.md).
+
+All numbers are measured, by `python benchmarks/catalogue.py`, which writes this page.
+"""
+
+
+def markdown() -> str:
+    """docs/methods.md."""
+    pages = [describe(name) for name in METHODS]
+    rows = [overview(page) for page in pages]
+    lines = [
+        HEAD,
+        *_table(list(rows[0]), [[f"[{r['method']}](#{r['method']})", *list(r.values())[1:]] for r in rows]),
+    ]
+    for page in pages:
+        lines += ["", f"## {page['name']}", "", f"**When to use it:** {page['when']}.", ""]
+        lines += ["```text", page["about"], "```", ""]
+        if page["parameters"]:
+            rows_ = [[f"`{p['name']}`", f"`{p['default']}`", p["about"]] for p in page["parameters"]]
+            lines += [*_table(["hyper-parameter", "default", "meaning"], rows_), ""]
+        lines += [*_table(["cost", ""], [list(item) for item in costs_in_words(page).items()]), ""]
+        columns = ["run as", "data", "split", "accuracy", "forgetting", "seeds"]
+        keys = ["method", "data", "split", "accuracy", "forgetting", "seeds"]
+        lines += _table(columns, [[str(r[key]) for key in keys] for r in page["results"]])
+    return "\n".join(lines) + "\n"
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", action="store_true", help="only take up new results")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    facts = json.loads(FACTS.read_text())["costs"] if arguments.results else costs()
+    written = {"costs": facts, "results": {name: results(name) for name in METHODS}}
+    FACTS.write_text(json.dumps(written, indent=1) + "\n")
+    (ROOT / "docs/methods.md").write_text(markdown())
+
+
+if __name__ == "__main__":
+    main()
