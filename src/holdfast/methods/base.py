@@ -119,7 +119,9 @@ class Method:
     """A federated method; the hooks' defaults are FedAvg. Its fields are its hyper-parameters."""
 
     name: ClassVar[str] = ""
-    teachers: ClassVar[tuple[str, ...]] = ()  # frozen models whose outputs the loss reads: "global", "previous"
+    teachers: ClassVar[
+        tuple[str, ...]
+    ] = ()  # frozen models whose outputs the loss reads: "global", "previous"
     keeps_uploads: ClassVar[bool] = False  # sees every upload by itself, not only their sum
     needs_public: ClassVar[bool] = False  # learns on the server from a public set
     holdout: ClassVar[float] = 0.0  # share of a client's samples kept out of its training, as client.heldout
@@ -197,7 +199,9 @@ class Method:
         """This parameter's own learning rate in this step: None for the usual one, 0 where it rests."""
         return None
 
-    def step(self, trainer: Trainer, params: Tensors, batch: Batch, carry: Tree, local: Local) -> Tensors | None:
+    def step(
+        self, trainer: Trainer, params: Tensors, batch: Batch, carry: Tree, local: Local
+    ) -> Tensors | None:
         """A whole step of a method that does not descend one loss; None for the usual step."""
         return None
 

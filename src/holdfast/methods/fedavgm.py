@@ -34,6 +34,7 @@ class FedAvgM(Method):
         """Move by the new velocity."""
         gain = 1 - self.beta if self.damped else 1.0
         velocity = {
-            k: self.beta * v + gain * (server.params[k] - mean[k]) for k, v in server.state["velocity"].items()
+            k: self.beta * v + gain * (server.params[k] - mean[k])
+            for k, v in server.state["velocity"].items()
         }
         return {k: server.params[k] - v for k, v in velocity.items()}, {"velocity": velocity}

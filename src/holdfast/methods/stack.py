@@ -49,7 +49,9 @@ class Stack(Method):
             raise HoldfastError("a stack needs at least one method")
         names = [part.name for part in self.parts]
         if len(set(names)) < len(names):
-            raise HoldfastError(f"'{self.name}' names a method twice; each part of a stack must be another method")
+            raise HoldfastError(
+                f"'{self.name}' names a method twice; each part of a stack must be another method"
+            )
         for hook, meaning in EXCLUSIVE.items():
             owners = [part.name for part in self.parts if part.overrides(hook)]
             if len(owners) > 1:

@@ -180,7 +180,9 @@ class Network:
         for name, module in norms.items():
             _replace(self.net, name, _BatchNorm(module, tracks=norm != "drop"))
         self.has_batch_norm = bool(norms)
-        dropouts = [(n, m) for n, m in self.net.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+        dropouts = [
+            (n, m) for n, m in self.net.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)
+        ]
         for number, (name, dropout) in enumerate(dropouts):
             whole = not isinstance(dropout, nn.Dropout)
             _replace(self.net, name, _CounterDropout(float(dropout.p), number, whole))
