@@ -305,6 +305,13 @@ def test_bad_data_and_files_are_refused(tmp_path, run):
     assert call("run", "--methd", "fedavg").exit_code == 2
 
 
+def test_a_missing_optional_package_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = call("figure", "accuracy", run, "--out", tmp_path / "f.pdf")
+    assert result.exit_code == 2
+    assert result.stderr == "holdfast: this needs matplotlib: pip install 'holdfast[report]'\n"
+
+
 def test_an_error_leaves_the_program_without_a_traceback():
     result = subprocess.run([*PROGRAM, "run", "--method", "fedntt"], capture_output=True, text=True)
     assert result.returncode == 2

@@ -21,6 +21,14 @@ class Program(TyperGroup):
         except HoldfastError as error:
             print(f"holdfast: {error}", file=sys.stderr)
             raise typer.Exit(WRONG) from None
+        except ModuleNotFoundError as error:
+            from holdfast.cli.machine import EXTRAS
+
+            extra = next((e for e, packages in EXTRAS.items() if error.name in packages), None)
+            if extra is None:
+                raise
+            print(f"holdfast: this needs {error.name}: pip install 'holdfast[{extra}]'", file=sys.stderr)
+            raise typer.Exit(WRONG) from None
         except KeyboardInterrupt:
             print("holdfast: stopped", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
