@@ -58,6 +58,8 @@ class LocalGrid(Grid):
 
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
+        if node not in self.nodes:
+            return Message(Error(5, "gone"), reply_to=message)
         context = Context(1, node, self.nodes[node], RecordDict(), self.config)
         TaskIdentity.node_id = node
         try:
