@@ -190,7 +190,7 @@ def _print_comparison(one: Comparison, cells: Sequence[Cell], found: Results, wo
         head = ["method"]
         for each in measures:
             head += [f" {each.label}", " ours"] if not table.is_search else [f" {each.label}"]
-            head += [" ±"] if not table.is_search else []
+            head += [" difference"] if not table.is_search else []
         rows = []
         for line in lines:
             row = [line.label]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -98,8 +98,8 @@ def _at_target(entry: Entry, target: float | None) -> float | None:
 
 def _stream(name: str) -> Callable[[Entry, float | None], float | None]:
     def of(entry: Entry, target: float | None) -> float | None:
-        values: Sequence[float] = entry["curves"].get(name, ())
-        return 100 * float(np.mean(values[-LAST_EPOCHS:])) if values else None
+        known = [value for value in entry["curves"].get(name, ())[-LAST_EPOCHS:] if value is not None]
+        return 100 * float(np.mean(known)) if known else None
 
     return of
 

@@ -119,8 +119,9 @@ def _curves(tested: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, 
     # A global epoch ends with its last stage; what was measured there is what FedMLP's tables average.
     last_stage = max(record["stage"] for record in records)
     ends = [record for record in records if record.get("stream") and record["stage"] == last_stage]
-    for name in ends[-1]["stream"] if ends else ():
-        curves[name] = [record["stream"].get(name) for record in ends]
+    for name, value in ends[-1]["stream"].items() if ends else ():
+        if not isinstance(value, list):
+            curves[name] = [record["stream"].get(name) for record in ends]
     return curves
 
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from holdfast.papers import wording
 from holdfast.papers.cells import Cell, plan
-from holdfast.papers.cost import available_data, lacking
 from holdfast.papers.findings import Comparison, compare
 from holdfast.papers.measures import Entry, accuracies, measure
-from holdfast.papers.published import SOURCES, Column, Setting, Table, load_tables
+from holdfast.papers.published import Setting, Table, load_tables
 from holdfast.papers.results import Results
 from holdfast.runs import files
 
@@ -26,10 +25,9 @@ MOST_PANELS = 6  # columns drawn of one table
 
 HEAD = """# Results
 
-The tables of five papers, run again. In every cell the published number comes first, then ours: `52.61 · **53.40**`,
-with the deviation over seeds where there are several. A dash is a number that is not there: before the dot the
-paper has none, after it the cell is not run, or `needs data` that was not at hand. † marks a published number that
-is not to be met, with the reason below its table.
+The tables of five papers, run again. In every cell the published number comes first, then ours: 52.61 · **53.40**,
+with the deviation over seeds where there are several, or *not run*. A dash is a number that the paper does not have,
+or that a run did not record. † marks a published number that is not to be met, with the reason below its table.
 
 A finding *holds* if the method ahead in the paper is ahead here by at least 70 % of the published lead and its
 accuracy is at most 2 points below the published one; a speed-up, if it is at least half of the published one.
@@ -41,7 +39,7 @@ Every number comes from `results/`, which holds each run's settings, versions, d
 
 def write_page(results: str | Path, page: Path) -> None:
     """Write the page, and its figures into ``images/results`` beside it."""
-    found, available = Results(results), available_data()
+    found = Results(results)
     tables = list(load_tables().values())
     cells = {table.id: _run_or_planned(table, found) for table in tables}
     compared = {table.id: compare(table, cells[table.id], found) for table in tables}
@@ -51,7 +49,7 @@ def write_page(results: str | Path, page: Path) -> None:
         parts.append(heading)
         for table in of_heading:
             drawn = _draw(table, cells[table.id], found, images)
-            parts.append(_section(compared[table.id], cells[table.id], found, available, drawn, page.parent))
+            parts.append(_section(compared[table.id], drawn, page.parent))
     with files.writing(page):
         page.parent.mkdir(parents=True, exist_ok=True)
     files.replace(page, ("\n\n".join(part.strip() for part in parts) + "\n").encode())
@@ -91,19 +89,12 @@ def _anchor(table: Table) -> str:
     return table.id.replace("/", "-")
 
 
-def _section(
-    one: Comparison,
-    cells: Sequence[Cell],
-    found: Results,
-    available: set[str],
-    drawn: Sequence[Path],
-    base: Path,
-) -> str:
+def _section(one: Comparison, drawn: Sequence[Path], base: Path) -> str:
     table = one.table
     parts = [f"### {table.id}: {table.title} {{ #{_anchor(table)} }}"]
     if table.is_search and not any(line.seeds for line in one.lines):
         return f"{parts[0]}\n\nNot run."
-    parts += [_grid(one, position, cells, found, available) for position in range(len(table.measures))]
+    parts += [_grid(one, position) for position in range(len(table.measures))]
     marks = dict.fromkeys(line.no_target for line in one.lines if line.no_target)
     parts += [f"† {reason}" for reason in marks]
     if one.targets:
@@ -119,13 +110,12 @@ def _section(
     return "\n\n".join(parts)
 
 
-def _grid(one: Comparison, position: int, cells: Sequence[Cell], found: Results, available: set[str]) -> str:
+def _grid(one: Comparison, position: int) -> str:
     """One measure of a table as the paper prints it: methods down, columns across."""
     table = one.table
     each = measure(table.measures[position])
     at = {(line.column, line.row): line for line in one.lines}
-    missing = {(cell.column, cell.row): lacking(cell, available) for cell in cells if found.get(cell) is None}
-    labels = [column.label.replace("|", "/") for column in table.columns.values()]
+    labels = [column.label for column in table.columns.values()]
     lines = [f"| {each.label} | {' | '.join(labels)} |", "|---" * (len(labels) + 1) + "|"]
     for row in table.rows.values():
         texts = []
@@ -135,12 +125,7 @@ def _grid(one: Comparison, position: int, cells: Sequence[Cell], found: Results,
                 texts.append(wording.NOTHING)
                 continue
             value = line.values[position]
-            mine = wording.ours(value, each, line)
-            if mine == wording.NOTHING:
-                reason = missing.get((key, row.key))
-                mine = "needs data" if reason and reason.startswith("needs data") else wording.NOTHING
-            else:
-                mine = f"**{mine}**"
+            mine = f"**{wording.ours(value, each, line)}**" if line.seeds else "not run"
             theirs = wording.published(value, each) + ("†" if line.no_target else "")
             texts.append(mine if table.is_search else f"{theirs} · {mine}")
         name = f"`{row.label}`" if table.is_search else row.label
@@ -149,31 +134,23 @@ def _grid(one: Comparison, position: int, cells: Sequence[Cell], found: Results,
 
 
 def _settings(table: Table) -> str:
-    """What the paper never said: the settings that are not printed in it, folded away."""
-    common = {**table.paper.settings, **table.settings}
-    told = [f"- {name}: {_value(setting)}" for name, setting in common.items()]
-    for row in table.rows.values():
-        told.append(f"- {row.label}: " + (f"needs {row.needs}" if row.method is None else _value(row.method)))
+    """The settings that the paper does not print, folded away."""
+    told = [(name, setting) for name, setting in {**table.paper.settings, **table.settings}.items()]
+    told += [(row.label, row.method) for row in table.rows.values() if row.method is not None]
     for column in table.columns.values():
-        told += [f"- {column.label}, {name}: {_value(setting)}" for name, setting in _own(column)]
-    counts = ", ".join(
-        f"{source}: {n}" for source in SOURCES if (n := sum(f"({source}" in line for line in told))
-    )
-    body = "\n".join(told)
-    return f'??? note "Settings and where they come from ({counts})"\n\n' + _indented(body)
-
-
-def _own(column: Column) -> list[tuple[str, Setting]]:
-    return [*column.settings.items(), *column.methods.items()]
+        own = {**column.settings, **column.methods}
+        told += [(f"{column.label}, {name}", setting) for name, setting in own.items()]
+    lines = [f"- {name}: {_value(setting)}" for name, setting in told if setting.source != "paper"]
+    lines += [f"- {row.label}: needs {row.needs}" for row in table.rows.values() if row.needs]
+    lines += [f"- {column.label}: needs {column.needs}" for column in table.columns.values() if column.needs]
+    summary = f"{len(lines)} settings that the paper does not print"
+    body = "\n".join(lines)
+    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{body}\n\n</details>'
 
 
 def _value(setting: Setting) -> str:
     note = f"; {setting.note}" if setting.note else ""
     return f"`{setting.value}` ({setting.source}{note})"
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.split("\n"))
 
 
 # Figures ---------------------------------------------------------------------------------------------------
@@ -243,6 +220,7 @@ def _distribution_lines(table: Table, runs: Mapping[str, Sequence[Entry]], name:
 
 
 def _coloured(table: Table, runs: Iterable[str]) -> list[tuple[int, str]]:
-    """Rows that were run, each with the colour it has in all figures of the table."""
-    known = set(runs)
-    return [(colour, row) for colour, row in enumerate(table.rows) if row in known]
+    """Rows that were run, each with its colour in all figures of the table; the paper's pair comes first."""
+    known, main = set(runs), (table.paper.baseline, table.paper.own)
+    rows = sorted(table.rows, key=lambda row: row not in main)
+    return [(colour, row) for colour, row in enumerate(rows) if row in known]

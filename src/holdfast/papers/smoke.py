@@ -28,12 +28,12 @@ from holdfast.random import generator
 PER_CLASS = {10: 24, 62: 6, 100: 4, 200: 2}  # training samples, by the number of classes
 TESTS = 20  # test samples
 LARGE = ("fa-digits", "resnet50", "fa-cifar100", "mlp-resnet18")  # of these one client and one round will do
-SHORTER = {
-    "fedrep:body_epochs=10": "fedrep:body_epochs=1",
-    "creff": "creff:repeats=1,match_steps=2,epochs=2",
-    "fedreg:gamma=0.5,eta_s=0.1,steps=10": "fedreg:gamma=0.5,eta_s=0.1,steps=1",
-}
-"""Methods with schedules of their own, made short."""
+SHORTER = (
+    (r"body_epochs=\d+", "body_epochs=1"),
+    (r"\bsteps=\d+", "steps=1"),
+    (r"^creff$", "creff:repeats=1,match_steps=2,epochs=2"),
+)
+"""Methods with schedules of their own, and what makes them short."""
 
 
 def smoke(folder: Path, tables: Sequence[Table]) -> Iterator[str]:
@@ -93,7 +93,7 @@ def shrunk(settings: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[str, 
         "rounds": 5 if stream and not large else 1 if large else 2,
         "epochs": 2 if "fedrep" in settings["method"] or "fedpac" in settings["method"] else 1,
         "batch_size": 24,
-        "method": SHORTER.get(settings["method"], settings["method"]),
+        "method": _shorter(settings["method"]),
         "partition": re.sub(r"min_size=\d+", "min_size=1", settings["partition"]),
     }
     if "probe" in settings:
@@ -101,6 +101,12 @@ def shrunk(settings: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[str, 
     if "public" in settings:
         small["public"] = max(settings["public"], 0.1)
     return {**settings, **small}
+
+
+def _shorter(method: str) -> str:
+    for schedule, short in SHORTER:
+        method = re.sub(schedule, short, method)
+    return method
 
 
 @contextmanager

@@ -1,0 +1,166 @@
+import math
+import statistics
+
+import pytest
+from paper_entries import entry
+
+from holdfast.papers.cells import plan
+from holdfast.papers.cost import Estimates, available_data, images, lacking
+from holdfast.papers.findings import compare
+from holdfast.papers.measures import measure, summarise
+from holdfast.papers.published import load_tables
+from holdfast.papers.results import Results
+
+TABLES = load_tables()
+
+
+def compared(tmp_path, table, columns, accuracy, seeds=1, **final):
+    """A table whose rows have the accuracies given, the same for each seed but for 0.01 more each."""
+    cells = plan(TABLES[table], columns, list(accuracy), seeds)
+    results = Results(tmp_path)
+    for cell in cells:
+        shift = 0.01 * (cell.seed - cells[0].seed)
+        results.add(cell, entry(cell, [a + shift for a in accuracy[cell.row]], **final))
+    return compare(TABLES[table], cells, results)
+
+
+def test_mean_deviation_and_difference(tmp_path):
+    one = compared(
+        tmp_path, "fedntd/table1-sharding", ["cifar10:s=2"], {"fedntd": [0.3, 0.53]}, 3, forgetting=0.4
+    )
+    (line,) = one.lines
+    accuracy, forgetting = line.values
+    assert accuracy.ours == pytest.approx(54.0)
+    assert accuracy.deviation == pytest.approx(statistics.stdev([53, 54, 55]))
+    assert accuracy.difference == pytest.approx(54.0 - 52.61)
+    assert forgetting.difference == pytest.approx(0.4 - 0.43)
+    assert line.seeds == 3
+    assert one.findings == []  # nothing to be ahead of
+
+
+@pytest.mark.parametrize(
+    ("fedavg", "fedntd", "lead", "level"),
+    [
+        (0.40, 0.53, True, True),  # 13 points ahead; published 12.47, and 52.61
+        (0.40, 0.489, True, False),  # 8.9 of 12.47 points is 71 %, but 48.9 is more than 2 below 52.61
+        (0.52, 0.60, False, True),  # 8 of 12.47 points is 64 %
+    ],
+)
+def test_a_finding_needs_70_percent_of_the_lead_and_the_level(tmp_path, fedavg, fedntd, lead, level):
+    accuracy = {"fedavg": [0.1, fedavg], "fedntd": [0.1, fedntd]}
+    one = compared(tmp_path, "fedntd/table1-sharding", ["cifar10:s=2"], accuracy)
+    (finding,) = one.findings  # forgetting was not recorded
+    assert finding.published == pytest.approx(52.61 - 40.14)
+    assert finding.ours == pytest.approx(100 * (fedntd - fedavg))
+    assert (finding.lead_holds, finding.level_holds, finding.holds) == (lead, level, lead and level)
+
+
+def test_less_forgetting_is_a_lead(tmp_path):
+    accuracy = {"fedavg": [0.1, 0.40], "fedntd": [0.1, 0.53]}
+    one = compared(tmp_path, "fedntd/table1-sharding", ["cifar10:s=2"], accuracy, forgetting=0.5)
+    lead = next(f for f in one.findings if f.measure == "forgetting")
+    assert lead.published == pytest.approx(0.59 - 0.43)
+    assert lead.ours == 0
+    assert lead.level is None
+    assert not lead.holds
+
+
+def test_rounds_count_to_a_share_of_the_best_accuracy_of_all(tmp_path):
+    flat = [0.2] * 3
+    accuracy = {"fedavg": [*flat, 0.3, 0.4], "flashback": [0.35, 0.5, 0.4, 0.4, 0.4], "feddf": [0.1] * 5}
+    one = compared(tmp_path, "flashback/table1", ["cifar10:beta=0.1"], accuracy)
+    target = 0.95 * 0.5
+    assert one.targets == {"cifar10:beta=0.1": pytest.approx(target)}
+    rounds = {line.row: [value.ours for value in line.values] for line in one.lines}
+    assert rounds["fedavg"] == [5, math.inf, math.inf]  # 0.75 A is 0.356, 0.9 A is 0.4275
+    assert rounds["flashback"] == [2, 2, 2]
+    assert rounds["feddf"] == [math.inf] * 3
+    speed = {f.measure: f for f in one.findings}
+    assert speed["rounds@0.75"].published == pytest.approx(112 / 11)
+    assert speed["rounds@0.75"].ours == pytest.approx(5 / 2)
+    assert not speed["rounds@0.75"].holds
+    assert speed["rounds@1"].ours == pytest.approx(500 / 2)  # FedAvg needed at least all rounds
+    assert speed["rounds@1"].holds
+
+
+def test_speed_up_over_the_baselines_last_accuracy(tmp_path):
+    accuracy = {"fedavg": [0.1, 0.2, 0.3, 0.4], "fedka": [0.3, 0.45, 0.4, 0.5], "moon": [0.1] * 4}
+    one = compared(tmp_path, "fedka/table2", ["cifar10"], accuracy)
+    values = {line.row: [value.ours for value in line.values] for line in one.lines}
+    assert values["fedka"] == [2, 4 / 2]
+    assert values["moon"] == [math.inf, 0]
+    (finding,) = one.findings
+    assert (finding.published, finding.ours, finding.holds) == (2.3, 2.0, True)
+
+
+def test_the_round_and_the_accuracy_at_which_a_share_of_the_baseline_is_reached(tmp_path):
+    accuracy = {"fedavg": [0.1, 0.3, 0.39, 0.5], "fedfa": [0.41, 0.42, 0.6, 0.7]}
+    one = compared(tmp_path, "fedfa/table8", ["fashion-mnist:c=2"], accuracy)
+    values = {line.row: [value.ours for value in line.values] for line in one.lines}
+    assert values == {"fedavg": [4, pytest.approx(50.0)], "fedfa": [1, pytest.approx(41.0)]}
+
+
+def test_cells_that_are_no_targets_make_no_finding(tmp_path):
+    accuracy = {"fedavg": [0.1, 0.2], "fedka": [0.1, 0.3]}
+    one = compared(tmp_path, "fedka/table8", ["cifar10:alpha=0.5", "cifar10"], accuracy)
+    assert [finding.column for finding in one.findings] == ["cifar10"]
+    assert all(line.no_target for line in one.lines if line.column == "cifar10:alpha=0.5")
+
+
+def test_a_run_that_broke_down_is_told_and_not_counted(tmp_path):
+    results = Results(tmp_path)
+    (cell,) = plan(TABLES["fedntd/table1-lda"], ["cifar10:alpha=0.05"], ["fednova"])
+    results.add(
+        cell, {"column": cell.column, "row": cell.row, "seed": cell.seed, "hash": cell.hash, "failed": "NaN"}
+    )
+    (line,) = compare(TABLES[cell.table], [cell], results).lines
+    assert line.failed == "NaN"
+    assert line.values[0].ours is None
+
+
+def test_stream_accuracies_are_means_of_the_last_ten_epochs():
+    (cell,) = plan(TABLES["fedmlp/table3"], rows=["fedmlp"])
+    one = entry(cell, [0.1])
+    one["curves"]["A_loc"] = [0.0] * 5 + [0.5] * 5 + [0.7] * 5
+    assert measure("A_loc").of(one, None) == pytest.approx(60.0)
+    assert measure("A_glo").of(one, None) is None
+
+
+def test_accuracy_is_the_mean_over_domains_where_there_are_domains():
+    (cell,) = plan(TABLES["fedfa/table1"], ["mixed-digits:c=2"], ["fedfa"])
+    one = entry(cell, [0.1, 0.9])
+    one["curves"]["domain_accuracy"] = [0.1, 0.6]
+    assert measure("accuracy").of(one, None) == pytest.approx(60.0)
+    assert measure("accuracy@1").of(one, None) == pytest.approx(10.0)
+    assert measure("accuracy@3").of(one, None) is None
+
+
+def test_summaries_leave_out_what_is_unknown():
+    assert summarise([]) == (None, None)
+    assert summarise([None, 2.0]) == (2.0, None)
+    assert summarise([1.0, math.inf]) == (math.inf, None)
+
+
+def test_images_trained_on():
+    (cell,) = plan(TABLES["fedntd/table1-sharding"], ["cifar10:s=2"], ["fedavg"])
+    assert images(cell.settings) == 200 * 10 * 500 * 5  # rounds x clients x samples x epochs
+    (cell,) = plan(TABLES["fedmlp/table1"], ["cifar10:s=4"], ["fedavg"])
+    assert images(cell.settings) == pytest.approx(250 * 10 * (37_500 / 100) * 20)  # a long tail keeps 3/4
+
+
+def test_estimates_follow_what_was_measured():
+    avg, ntd = plan(TABLES["fedntd/table1-sharding"], ["cifar10:s=2"], ["fedavg", "fedntd"])
+    assert Estimates([]).seconds(avg) == pytest.approx(200 * 0.1 + 4e-6 * 5_000_000)
+    measured = Estimates([entry(avg, [0.1])])  # 60 seconds
+    assert measured.seconds(avg) == pytest.approx(60)
+    assert measured.seconds(ntd) == pytest.approx(60)  # the same model with another method
+
+
+def test_missing_data_is_said_by_cell(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "digits" in available_data()
+    cells = plan(TABLES["fedfa/table1"], rows=["fedfa"])
+    told = {cell.column: lacking(cell, {"mnist", "usps", "svhn"}) for cell in cells}
+    assert told["mixed-digits:c=2"] == "needs data: mnist-m"
+    assert told["emnist:feature-skew"].startswith("needs EMNIST's digits together with their writers")

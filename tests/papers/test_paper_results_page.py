@@ -1,0 +1,72 @@
+import re
+
+from paper_entries import entry
+
+from holdfast.papers.cells import plan
+from holdfast.papers.published import load_tables
+from holdfast.papers.results import Results
+from holdfast.papers.results_page import write_page
+
+
+def filled(folder):
+    tables, results = load_tables(), Results(folder)
+    for cell in plan(tables["fedntd/table1-sharding"], ["cifar10:s=2"], ["fedavg", "fedntd"], seeds=2):
+        last = 0.41 if cell.row == "fedavg" else 0.55
+        results.add(cell, entry(cell, [0.2, last], forgetting=0.5))
+    for cell in plan(tables["flashback/table1"], ["cifar10:beta=0.1"], ["fedavg", "flashback"]):
+        one = entry(cell, [0.2, 0.5])
+        one["curves"]["local_forgetting_quantiles"] = [i / 100 for i in range(101)]
+        results.add(cell, one)
+    return folder
+
+
+def test_every_table_is_on_the_page_with_ours_beside_theirs(tmp_path):
+    page = tmp_path / "docs" / "results.md"
+    write_page(filled(tmp_path / "results"), page)
+    text = page.read_text()
+    for table in load_tables().values():
+        assert f"### {table.id}: {table.title}" in text
+        assert f"(#{table.id.replace('/', '-')})" in text
+    assert "52.61 · **55.00 ± 0.00**" in text
+    assert "40.14 · **41.00 ± 0.00**" in text
+    assert "† the authors' code has a control variate" in text
+    assert "77.04† · not run" in text
+    assert "+14.00 ahead (published +12.47), +2.39 against the published level: holds" in text
+    assert "| [fedntd/table1-sharding](#fedntd-table1-sharding) |" in text
+    assert re.search(r"table1-sharding\) \| .* \| 2 of 49 \| 1 of 2 \|", text)  # no less forgetting
+
+
+def test_figures_are_drawn_where_there_are_runs(tmp_path):
+    page = tmp_path / "docs" / "results.md"
+    write_page(filled(tmp_path / "results"), page)
+    images = sorted(path.name for path in (tmp_path / "docs" / "images" / "results").iterdir())
+    assert images == [
+        "fedntd-table1-sharding-accuracy.svg",
+        "flashback-table1-accuracy.svg",
+        "flashback-table1-forgetting.svg",
+    ]
+    text = page.read_text()
+    for name in images:
+        assert f"(images/results/{name})" in text
+    drawn = (tmp_path / "docs" / "images" / "results" / images[0]).read_text()
+    assert "FedNTD" in drawn
+    assert "FedCurv" not in drawn
+
+
+def test_the_page_is_the_same_when_made_again(tmp_path):
+    filled(tmp_path / "results")
+    pages = [tmp_path / name / "results.md" for name in ("one", "two")]
+    for page in pages:
+        write_page(tmp_path / "results", page)
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+    for image in (tmp_path / "one" / "images" / "results").iterdir():
+        assert image.read_bytes() == (tmp_path / "two" / "images" / "results" / image.name).read_bytes()
+
+
+def test_settings_tell_what_the_paper_never_said(tmp_path):
+    page = tmp_path / "results.md"
+    write_page(tmp_path / "none", page)
+    text = page.read_text()
+    assert "- lr: `0.01` (official-code; the paper prints 0.1" in text
+    assert "settings that the paper does not print</summary>" in text
+    assert "(paper" not in text

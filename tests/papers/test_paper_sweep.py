@@ -1,0 +1,201 @@
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import sweep_worker
+from paper_entries import entry
+
+from holdfast.experiment import Experiment
+from holdfast.papers import queue as queues
+from holdfast.papers.cells import plan
+from holdfast.papers.published import load_tables
+from holdfast.papers.queue import STALE, Queue
+from holdfast.papers.results import Results
+from holdfast.papers.sweep import Sweep
+
+WORKER = Path(__file__).with_name("sweep_worker.py")
+
+
+def quiet(line):
+    """Told a line; with several workers it must be importable."""
+
+
+def claim_file(work, cell, **changes):
+    queue = Queue(work)
+    path = queue.folder / f"{cell.hash}.json"
+    path.write_text(
+        json.dumps({"label": cell.label, "host": socket.gethostname(), "pid": os.getpid()} | changes)
+    )
+    return queue, path
+
+
+@pytest.fixture
+def cell():
+    return sweep_worker.cells(2, 1)[0]
+
+
+def test_a_cell_is_held_by_one_at_a_time(tmp_path, cell):
+    queue = Queue(tmp_path)
+    with queue.claim(cell) as mine:
+        assert mine
+        (claim,) = queue.claims()
+        assert (claim.pid, claim.hash, claim.alive) == (os.getpid(), cell.hash, True)
+        with Queue(tmp_path).claim(cell) as second:
+            assert not second
+    assert queue.claims() == []
+
+
+def test_a_claim_is_given_back_when_its_work_breaks(tmp_path, cell):
+    with pytest.raises(RuntimeError), Queue(tmp_path).claim(cell):
+        raise RuntimeError
+    assert Queue(tmp_path).claims() == []
+
+
+def test_a_dead_process_loses_its_claim(tmp_path, cell):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    queue, _ = claim_file(tmp_path, cell, pid=ended.pid)
+    with queue.claim(cell) as mine:
+        assert mine
+
+
+def test_a_claim_elsewhere_is_kept_until_it_is_stale(tmp_path, cell):
+    queue, path = claim_file(tmp_path, cell, host="elsewhere", pid=1)
+    with queue.claim(cell) as mine:
+        assert not mine
+    old = time.time() - STALE - 1
+    os.utime(path, (old, old))
+    with queue.claim(cell) as mine:
+        assert mine
+
+
+def test_a_claim_cut_short_by_a_kill_holds_nobody_up(tmp_path, cell):
+    queue, path = claim_file(tmp_path, cell)
+    path.write_text('{"label": "')
+    with queue.claim(cell) as mine:
+        assert mine
+
+
+def test_a_claim_is_touched_as_long_as_it_is_held(tmp_path, cell, monkeypatch):
+    monkeypatch.setattr(queues, "HEARTBEAT", 0.02)
+    with Queue(tmp_path).claim(cell):
+        path = tmp_path / "claims" / f"{cell.hash}.json"
+        os.utime(path, (0, 0))
+        deadline = time.monotonic() + 10
+        while path.stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert path.stat().st_mtime > 0
+
+
+def test_a_cell_is_run_stored_and_not_run_again(tmp_path):
+    (cell,) = sweep_worker.cells(3, 1)
+    said = []
+    sweep = Sweep(tmp_path / "results", tmp_path / "work", "cpu")
+    sweep.run([cell], 1, said.append)
+    sweep.run([cell], 1, said.append)
+    assert len(said) == 1
+    stored = json.loads((tmp_path / "results" / "fedntd" / "made-up.json").read_text())["cells"]
+    assert len(stored) == 1
+    found = stored[0]
+    run = Experiment.from_mapping({**cell.settings, "seed": 0, "device": "cpu"}).run()
+    assert found["curves"]["accuracy"] == [round(record["accuracy"], 4) for record in run.records]
+    assert found["final"]["forgetting"] == round(run.forgetting, 4)
+    assert found["hash"] == cell.hash
+    assert found["settings"] == cell.settings
+    assert {"holdfast", "torch"} <= set(found["versions"])
+    assert found["device_type"] == "cpu"
+    assert found["seconds"] >= 0
+
+
+def add_every_fourth(folder, first):
+    for cell in sweep_worker.cells(2, 20)[first::4]:
+        Results(folder).add(cell, entry(cell, [0.5]))
+
+
+def test_results_of_many_are_merged(tmp_path):
+    cells = sweep_worker.cells(2, 20)
+    fork = multiprocessing.get_context("fork")  # nothing here computes, and a fork starts at once
+    started = [fork.Process(target=add_every_fourth, args=(tmp_path, n)) for n in range(4)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    results = Results(tmp_path)
+    assert all(results.get(cell) is not None for cell in cells)
+    assert [path.name for path in (tmp_path / "fedntd").iterdir()] == ["made-up.json"]
+
+
+def test_another_table_finds_the_same_run(tmp_path):
+    tables = load_tables()
+    (one,) = plan(tables["fedka/table1"], ["cifar10"], ["fedka"])
+    (other,) = plan(tables["fedka/table7"], ["cifar10"], ["fedka"])
+    results = Results(tmp_path)
+    results.add(one, entry(one, [0.5]))
+    assert results.get(other)["column"] == "cifar10"
+    (unlike,) = plan(tables["fedka/table1"], ["cifar10"], ["fedavg"])
+    assert results.get(unlike) is None
+
+
+def test_a_killed_sweep_goes_on_and_ends_with_the_same_numbers(tmp_path):
+    rounds = 15
+    arguments = [sys.executable, WORKER, tmp_path / "results", tmp_path / "work", str(rounds), "1"]
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+    metrics = tmp_path / "work" / "runs"
+    while (
+        process.poll() is None and sum(path.stat().st_size for path in metrics.glob("*/metrics.jsonl")) < 1500
+    ):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (cell,) = sweep_worker.cells(rounds, 1)
+    assert Results(tmp_path / "results").get(cell) is None  # it was killed in the midst
+    said = []
+    Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([cell], 1, said.append)
+    Sweep(tmp_path / "other", tmp_path / "undisturbed", "cpu").run([cell], 1, quiet)
+    assert len(said) == 1
+    resumed, whole = (Results(tmp_path / name).get(cell) for name in ("results", "other"))
+    assert resumed["curves"] == whole["curves"]
+    assert resumed["final"] == whole["final"]
+    assert len(list(metrics.iterdir())) == 1  # the same run directory, continued
+
+
+def test_workers_share_the_cells(tmp_path):
+    cells = sweep_worker.cells(2, 4)
+    Sweep(tmp_path / "results", tmp_path / "work", "cpu").run(cells, 2, quiet)
+    results = Results(tmp_path / "results")
+    assert all(results.get(cell) is not None for cell in cells)
+    assert Queue(tmp_path / "work").claims() == []
+
+
+def test_no_cell_is_begun_that_does_not_fit_the_time(tmp_path):
+    table = load_tables()["fedntd/table1-sharding"]
+    (cell,) = plan(table, ["cifar10:s=2"], ["fedavg"])
+    said = []
+    Sweep(tmp_path / "results", tmp_path / "work", "cpu", time.time() + 20).run([cell], 1, said.append)
+    assert said == ["time is up: the same command goes on with the cells that are left"]
+    assert not (tmp_path / "work" / "runs").exists()
+
+
+def test_a_broken_cell_does_not_end_the_sweep(tmp_path):
+    good, other = sweep_worker.cells(2, 2)
+    broken = type(other)(other.table, "broken", other.row, 0, {**other.settings, "method": "fedntd:beta=-1"})
+    said = []
+    Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([broken, good], 1, said.append)
+    results = Results(tmp_path / "results")
+    assert results.get(broken) is None
+    assert results.get(good) is not None
+    assert "beta is -1" in said[0]
+
+
+def test_a_run_that_diverges_is_a_result(tmp_path):
+    (cell,) = sweep_worker.cells(5, 1)
+    wild = type(cell)(cell.table, cell.column, cell.row, 0, {**cell.settings, "lr": 1e30, "batch_size": 8})
+    Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([wild], 1, quiet)
+    assert "no usable update is left" in Results(tmp_path / "results").get(wild)["failed"]
