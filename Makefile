@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Small tensors, several processes: more than one thread each only gets in the way.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: demo test lint format bench docs clean
+.PHONY: demo test test-flower test-ray test-chaos lint format bench docs clean
 
 demo: .venv/.ready  ## FedAvg against the forgetting-aware methods on digits: a leaderboard and a report
 	rm -rf runs/demo
@@ -13,6 +13,16 @@ demo: .venv/.ready  ## FedAvg against the forgetting-aware methods on digits: a 
 
 test: .venv/.ready
 	$(ONE_THREAD) $(BIN)/pytest -n 2
+
+test-flower: .venv-flower/.ready  ## Flower, with real processes: a SuperLink and two SuperNodes, TLS and keys
+	$(ONE_THREAD) .venv-flower/bin/python -m pytest tests/flower
+
+test-ray: .venv-ray/.ready  ## Ray, on a real cluster of two nodes
+	$(ONE_THREAD) .venv-ray/bin/python -m pytest tests/ray_cluster
+
+test-chaos: .venv/.ready .venv-flower/.ready  ## everything that can go wrong, at random, and a million damaged messages
+	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 $(BIN)/pytest tests/engine/test_wire.py
+	$(ONE_THREAD) HOLDFAST_CHAOS=1 HOLDFAST_NODES=4 .venv-flower/bin/python -m pytest -s tests/flower
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
@@ -26,16 +36,29 @@ format: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/partitions.py
+	$(BIN)/python benchmarks/methods.py
 
 docs: .venv/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf .venv build dist site runs/demo src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-flower .venv-ray build dist site runs/demo src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+# Flower pins tightly, so it has an environment of its own; why flwr comes without dependencies: tests/flower.
+.venv-flower/.ready: pyproject.toml tests/flower/requirements.txt
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/pip install -q -r tests/flower/requirements.txt
+	.venv-flower/bin/pip install -q --no-deps 'flwr==1.42.*' -e .
+	touch $@
+
+.venv-ray/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install -q -e '.[ray]' 'pytest>=8'
 	touch $@
 
 .venv/.ready-docs: .venv/.ready
