@@ -181,9 +181,11 @@ this table, `holdfast methods fedka` one method. Combine methods with a plus: `f
 - **up**, **down**, **keeps**: what a client sends and receives in a round and keeps between rounds, as multiples of
   the model (`ntd-cifar`: 2.2 million parameters, 8.63 MB, features of width 512, ten classes).
 - **public**: whether the server needs public data. **alone**: whether the server looks at each client's upload by
-  itself; if not, it needs only sums, which secure aggregation can provide.
+  itself; if not, it needs only sums, which secure aggregation can provide. What *leaves a client* is told besides
+  its weights, its buffers and its number of samples.
 - **digits**, **fashion-mnist**: accuracy / forgetting in percent with Dirichlet 0.1, defaults, mean over the seeds
-  run so far; all settings are with each method, deviations in [What each method learns](learning.md).
+  run so far, one to three (scaffold with `variant=ntd`, ccvr on fedavg). Their number and the other settings stand
+  with each method, deviations in [What each method learns](learning.md).
 
 All numbers are measured, by `python benchmarks/catalogue.py`, which writes this page.
 """
@@ -192,21 +194,18 @@ All numbers are measured, by `python benchmarks/catalogue.py`, which writes this
 def markdown() -> str:
     """docs/methods.md."""
     pages = [describe(name) for name in METHODS]
-    rows = [overview(page) for page in pages]
-    lines = [
-        HEAD,
-        *_table(list(rows[0]), [[f"[{r['method']}](#{r['method']})", *list(r.values())[1:]] for r in rows]),
-    ]
+    numbers = [overview(page) for page in pages]
+    links = [row | {"method": f"[{row['method']}](#{row['method']})"} for row in numbers]
+    lines = [HEAD, *_table(list(numbers[0]), [list(row.values()) for row in links])]
     for page in pages:
         lines += ["", f"## {page['name']}", "", f"**When to use it:** {page['when']}.", ""]
         lines += ["```text", page["about"], "```", ""]
         if page["parameters"]:
-            rows_ = [[f"`{p['name']}`", f"`{p['default']}`", p["about"]] for p in page["parameters"]]
-            lines += [*_table(["hyper-parameter", "default", "meaning"], rows_), ""]
-        lines += [*_table(["cost", ""], [list(item) for item in costs_in_words(page).items()]), ""]
-        columns = ["run as", "data", "split", "accuracy", "forgetting", "seeds"]
+            parameters = [[f"`{p['name']}`", f"`{p['default']}`", p["about"]] for p in page["parameters"]]
+            lines += [*_table(["hyper-parameter", "default", "meaning"], parameters), ""]
+        lines += [*_table(["cost", ""], [list(line) for line in costs_in_words(page).items()]), ""]
         keys = ["method", "data", "split", "accuracy", "forgetting", "seeds"]
-        lines += _table(columns, [[str(r[key]) for key in keys] for r in page["results"]])
+        lines += _table(["run as", *keys[1:]], [[str(r[key]) for key in keys] for r in page["results"]])
     return "\n".join(lines) + "\n"
 
 
