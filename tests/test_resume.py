@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROUNDS, KILLS = 8, 4
+ROUNDS, KILLS = 12, 4
 SETTINGS = {
     "clients": 6, "sample": 3, "partition": "dirichlet:0.3", "model": "mlp:32", "rounds": ROUNDS, "epochs": 2,
     "lr": 0.1, "momentum": 0.9, "seed": 3, "device": "cpu", "checkpoint-seconds": 0,
@@ -83,7 +83,7 @@ def test_killed_at_random_moments(processes, tmp_path, method, engine):
         until = rounds_done(run) + rng.integers(0, 3)
         while process.is_alive() and not ((run / "experiment.yaml").exists() and rounds_done(run) >= until):
             time.sleep(0.004)
-        time.sleep(rng.uniform(0, 0.08))
+        time.sleep(rng.uniform(0, 0.02))
         if not process.is_alive():
             break
         os.kill(process.pid, signal.SIGKILL)
