@@ -157,16 +157,30 @@ class Spoiled(hf.Method):
         return {k: v * carry["factor"] for k, v in params.items()}, carry
 
 
+@dataclass(frozen=True)
+class SpoiledUpload(hf.Method):
+    """FedAvg in which a client trains well and sends nonsense."""
+
+    name: ClassVar[str] = "spoiled-upload"
+
+    def share(self, params, carry, client):
+        return {k: v / 0 for k, v in params.items()} if client.id == 0 else params
+
+
 @pytest.mark.parametrize("engine", ["sequential", "lanes"])
-def test_updates_that_are_no_numbers_are_left_out(federation, engine):
+@pytest.mark.parametrize("method", [Spoiled(), SpoiledUpload()])
+def test_updates_that_are_no_numbers_are_left_out(federation, engine, method):
     everyone = SMALL | {"sample": None, "engine": engine}
-    run = hf.train(Spoiled(), hf.models.linear(), federation, **everyone)
+    run = hf.train(method, hf.models.linear(), federation, **everyone)
     for record in run.records:
         assert record["incidents"] == [{"client": 0, "kind": "not finite"}]
         assert 0 not in record["participants"]
     assert all(torch.isfinite(p).all() for p in run.model.parameters())
+
+
+def test_a_round_without_any_usable_update_ends_the_run(federation):
     with pytest.raises(hf.HoldfastError, match="no usable update is left"):
-        hf.train(Spoiled(tuple(range(8))), hf.models.linear(), federation, **everyone)
+        hf.train(Spoiled(tuple(range(8))), hf.models.linear(), federation, **SMALL)
 
 
 @pytest.mark.parametrize(
