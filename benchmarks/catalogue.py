@@ -177,13 +177,13 @@ Every method: when to use it, what it costs, what leaves a client, and what it l
 this table, `holdfast methods fedka` one method. Combine methods with a plus: `fedntd+fedfa`, `fedfa+ccvr`.
 
 - **work**: a client's operations in a round as a multiple of FedAvg's (5 epochs of 100 samples in batches of 50, an
-  MLP, ten classes); *augmented*: where inputs are augmented, so that a teacher's outputs cannot be kept.
+  MLP, ten classes); **aug.**: where inputs are augmented, so that a teacher's outputs cannot be kept.
 - **up**, **down**, **keeps**: what a client sends and receives in a round and keeps between rounds, as multiples of
   the model (`ntd-cifar`: 2.2 million parameters, 8.63 MB, features of width 512, ten classes).
 - **public**: whether the server needs public data. **alone**: whether the server looks at each client's upload by
   itself; if not, it needs only sums, which secure aggregation can provide. What *leaves a client* is told besides
   its weights, its buffers and its number of samples.
-- **digits**, **fashion-mnist**: accuracy / forgetting in percent with Dirichlet 0.1, defaults, mean over the seeds
+- **digits**, **fashion**(-mnist): accuracy/forgetting in percent with Dirichlet 0.1, defaults, mean over the seeds
   run so far, one to three (scaffold with `variant=ntd`, ccvr on fedavg). Their number and the other settings stand
   with each method, deviations in [What each method learns](learning.md).
 

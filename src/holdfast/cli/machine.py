@@ -21,10 +21,10 @@ EXTRAS = {
 }
 """The optional parts of the package, and what must be importable for each."""
 
-LEGEND = """work: a client's, × FedAvg's; augmented: the same where inputs are augmented
+LEGEND = """work: a client's, × FedAvg's; aug.: the same where inputs are augmented
 up, down, keeps: of each client, × the model (2.2 million parameters)
 alone: the server looks at single uploads, which secure aggregation would hide
-digits, fashion-mnist: accuracy / forgetting in percent, Dirichlet 0.1, mean of the seeds run
+digits, fashion(-mnist): accuracy/forgetting in percent, Dirichlet 0.1
 Combine methods: --method fedntd+fedprox:mu=0.1"""
 
 

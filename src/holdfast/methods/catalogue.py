@@ -219,16 +219,16 @@ def overview(described: dict[str, Any]) -> dict[str, str]:
     row = {
         "method": described["name"],
         "work": f"{costs['work']:.2f}",
-        "augmented": f"{costs['work_augmented']:.2f}",
+        "aug.": f"{costs['work_augmented']:.2f}",
         "up": f"{costs['up'] / costs['model']:.2f}",
         "down": f"{costs['down'] / costs['model']:.2f}",
         "keeps": f"{costs['state'] / costs['model']:.2f}" if costs["state"] else "–",
         "public": "yes" if described["needs_public"] else "no",
         "alone": "yes" if described["privacy"]["seen_alone"] else "no",
     }
-    for data in ("digits", "fashion-mnist"):
+    for data, column in (("digits", "digits"), ("fashion-mnist", "fashion")):
         found = [r for r in described["results"] if r["data"] == data and r["split"] == "Dirichlet 0.1"]
-        row[data] = f"{found[0]['accuracy']:.1f} / {found[0]['forgetting']:.1f}" if found else "–"
+        row[column] = f"{found[0]['accuracy']:.1f}/{found[0]['forgetting']:.1f}" if found else "–"
     return row
 
 
