@@ -177,7 +177,8 @@ Every method: when to use it, what it costs, what leaves a client, and what it l
 this table, `holdfast methods fedka` one method. Combine methods with a plus: `fedntd+fedfa`, `fedfa+ccvr`.
 
 - **work**: a client's matrix products in a round as a multiple of FedAvg's (5 epochs of 100 samples in batches of 50,
-  an MLP, ten classes; sums over weights, such as FedProx's term, are not counted); **aug.**: where inputs are augmented, so that a teacher's outputs cannot be kept.
+  an MLP, ten classes; sums over weights, such as FedProx's term, are not counted);
+  **aug.**: where inputs are augmented, so that a teacher's outputs cannot be kept.
 - **up**, **down**, **keeps**: what a client sends and receives in a round and keeps between rounds, as multiples of
   the model (`ntd-cifar`: 2.2 million parameters, 8.63 MB, features of width 512, ten classes).
 - **public**: whether the server needs public data. **alone**: whether the server looks at each client's upload by
