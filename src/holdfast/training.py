@@ -36,7 +36,7 @@ from holdfast.runs import Checkpoint, ClientStates, RunDirectory, files
 
 CLIENT_STATE_BYTES = 2 << 30  # what clients remember stays in RAM up to this, and goes to the disk beyond
 CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
-LOCAL_TEST_ON_CPU = 250  # test samples for each local model, so that testing stays a small part of a round
+LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
 
 
 class Tracker(Protocol):
@@ -151,7 +151,7 @@ def train(
 
     With ``out`` the run is written to that directory and survives being killed: call again with ``resume=True``
     (and the same arguments), or ``holdfast resume``. ``local_test`` is the number of test samples for each local
-    model (default: all on a GPU, 250 on a CPU). ``on_round`` is called with each round's record. ``experiment``
+    model (default: all on a GPU, 100 on a CPU). ``on_round`` is called with each round's record. ``experiment``
     says what experiment.yaml should say of the data beyond what the federation knows of itself.
     """
     settings = Settings(

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from holdfast.data.dataset import Dataset
 from holdfast.methods.base import Tensors
-from holdfast.methods.context import EVALUATION_BATCH, Task
+from holdfast.methods.context import Task
 from holdfast.models.network import Output
 
 
@@ -25,6 +25,7 @@ class Evaluation:
     loss: float
     class_accuracy: np.ndarray  # [C]
     domain_accuracy: dict[str, float]
+    correct: Tensor  # [N] bool, which samples it got right
 
 
 class TestSet:
@@ -38,6 +39,7 @@ class TestSet:
         chosen = np.arange(len(labels)) if limit is None else _balanced(labels, limit, seed)
         device = task.device
         at = torch.from_numpy(chosen)
+        self.places = at.to(device)
         self.task, self.preprocess = task, dataset.preprocess
         self.x, self.y = dataset.x_test[at].to(device), dataset.y_test[at].to(device)
         domain = dataset.groups.get("domain")
@@ -54,7 +56,7 @@ class TestSet:
         parts = []
         with torch.no_grad():
             for x in self._inputs():
-                parts.append(scores(forward(params, buffers, x)))
+                parts.append(scores(forward(params, buffers, self.task.network.arranged(x))))
         return self._judge(torch.cat(parts))
 
     def evaluate_many(
@@ -80,7 +82,9 @@ class TestSet:
         return [self._judge(torch.cat(part)) for part in parts]
 
     def _inputs(self) -> list[Tensor]:
-        return [self.preprocess(x, dtype=self.task.dtype) for x in torch.split(self.x, EVALUATION_BATCH)]
+        return [
+            self.preprocess(x, dtype=self.task.dtype) for x in torch.split(self.x, self.task.evaluation_batch)
+        ]
 
     def _judge(self, scores: Tensor) -> Evaluation:
         correct = scores.argmax(-1) == self.y
@@ -91,7 +95,12 @@ class TestSet:
             float(F.cross_entropy(scores, self.y)),
             classes,
             dict(zip(self.domains, domains.tolist(), strict=True)),
+            correct,
         )
+
+    def class_accuracy_within(self, whole: Evaluation) -> np.ndarray:
+        """``[C]`` on these samples, of a model already tested on the whole test set that they are part of."""
+        return _shares(whole.correct[self.places], self.y, self.task.num_classes)
 
 
 def _shares(correct: Tensor, group: Tensor, groups: int) -> np.ndarray:

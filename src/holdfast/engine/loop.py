@@ -224,7 +224,8 @@ class Loop:
 
     def _merge(self, gathered: Gathered) -> None:
         method, server = self.method, self.server
-        mean = {k: v / gathered.total for k, v in gathered.params.items()}
+        # Contiguous, as they come back from a checkpoint: a layout must not decide how sums round.
+        mean = {k: (v / gathered.total).contiguous() for k, v in gathered.params.items()}
         buffers = {k: v / gathered.total if v.is_floating_point() else v for k, v in gathered.buffers.items()}
         params, state = method.aggregate(server, mean, gathered.sums, self.task)
         server = Server(params, buffers, state, server.round)
@@ -270,8 +271,7 @@ class Loop:
             record["forgetting"] = float(metrics.round_forgetting(both)[0])
         self.before = now.class_accuracy
         if self.settings.evaluate_locals:
-            same = self.local_test is self.test
-            self.before_local = (now if same else self.evaluate_global(self.local_test)).class_accuracy
+            self.before_local = self.local_test.class_accuracy_within(now)
         return record
 
 

@@ -26,6 +26,8 @@ class Sequential:
         self.side = LocalSide(method, task, data, settings)
         self.data = data
         self.net = task.network.net
+        if task.network.channels_last:
+            self.net.to(memory_format=torch.channels_last)
         self.params: Tensors = dict(self.net.named_parameters())
         self.buffers: Tensors = dict(self.net.named_buffers())
         self.param_list = list(self.params.values())
@@ -81,7 +83,7 @@ class Sequential:
 
     def _teach(self, weights: Tensors, started: Started, x: Tensor) -> Output:
         with torch.no_grad():
-            out = self.task.network.apply(weights, started.client.buffers, x)
+            out = self.task.network.apply(weights, started.client.buffers, self.task.network.arranged(x))
         self.net.train()
         return out
 
@@ -89,7 +91,8 @@ class Sequential:
         method, settings = self.method, self.settings
         local = Local(self.params, sent)
         extra = method.extra_inputs(carry)
-        out = self.task.network.call(self.net, batch.x if extra is None else torch.cat([extra, batch.x]))
+        x = batch.x if extra is None else torch.cat([extra, batch.x])
+        out = self.task.network.call(self.net, self.task.network.arranged(x))
         if extra is not None:
             out = split_extra(out, len(extra))
         loss = method.task_loss(out, batch, carry)

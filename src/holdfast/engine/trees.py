@@ -44,9 +44,11 @@ def add_(total: Tree, other: Tree) -> Tree:
 
 
 def detached(tree: Tree, device: torch.device | str) -> Tree:
-    """A copy on another device."""
+    """A contiguous copy on another device."""
     return {
-        key: detached(value, device) if isinstance(value, dict) else value.detach().to(device, copy=True)
+        key: detached(value, device)
+        if isinstance(value, dict)
+        else value.detach().to(device, copy=True).contiguous()
         for key, value in tree.items()
     }
 

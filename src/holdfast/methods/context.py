@@ -45,6 +45,11 @@ class Task:
     one_of_each: np.ndarray  # [C] ids of one training sample of each class, drawn by the seed; -1 where none
     read: Callable[[np.ndarray], tuple[Tensor, Tensor]]  # training samples and labels by id
 
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples forwarded at once in tests: many keep a GPU busy, few stay in a CPU's cache."""
+        return EVALUATION_BATCH if self.device.type == "cuda" else 128
+
     def scalar(self, value: float) -> Tensor:
         """A number as a tensor, to be carried or sent."""
         return torch.tensor(value, dtype=self.dtype, device=self.device)
@@ -57,8 +62,10 @@ class Task:
 
     def forward(self, params: Tensors, buffers: Tensors, x: Tensor) -> Output:
         """The outputs for any number of samples, in evaluation mode and without gradients."""
+        network = self.network
         with torch.no_grad():
-            parts = [self.network.apply(params, buffers, part) for part in torch.split(x, EVALUATION_BATCH)]
+            inputs = (network.arranged(part) for part in torch.split(x, self.evaluation_batch))
+            parts = [network.apply(params, buffers, part) for part in inputs]
         return Output(torch.cat([p.features for p in parts]), torch.cat([p.logits for p in parts]))
 
 

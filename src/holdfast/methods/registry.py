@@ -114,7 +114,7 @@ def _converted(method: str, key: str, value: Any, default: Any) -> Any:
 
 
 def _value(text: str) -> Any:
-    """A value as YAML reads it: number, true/false or text."""
+    """A value as YAML reads it: number, true/false or text; but ``off`` is a word here, not false."""
     import yaml
 
-    return yaml.safe_load(text)
+    return text if text in ("on", "off") else yaml.safe_load(text)
