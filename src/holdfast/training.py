@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -351,8 +352,11 @@ class Training:
             loop = self.loop(memories)
             if checkpoint is not None:
                 _restore(loop, checkpoint, self.device)
+                if checkpoint.warning is not None:
+                    warnings.warn(checkpoint.warning, stacklevel=2)
             for tracker in trackers:
                 tracker.start(experiment)
+                stack.callback(tracker.finish)  # also when the run is interrupted
             saved = time.monotonic()
             for number in range(len(records) + 1, self.settings.rounds + 1):
                 record = loop.round(number)
@@ -374,8 +378,6 @@ class Training:
                 (directory.path / "probe.json").write_text(json.dumps(loop.picture) + "\n", encoding="utf-8")
             if directory is not None:
                 directory.save_model(model.state_dict())
-            for tracker in trackers:
-                tracker.finish()
             return Run(experiment, records, model, None if directory is None else directory.path)
 
     def _directory(self, out: str | Path, experiment: dict[str, Any], resume: bool) -> RunDirectory:

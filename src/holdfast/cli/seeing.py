@@ -136,7 +136,7 @@ def ui(
     """
     from holdfast.report import serve
 
-    serve(root, host, port, token)
+    serve(root, host, port, token, ready=lambda address: console().print(f"Open {address}", soft_wrap=True))
 
 
 def _found(paths: list[Path]) -> list[Path]:

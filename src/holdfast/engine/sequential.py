@@ -27,7 +27,7 @@ class Sequential:
         self.data = data
         self.net = task.network.net
         if task.network.channels_last:
-            self.net.to(memory_format=torch.channels_last)
+            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.params: Tensors = dict(self.net.named_parameters())
         self.buffers: Tensors = dict(self.net.named_buffers())
         self.param_list = list(self.params.values())
