@@ -142,7 +142,10 @@ def test_a_site_that_does_not_answer_in_time(tmp_path: Path) -> None:
     assert all(m.metadata.ttl == 7.0 for m in world.grid.sent if m.metadata.message_type == "train")
 
 
-def test_too_few_answers_stop_the_run_which_can_be_resumed(tmp_path: Path) -> None:
+def test_too_few_answers_stop_the_run_which_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engine.flower.server.PAUSE_SECONDS", 0.0)
     world = World(tmp_path, method="fedavg", min_clients=4)
     world.grid.fault = lambda asked, reply: (
         []
@@ -179,6 +182,25 @@ def test_what_flower_says_of_a_lost_site(code: int, kind: str, tmp_path: Path) -
     world.run()
     assert world.incidents() == [(2, k, kind) for k in (1, 3, 5)]
     assert world.records[1]["incidents"][0]["detail"] == "OSError: gone"
+
+
+def test_a_network_cut_for_a_while_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.engine.flower.server.PAUSE_SECONDS", 0.0)
+    world = World(tmp_path, method="scaffold", deadline=5.0)
+    asked: list[int] = []
+
+    def fault(message: Message, reply: Message) -> list[Message]:
+        if "orders" not in message.content or message.content["orders"]["round"] != 2:
+            return [reply]
+        asked.append(message.metadata.dst_node_id)
+        return [] if len(asked) <= 2 else [reply]  # nothing gets through the first time
+
+    world.grid.fault = fault
+    world.run()
+    assert asked == [101, 102, 101, 102]
+    assert world.incidents() == [(2, k, "late") for k in range(len(SIZES))]
+    assert world.records[1]["participants"] == list(range(len(SIZES)))
+    assert apart(world.model, reference(METHODS["scaffold"]()).model.state_dict()) <= 1e-9
 
 
 def test_a_node_that_comes_back_under_another_id(tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ from holdfast.training import Training
 
 LOOK_SECONDS = 60.0  # in which a node must say who it is
 WAIT_SECONDS = 600.0  # in which all clients must be there at the start
+ATTEMPTS, PAUSE_SECONDS = (
+    3,
+    5.0,
+)  # how often clients are asked before a round is given up, and the time between
 POPULATION = "flower.json"
 
 _log = logging.getLogger("flwr")  # Flower shows what this says
@@ -151,7 +155,7 @@ class Nodes:
         """Send each node its records and wait for the replies: those that came, and what is known of the others."""
         sent = {node: message(kind, node, records, ttl=seconds) for node, records in content.items()}
         replies, faults = {}, {}  # type: dict[int, Message], dict[int, Incident]
-        received = list(self.grid.send_and_receive(list(sent.values()), timeout=seconds))
+        received = list(self.grid.send_and_receive(list(sent.values()), timeout=seconds)) if sent else []
         node_of = {one.metadata.message_id: node for node, one in sent.items()}
         for reply in received:
             # A reply that Flower makes up for a dead node does not name it.
@@ -186,23 +190,40 @@ class FlowerEngine:
         self.forms: dict[int, Form] = {}  # of what a client must send
 
     def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result | Incident]:
-        """Train each client; results come in the order of ``jobs``."""
-        if not jobs:
-            return
-        replies, faults = self.ask(TRAIN, sent, jobs)
+        """Train each client; results come in the order of ``jobs``.
+
+        Where too few answer, as when the network is cut for a while, the others are asked again.
+        """
+        told: dict[int, list[Result | Incident]] = {job.client: [] for job in jobs}
+        left = list(jobs)
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                _log.warning("Holdfast: too few clients answered round %s; asking again", sent.round)
+                time.sleep(PAUSE_SECONDS)
+            replies, faults = self.ask(TRAIN, sent, left)
+            for job in left:
+                told[job.client] += self._answer(job, sent, replies, faults)
+            left = [job for job in jobs if not any(isinstance(one, Result) for one in told[job.client])]
+            if len(jobs) - len(left) >= min(self.plan.settings.min_clients, len(jobs)):
+                break
         for job in jobs:
-            node = self.nodes.of_client.get(job.client)
-            if node is None:
-                yield Incident(job.client, "offline", "no node serves it now")
-                continue
-            fault = faults.get(node)
-            if fault is not None:
-                yield replace(fault, client=job.client)
-            if node in replies:
-                yield from self._result(job, sent, replies[node])
-            elif fault is None:
-                seconds = self.plan.settings.deadline
-                yield Incident(job.client, "late", "" if seconds is None else f"after {seconds:g} s")
+            yield from told[job.client]
+
+    def _answer(
+        self, job: Job, sent: Broadcast, replies: Mapping[int, Message], faults: Mapping[int, Incident]
+    ) -> Iterator[Result | Incident]:
+        node = self.nodes.of_client.get(job.client)
+        if node is None:
+            yield Incident(job.client, "offline", "no node serves it now")
+            return
+        fault = faults.get(node)
+        if fault is not None:
+            yield replace(fault, client=job.client)
+        if node in replies:
+            yield from self._result(job, sent, replies[node])
+        elif fault is None:
+            seconds = self.plan.settings.deadline
+            yield Incident(job.client, "late", "" if seconds is None else f"after {seconds:g} s")
 
     def ask(self, kind: str, sent: Broadcast, jobs: Sequence[Job]) -> Any:
         """One message to each node that serves any of these clients."""
