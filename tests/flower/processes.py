@@ -140,6 +140,15 @@ class Deployment:
             time.sleep(0.3)
         raise TimeoutError(f"run {run} is not finished after {seconds} s; see the logs in {self.folder}")
 
+    def memory(self) -> int:
+        """Bytes that its processes take, what they share counted once."""
+        total = 0
+        for pid in self.processes():
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return total
+
     def processes(self, name: str = "") -> list[int]:
         """Ids of this deployment's processes whose command contains ``name``; they share its home."""
         mine, found = f"FLWR_HOME={self.environment['FLWR_HOME']}\0".encode(), []

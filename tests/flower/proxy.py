@@ -8,52 +8,49 @@ import threading
 
 
 class Proxy:
-    """Passes bytes between its own port and another; while cut, nothing gets through and nobody connects."""
+    """Passes bytes between its own port and another; while cut, nothing gets through, as if packets were lost."""
 
     def __init__(self, target: int) -> None:
-        self.target, self.is_cut = target, False
+        self.target = target
+        self.whole = threading.Event()
+        self.whole.set()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self.listener.getsockname()[1])
-        self.open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        self.is_cut = True
-        for one in list(self.open):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+        self.whole.clear()
 
     def mend(self) -> None:
-        self.is_cut = False
+        self.whole.set()
 
     def close(self) -> None:
-        self.cut()
         self.listener.close()
+        self.mend()
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with contextlib.suppress(OSError):
+            while True:
                 near, _ = self.listener.accept()
-            except OSError:
-                return
-            try:
-                if self.is_cut:
-                    raise OSError("cut")
-                far = socket.create_connection(("127.0.0.1", self.target), timeout=5)
-            except OSError:
-                near.close()
-                continue
-            far.settimeout(None)
-            self.open |= {near, far}
-            for a, b in ((near, far), (far, near)):
-                threading.Thread(target=self._pass, args=(a, b), daemon=True).start()
+                threading.Thread(target=self._connect, args=(near,), daemon=True).start()
+
+    def _connect(self, near: socket.socket) -> None:
+        self.whole.wait()
+        try:
+            far = socket.create_connection(("127.0.0.1", self.target), timeout=5)
+        except OSError:
+            near.close()
+            return
+        far.settimeout(None)
+        for a, b in ((near, far), (far, near)):
+            threading.Thread(target=self._pass, args=(a, b), daemon=True).start()
 
     def _pass(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                self.whole.wait()
                 sink.sendall(data)
         for one in (source, sink):
-            self.open.discard(one)
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()

@@ -153,3 +153,15 @@ def test_a_lost_superlink(tmp_path: Path) -> None:
         run = deployment.submit(out=str(out), method="scaffold", rounds=4, **CONFIG)
         assert deployment.finish(run, out) == "finished:completed"
     assert_weights(out, reference("scaffold", 2, rounds=4))
+
+
+@pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
+def test_twelve_sites(tmp_path: Path) -> None:
+    """The app as it is written, on digits, on one machine."""
+    out = tmp_path / "run"
+    with Deployment(tmp_path, 12, 12) as deployment:
+        run = deployment.submit(out=str(out), method="fedavg", rounds=3)
+        wait_until(lambda: len(records(out)) >= 2, 800)
+        print(f"memory of all processes: {deployment.memory() / 1e6:.0f} MB")
+        assert deployment.finish(run, out, 600) == "finished:completed"
+    assert [len(r["participants"]) for r in records(out)] == [12] * 3
