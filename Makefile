@@ -11,7 +11,9 @@ demo: .venv/.ready  ## FedAvg against the forgetting-aware methods on digits: a 
 	$(ONE_THREAD) $(BIN)/holdfast compare fedavg fedntd fedka flashback fedfa fedmlp:head=shared \
 	    --experiment examples/experiment.yaml --seeds 3 --out runs/demo --report
 
-test: .venv/.ready
+test: .venv/.ready  ## everything; Flower and Ray too where their environments exist
+	[ ! -e .venv-flower/.ready ] || $(MAKE) test-flower
+	[ ! -e .venv-ray/.ready ] || $(MAKE) test-ray
 	$(ONE_THREAD) $(BIN)/pytest -n 2
 
 test-flower: .venv-flower/.ready  ## Flower, with real processes: a SuperLink and two SuperNodes, TLS and keys
