@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast import metrics
 from holdfast.data.skew import minority_classes
 from holdfast.engine.local import Broadcast, Job, LocalSide, on_device
-from holdfast.methods.base import Tensors
+from holdfast.methods.base import Tensors, Tree
 from holdfast.models.network import Output
 
 if TYPE_CHECKING:
@@ -105,14 +105,16 @@ class StreamTests:
     def _private(self, k: int, number: int) -> PrivateModel:
         loop, method, server = self.loop, self.loop.method, self.loop.server
         memory = on_device(loop.memories.get(k) or {}, loop.task.device)
-        buffers = server.buffers | {n: v for n, v in memory.get("norm", {}).items() if n in server.buffers}
-        payload = {**method.down(server), **method.down_to(server, k)}
-        sent = Broadcast(number, server.params, server.buffers, payload)
-        ids = loop.federation.client(k, loop.stage(number))
-        client = self.side.client(self.side.plan(Job(k, ids, memory=memory), number), sent)
-        state = memory["method"] if "method" in memory else method.init_client(client)
         params = server.params | memory.get("head", {})
-        if method.overrides("start") and "method" in memory:
+        buffers = server.buffers | {n: v for n, v in memory.get("norm", {}).items() if n in server.buffers}
+        if "method" not in memory:
+            return params, buffers, lambda out: method.predict(out, server)
+        state: Tree = memory["method"]
+        if method.overrides("start"):
+            ids = loop.federation.client(k, loop.stage(number))
+            payload = {**method.down(server), **method.down_to(server, k)}
+            sent = Broadcast(number, server.params, server.buffers, payload)
+            client = self.side.client(self.side.plan(Job(k, ids, memory=memory), number), sent)
             params = method.start(server.params, payload, state, client)
         return params, buffers, lambda out: method.personal(out, state)
 
