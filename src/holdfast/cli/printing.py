@@ -29,9 +29,17 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     """A table; columns whose names begin with a space are aligned right."""
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.show_header = any(column.strip() for column in columns)
-    for column in columns:
+    for at, column in enumerate(columns):
         right = column.startswith(" ")
-        table.add_column(column.strip(), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        # A row's name stays in one piece as long as it is short.
+        least = min(20, max((len(row[0]) for row in rows), default=0)) if at == 0 else None
+        table.add_column(
+            column.strip(),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+            min_width=least,
+        )
     for row in rows:
         table.add_row(*row)
     console().print(table)
