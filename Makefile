@@ -58,9 +58,9 @@ clean:
 	.venv-flower/bin/pip install -q --no-deps 'flwr==1.42.*' -e .
 	touch $@
 
-.venv-ray/.ready: pyproject.toml
+.venv-ray/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/pip install -q -e '.[ray]' 'pytest>=8'
+	.venv-ray/bin/pip install -q -c constraints.txt -e '.[ray]' 'pytest>=8'
 	touch $@
 
 .venv/.ready-docs: .venv/.ready
