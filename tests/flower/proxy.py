@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 
 
 class Proxy:
@@ -36,12 +37,15 @@ class Proxy:
 
     def _connect(self, near: socket.socket) -> None:
         self.whole.wait()
-        try:
-            far = socket.create_connection(("127.0.0.1", self.target), timeout=5)
-        except OSError:
+        # A SuperNode whose TLS handshake is cut off never tries again: while there is no server, let it wait.
+        while self.listener.fileno() >= 0:
+            with contextlib.suppress(OSError):
+                far = socket.create_connection(("127.0.0.1", self.target))
+                break
+            time.sleep(0.5)
+        else:
             near.close()
             return
-        far.settimeout(None)
         for a, b in ((near, far), (far, near)):
             threading.Thread(target=self._pass, args=(a, b), daemon=True).start()
 
