@@ -26,6 +26,7 @@ from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, on_devi
 from holdfast.engine.loop import Engine, Loop
 from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.settings import Settings
+from holdfast.engine.task import device_data, make_task
 from holdfast.engine.trees import add_, leaves, unflatten
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method, Server, Tree, check_public
@@ -147,7 +148,7 @@ def train(
     ``model`` is one of ``holdfast.models`` or any ``torch.nn.Module`` that ends in a Linear layer; ``classifier``
     names that layer if it is not the last Linear. ``norm`` is what happens to BatchNorm: ``average``, ``local``
     or ``drop``. ``lanes`` is how many clients train side by side on the ``lanes`` engine, ``address`` where
-    the cluster of the ``ray`` engine is. With ``deadline`` a round on ``ray`` closes after so many seconds
+    the cluster of the ``ray`` engine is. With ``deadline`` a round closes after so many seconds of training
     without those still at work; one with fewer than ``min_clients`` usable updates stops the run.
 
     With ``out`` the run is written to that directory and survives being killed: call again with ``resume=True``
@@ -216,33 +217,15 @@ class Training:
                 f"the model's last layer has {network.num_outputs} outputs, but {dataset.name} has "
                 f"{dataset.num_classes} classes; make them equal"
             )
-        self.data = DeviceData(
-            dataset.x_train.to(self.device),
-            dataset.y_train.to(self.device),
-            dataset.y_train.numpy(),
-            dataset.preprocess,
-            dtype,
-        )
-        public = torch.from_numpy(federation.public)
-        self.task = Task(
-            network=network,
-            num_classes=dataset.num_classes,
+        self.data = device_data(dataset, self.device, dtype)
+        self.task = make_task(
+            network,
+            self.data,
+            settings,
             num_clients=federation.clients,
-            class_counts=torch.from_numpy(federation.class_counts).to(self.device, dtype),
-            rounds=settings.rounds,
-            epochs=settings.epochs,
-            seed=settings.seed,
-            batch_size=settings.batch_size,
-            lr=settings.lr,
-            lr_decay=settings.lr_decay,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            device=self.device,
-            dtype=dtype,
-            lowest=dataset.preprocess(_filled(dataset.x_train, "min"), dtype=dtype).to(self.device),
-            highest=dataset.preprocess(_filled(dataset.x_train, "max"), dtype=dtype).to(self.device),
-            public_x=self.data.read(federation.public),
-            public_y=dataset.y_train[public].to(self.device),
+            class_counts=federation.class_counts,
+            bounds=_bounds(dataset.x_train),
+            public=federation.public,
             one_of_each=_one_of_each(federation, settings.seed),
             stages=federation.stages,
             read=self.read,
@@ -253,7 +236,8 @@ class Training:
         if callable(engine):
             self.engine = engine(self.method, self.task, self.data)
         else:
-            sizes = federation.sizes(0)
+            # The most a client ever trains on: a later stage may bring larger batches than the first.
+            sizes = np.max([federation.sizes(stage) for stage in range(federation.stages)], axis=0)
             self.engine = choose_engine(
                 engine, self.method, self.task, self.data, settings, sizes, lanes, address
             )
@@ -454,10 +438,10 @@ def _restore(loop: Loop, checkpoint: Checkpoint, device: torch.device) -> None:
     loop.remember({k: v.numpy() for k, v in tree.get("before", {}).items()})
 
 
-def _filled(x: torch.Tensor, end: str) -> torch.Tensor:
-    """One stored sample all of the smallest (``min``) or largest (``max``) value that samples may have."""
-    bounds = x.aminmax() if x.is_floating_point() else torch.iinfo(x.dtype)
-    return torch.full_like(x[:1], getattr(bounds, end))
+def _bounds(x: torch.Tensor) -> tuple[float, float]:
+    """The smallest and the largest value that stored samples may have."""
+    ends = x.aminmax() if x.is_floating_point() else torch.iinfo(x.dtype)
+    return float(ends.min), float(ends.max)
 
 
 def _one_of_each(federation: Federation, seed: int) -> np.ndarray:
