@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch.func import grad, vmap
 
+from holdfast.engine.deadline import Punctual
 from holdfast.engine.lanes import Lanes
 from holdfast.engine.local import DeviceData
 from holdfast.engine.loop import Engine
@@ -62,11 +63,24 @@ def choose_engine(
         from holdfast.engine.ray import Ray
 
         return Ray(method, task, data, settings, sizes, lanes, address)
-    if address is not None or settings.deadline is not None:
-        given = "address" if address is not None else "deadline"
+    if address is not None:
         raise HoldfastError(
-            f"{given} is given, but engine '{name}' works in this process alone; use engine 'ray'"
+            f"address is given, but engine '{name}' works in this process alone; use engine 'ray'"
         )
+    engine = _local_engine(name, method, task, data, settings, sizes, lanes)
+    return engine if settings.deadline is None else Punctual(engine, settings.deadline)
+
+
+def _local_engine(
+    name: str,
+    method: Method,
+    task: Task,
+    data: DeviceData,
+    settings: Settings,
+    sizes: np.ndarray,
+    lanes: int | None,
+) -> Engine:
+    """One of the engines that work in this process."""
     if name == "auto":
         parameters = sum(p.numel() for p in task.network.params.values())
         images = data.x.dim() == 4 and any(p.dim() == 4 for p in task.network.params.values())

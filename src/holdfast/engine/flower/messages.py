@@ -107,7 +107,7 @@ class Orders:
     remembers: Sequence[int]  # the round whose memory each client shall go on from; 0: none
     num_clients: int
     class_counts: Sequence[int]
-    bounds: Sequence[float]  # the smallest and largest value that any sample of the federation has
+    bounds: tuple[float, float]  # the smallest and largest value that any sample of the federation has
     stages: int
 
     def record(self) -> ConfigRecord:
@@ -130,7 +130,7 @@ class Orders:
     def read(cls, content: RecordDict, classes: int) -> Orders:
         """As it arrived."""
         facts = Facts(content, "orders")
-        run, clients = facts.text("run", 32), facts.wholes("clients")
+        run, clients, bounds = facts.text("run", 32), facts.wholes("clients"), facts.numbers("bounds", 2)
         if len(run) != 32 or not all(letter in "0123456789abcdef" for letter in run):
             raise WireError("wrong values", "a run's name must be 32 hexadecimal digits")
         return cls(
@@ -141,7 +141,7 @@ class Orders:
             remembers=facts.wholes("remembers", len(clients)),
             num_clients=facts.whole("num-clients", 1),
             class_counts=facts.wholes("class-counts", classes),
-            bounds=facts.numbers("bounds", 2),
+            bounds=(bounds[0], bounds[1]),
             stages=facts.whole("stages", 1),
         )
 

@@ -31,8 +31,9 @@ from holdfast.engine.flower.messages import (
     record_of,
     tree_of,
 )
-from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, Result, on_device
+from holdfast.engine.local import Broadcast, Job, LocalSide, Result, on_device
 from holdfast.engine.sequential import Sequential
+from holdfast.engine.task import device_data, make_task
 from holdfast.engine.wire import form_of, unpack
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method, Tree
@@ -169,14 +170,19 @@ class Work:
         if isinstance(model, ModelSpec):
             model = model.build(dataset.shape, dataset.num_classes, plan.settings.seed)
         network = Network(model.to(device, dtype), plan.described["classifier"], plan.described["norm"])
-        data = DeviceData(
-            dataset.x_train.to(device),
-            dataset.y_train.to(device),
-            dataset.y_train.numpy(),
-            dataset.preprocess,
-            dtype,
+        data = device_data(dataset, device, dtype)
+        self.task = make_task(
+            network,
+            data,
+            plan.settings,
+            num_clients=orders.num_clients,
+            class_counts=np.array(orders.class_counts),
+            bounds=orders.bounds,
+            public=np.empty(0, np.int64),  # these, and one of each class, are the server's
+            one_of_each=np.full(dataset.num_classes, -1, np.int64),
+            stages=orders.stages,
+            read=_no_samples,
         )
-        self.task = _task(plan, orders, network, data, dataset)
         self.method = plan.method
         self.side = LocalSide(self.method, self.task, data, plan.settings)
         self.engine = Sequential(self.method, self.task, data, plan.settings)
@@ -245,39 +251,6 @@ def uploaded(result: Result, method: Method, task: Task, plan: Plan) -> Tree:
         if method.overrides("personal") or task.stages > 1:
             told["memory"] = result.memory
     return told
-
-
-def _task(plan: Plan, orders: Orders, network: Network, data: DeviceData, dataset: Dataset) -> Task:
-    """The task as a site knows it: no public samples, and none of other sites."""
-    settings, device = plan.settings, data.x.device
-
-    def filled(value: float) -> Tensor:
-        whole = dataset.x_train.new_full((1, *dataset.shape), value)
-        return dataset.preprocess(whole, dtype=data.dtype).to(device)
-
-    return Task(
-        network=network,
-        num_classes=dataset.num_classes,
-        num_clients=orders.num_clients,
-        class_counts=torch.tensor(orders.class_counts).to(device, data.dtype),
-        rounds=settings.rounds,
-        epochs=settings.epochs,
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-        lr=settings.lr,
-        lr_decay=settings.lr_decay,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        device=device,
-        dtype=data.dtype,
-        lowest=filled(orders.bounds[0]),
-        highest=filled(orders.bounds[1]),
-        public_x=data.read(np.empty(0, np.int64)),
-        public_y=data.y[:0],
-        one_of_each=np.full(dataset.num_classes, -1, np.int64),
-        read=_no_samples,
-        stages=orders.stages,
-    )
 
 
 def _no_samples(ids: np.ndarray) -> tuple[Tensor, Tensor]:
