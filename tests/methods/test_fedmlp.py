@@ -181,6 +181,21 @@ def test_a_personal_head_stays_and_the_next_round_starts_from_it() -> None:
     assert all(OFF.travels(name, training.task) for name in loop.server.params)
 
 
+def test_a_head_of_an_epoch_is_kept_through_the_stages_and_then_begins_as_the_average() -> None:
+    method = replace(OFF, head="epoch")
+    training = prepared(method, stream(), rounds=4)
+    loop, memories = rounds(training, 2)
+    state = memories.get(0)["method"]  # type: ignore[index]
+    client, _ = begun(training)
+    average = loop.server.params
+    for stage, expected in ((1, state["head"]["3.weight"]), (0, average["3.weight"])):
+        start = method.start(average, {}, state, replace(client, stage=stage))
+        assert torch.equal(start["3.weight"], expected)
+        assert torch.equal(start["1.weight"], average["1.weight"])
+    assert not torch.equal(state["head"]["3.weight"], average["3.weight"])
+    assert all(method.travels(name, training.task) for name in average)
+
+
 @pytest.mark.parametrize("clustering", ["finch", "kmeans"])
 @pytest.mark.parametrize("classes", [2, 4])
 def test_one_participant_with_one_sample(clustering: str, classes: int) -> None:

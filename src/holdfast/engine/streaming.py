@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class StreamTests:
         self.loop, self.side = loop, side
         self.minority = minority_classes(loop.federation.class_counts)
         stages = loop.federation.stages
+        self.tasks = replace(loop.federation, cumulative=False)  # each stage's own samples
         # Of the clients online in this epoch: accuracy after each stage (rows) on each stage's task (columns).
         self.matrix: dict[int, np.ndarray] = {}
         self.initial = np.full(loop.task.num_classes, np.nan)  # [C] accuracy of the untrained model
@@ -37,38 +39,32 @@ class StreamTests:
         self.initial = self.loop.evaluate_global(self.loop.local_test).class_accuracy
 
     def after_round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
-        """A_sel after every stage; A_loc, A_glo and continual-learning metrics after an epoch's last.
+        """A_sel after every stage; A_loc, A_glo and continual-learning metrics after the last.
 
         ``task_accuracy`` [K, T] is each participant's row of its accuracy matrix: its private model after this
         stage on each of its tasks (NaN where it has none).
         """
-        loop, federation = self.loop, self.loop.federation
+        loop = self.loop
         stage = loop.stage(number)
-        if stage == 0:
-            self.matrix = {}
+        if stage == 0 and number > 1 and loop.stage(number - 1) > 0:
+            self.matrix = {}  # the stages begin anew
         record: dict[str, Any] = {}
         if participants:
-            counts = np.stack(
-                [federation.label_counts(participants, s) for s in range(federation.stages)], axis=1
-            )
+            counts = self._task_counts(participants)
             known = self._class_accuracy(participants, number)  # [K, C]
-            with np.errstate(invalid="ignore"):
-                tasks, _ = metrics.in_out_local_accuracy(
-                    np.broadcast_to(known[:, None], counts.shape), counts
-                )  # [K, T]
-            tasks = np.asarray(tasks)
+            tasks = _task_accuracy(known[:, None], counts)
             record["task_accuracy"] = tasks.tolist()
             record["A_sel"] = metrics.seen_task_accuracy(tasks, counts.sum(-1), stage + 1)
             for client, row in zip(participants, tasks, strict=True):
                 self.matrix.setdefault(int(client), self.empty.copy())[stage] = row
-        if stage == federation.stages - 1 or number == loop.settings.rounds:
-            record |= self._after_epoch(number)
+        if stage == loop.federation.stages - 1 or number == loop.settings.rounds:
+            record |= self._on_everything(number) | self._transfer()
         return record
 
-    def _after_epoch(self, number: int) -> dict[str, float]:
-        everyone = np.flatnonzero(
-            np.diff(self.loop.federation.offsets).reshape(-1, self.loop.federation.stages).sum(1)
-        )
+    def _on_everything(self, number: int) -> dict[str, float]:
+        """Every client's private model, and the global one, on all classes."""
+        federation = self.loop.federation
+        everyone = np.flatnonzero(np.diff(federation.offsets).reshape(-1, federation.stages).sum(1))
         private = self._class_accuracy(everyone.tolist(), number)
         general = self.loop.evaluate_global().class_accuracy
         record = {
@@ -78,31 +74,55 @@ class StreamTests:
         if self.minority.any():
             record["A_loc_t"] = metrics.local_stream_accuracy(private[None], self.minority)
             record["A_glo_t"] = metrics.global_stream_accuracy(general[None], self.minority)
-        whole = {k: m for k, m in self.matrix.items() if not np.isnan(m).any()}
-        if whole:
-            matrix = np.stack(list(whole.values()))  # [K, T, T]
-            federation = self.loop.federation
-            counts = np.stack(
-                [federation.label_counts(list(whole), s) for s in range(federation.stages)], axis=1
-            )
-            initial, _ = metrics.in_out_local_accuracy(np.broadcast_to(self.initial, counts.shape), counts)
-            record |= {
-                "average_forgetting": float(np.mean(metrics.average_forgetting(matrix))),
-                "backward_transfer": float(np.mean(metrics.backward_transfer(matrix))),
-                "forward_transfer": float(np.mean(metrics.forward_transfer(matrix, initial))),
-            }
         return record
+
+    def _transfer(self) -> dict[str, Any]:
+        """Forgetting and transfer of each client over the stages at which it has data, and their means."""
+        if not self.matrix:
+            return {}
+        counts = self._task_counts(list(self.matrix))
+        initial = _task_accuracy(self.initial, counts)
+        told: dict[str, list[float]] = {
+            "average_forgetting": [],
+            "backward_transfer": [],
+            "forward_transfer": [],
+        }
+        clients = []
+        for row, (client, matrix) in enumerate(self.matrix.items()):
+            own = np.flatnonzero(counts[row].sum(-1))
+            if len(own) < 2:
+                continue
+            clients.append(client)
+            ours = matrix[np.ix_(own, own)]
+            told["average_forgetting"].append(float(metrics.average_forgetting(ours)))
+            told["backward_transfer"].append(float(metrics.backward_transfer(ours)))
+            told["forward_transfer"].append(float(metrics.forward_transfer(ours, initial[row, own])))
+        measured = {name: [v for v in values if not np.isnan(v)] for name, values in told.items()}
+        means = {name: float(np.mean(values)) for name, values in measured.items() if values}
+        return means | {"transfer": {"clients": clients, **told}} if clients else means
+
+    def _task_counts(self, clients: Sequence[int]) -> np.ndarray:
+        """Training samples of each class in each client's own tasks: ``[K, T, C]``."""
+        stages = range(self.tasks.stages)
+        return np.stack([self.tasks.label_counts(list(clients), stage) for stage in stages], axis=1)
 
     def _class_accuracy(self, clients: Sequence[int], number: int) -> np.ndarray:
         """``[K, C]`` of these clients' private models."""
         group, test = self.loop.engine.group, self.loop.local_test
-        tested = []
-        for at in range(0, len(clients), group):
-            models = [self._private(client, number) for client in clients[at : at + group]]
-            tested += test.evaluate_many([(p, b) for p, b, _ in models], [s for _, _, s in models])
-        return np.stack([e.class_accuracy for e in tested])
+        trained = [k for k in clients if self.loop.memories.get(k)]
+        # A client that never took part has the global model, which is tested once for all of them.
+        accuracy = {}
+        if len(trained) < len(clients):
+            accuracy = dict.fromkeys(clients, self.loop.evaluate_global(test).class_accuracy)
+        for at in range(0, len(trained), group):
+            some = trained[at : at + group]
+            models = [self._private(client, number) for client in some]
+            tested = test.evaluate_many([(p, b) for p, b, _ in models], [s for _, _, s in models])
+            accuracy |= {k: e.class_accuracy for k, e in zip(some, tested, strict=True)}
+        return np.stack([accuracy[k] for k in clients])
 
     def _private(self, k: int, number: int) -> PrivateModel:
+        """The private model of a client that has taken part."""
         loop, method, server = self.loop, self.loop.method, self.loop.server
         memory = on_device(loop.memories.get(k) or {}, loop.task.device)
         params = server.params | memory.get("head", {})
@@ -111,12 +131,18 @@ class StreamTests:
             return params, buffers, lambda out: method.predict(out, server)
         state: Tree = memory["method"]
         if method.overrides("start"):
-            ids = loop.federation.client(k, loop.stage(number))
+            stage = self._latest(k, loop.stage(number))
             payload = {**method.down(server), **method.down_to(server, k)}
-            sent = Broadcast(number, server.params, server.buffers, payload)
-            client = self.side.client(self.side.plan(Job(k, ids, memory=memory), number), sent)
-            params = method.start(server.params, payload, state, client)
+            sent = Broadcast(number, params, server.buffers, payload)
+            job = Job(k, loop.federation.client(k, stage), stage, memory=memory)
+            params = method.start(params, payload, state, self.side.client(self.side.plan(job, number), sent))
         return params, buffers, lambda out: method.personal(out, state)
+
+    def _latest(self, k: int, stage: int) -> int:
+        """The stage whose data a client had last: this one, or the nearest before it, round and round."""
+        stages = self.loop.federation.stages
+        before = ((stage - back) % stages for back in range(stages))
+        return next(s for s in before if len(self.loop.federation.client(k, s)))
 
     def state(self) -> dict[str, np.ndarray]:
         """What a checkpoint must keep."""
@@ -130,3 +156,10 @@ class StreamTests:
         self.initial = state["initial"]
         if "matrix" in state:
             self.matrix = {int(k): m.copy() for k, m in zip(state["clients"], state["matrix"], strict=True)}
+
+
+def _task_accuracy(class_accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Accuracy on tasks of these class counts ``[K, T, C]``: ``[K, T]``, NaN where a task is empty."""
+    with np.errstate(invalid="ignore"):
+        within, _ = metrics.in_out_local_accuracy(np.broadcast_to(class_accuracy, counts.shape), counts)
+    return np.asarray(within)

@@ -33,8 +33,9 @@ class FedMLP(Method):
 
     ``clustering``: ``finch``, or ``kmeans`` with √C clusters. ``inter_task_kl``: ``feature-memory`` as above,
     ``memory-feature`` for KL(σ(c̃) ‖ σ(h)). ``memory``: new prototypes ``overwrite`` or mix by half (``ema``).
-    ``use_prototype``, ``use_inter_task``, ``use_semantic``: L_P, L_I, L_S. ``head``: ``personal``, or
-    ``shared`` to average the classifier like the rest.
+    ``use_prototype``, ``use_inter_task``, ``use_semantic``: L_P, L_I, L_S. ``head``: ``personal``;
+    ``epoch``, personal too, but the average of all whenever the stages of a stream begin anew, as in the
+    authors' code of FedPRP; or ``shared`` to average the classifier like the rest.
     """
 
     name: ClassVar[str] = "fedmlp"
@@ -46,7 +47,7 @@ class FedMLP(Method):
     use_prototype: bool = True
     use_inter_task: bool = True
     use_semantic: bool = True
-    head: Literal["personal", "shared"] = "personal"
+    head: Literal["personal", "epoch", "shared"] = "personal"
 
     def check(self) -> None:
         """α is a strength."""
@@ -56,7 +57,7 @@ class FedMLP(Method):
             clustering=(self.clustering in ("finch", "kmeans"), "finch or kmeans"),
             inter_task_kl=(self.inter_task_kl in directions, "feature-memory or memory-feature"),
             memory=(self.memory in ("overwrite", "ema"), "overwrite or ema"),
-            head=(self.head in ("personal", "shared"), "personal or shared"),
+            head=(self.head in ("personal", "epoch", "shared"), "personal, epoch or shared"),
         )
 
     @property
@@ -87,7 +88,8 @@ class FedMLP(Method):
 
     def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The received body, with the client's own classifier if it has one."""
-        own: Tensors = state.get("head", {})
+        anew = self.head == "epoch" and client.stage < int(state.get("stage", 0))
+        own: Tensors = {} if anew else state.get("head", {})
         return params | own
 
     def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
@@ -154,13 +156,15 @@ class FedMLP(Method):
             kept = 0.5 * (remembered & (self.memory == "ema")).to(old.dtype).unsqueeze(-1)
             new = kept * old + (1 - kept) * prototypes
             state = {"memory": torch.where(owned.unsqueeze(-1), new, old), "remembered": remembered | owned}
-        if self.head == "personal":
+        if self.head != "shared":
             state["head"] = {name: params[name] for name in client.task.network.head.names}
+        if self.head == "epoch":
+            state["stage"] = torch.tensor(client.stage)
         return sums, state
 
     def travels(self, name: str, task: Task) -> bool:
         """A personal classifier stays."""
-        return self.head == "shared" or name not in task.network.head.names
+        return self.head != "personal" or name not in task.network.head.names
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
         """g_k from this round's owners, an old one where there is none; then P."""
