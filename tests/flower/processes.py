@@ -6,9 +6,12 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,10 +33,15 @@ def free_port() -> int:
 
 
 class Deployment:
-    """A SuperLink, its nodes, which reach it through a proxy, and an app that `holdfast flower new` wrote."""
+    """A SuperLink, its nodes, which reach it through a proxy, and an app that `holdfast flower new` wrote.
 
-    def __init__(self, folder: Path, nodes: int, clients: int, app: str | None = None) -> None:
-        self.folder, self.count, self.clients = folder, nodes, clients
+    ``isolated``: the server's tasks are handed out only to a process that knows a secret.
+    """
+
+    def __init__(
+        self, folder: Path, nodes: int, clients: int, app: str | None = None, isolated: bool = False
+    ) -> None:
+        self.folder, self.count, self.clients, self.isolated = folder, nodes, clients, isolated
         self.link_port = free_port()
         self.proxy = Proxy(self.link_port)
         self.app = folder / "two-sites"
@@ -43,6 +51,7 @@ class Deployment:
         self.keys = folder / "keys"
         write_certificates(self.keys, ["localhost", "127.0.0.1"], [f"site{i}" for i in range(nodes)])
         self.link: subprocess.Popen[bytes] | None = None
+        self.executor: subprocess.Popen[bytes] | None = None
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         home = folder / "home"
         home.mkdir()
@@ -61,6 +70,12 @@ class Deployment:
 
     def __enter__(self) -> Self:
         self.start_link()
+        if self.isolated:
+            self.executor = self.start(
+                "executor", f"{BIN}/flower-superexec", "--root-certificates", f"{self.keys}/ca.crt",
+                "--runtime-api-address", f"127.0.0.1:{self.link_port}",
+                "--superexec-auth-secret-file", f"{self.keys}/superexec.secret",
+            )  # fmt: skip
         for i in range(self.count):
             self.flwr("supernode", "register", f"{self.keys}/nodes/site{i}.pub", "tls", "--name", f"site{i}")
             self.start_node(i)
@@ -69,8 +84,9 @@ class Deployment:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in [*self.nodes.values(), *([self.link] if self.link else [])]:
-            end(process)
+        for process in (*self.nodes.values(), self.executor, self.link):
+            if process is not None:
+                end(process)
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -90,11 +106,13 @@ class Deployment:
 
     def start_link(self) -> None:
         """The server, which keeps its state in a database."""
+        secret = ["--isolation", "process", "--superexec-auth-secret-file", f"{self.keys}/superexec.secret"]
         self.link = self.start(
             "link", f"{BIN}/flower-superlink", "--ssl-ca-certfile", f"{self.keys}/ca.crt",
             "--ssl-certfile", f"{self.keys}/server.pem", "--ssl-keyfile", f"{self.keys}/server.key",
             "--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.link_port),
             "--database", f"{self.folder}/state.db", "--disable-runtime-dependency-installation",
+            *(secret if self.isolated else []),
         )  # fmt: skip
         wait_until(lambda: _listens(self.link_port), 60)
 
@@ -139,6 +157,20 @@ class Deployment:
                     return status
             time.sleep(0.3)
         raise TimeoutError(f"run {run} is not finished after {seconds} s; see the logs in {self.folder}")
+
+    def asks_for_a_task(self) -> int:
+        """The HTTP status that somebody without the secret gets who asks the server for a task."""
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self.link_port}/v1/runtime/acquire-task",
+            data=b"",
+            headers={"Content-Type": "application/protobuf"},
+        )
+        trust = ssl.create_default_context(cafile=f"{self.keys}/ca.crt")
+        try:
+            with urllib.request.urlopen(request, context=trust, timeout=20) as reply:
+                return int(reply.status)
+        except urllib.error.HTTPError as refusal:
+            return refusal.code
 
     def memory(self) -> int:
         """Bytes that its processes take, what they share counted once."""

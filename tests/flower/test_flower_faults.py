@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +286,67 @@ def test_a_site_keeps_no_more_than_it_needs(tmp_path: Path) -> None:
     kept = [len(list(folder.iterdir())) for folder in (tmp_path / "state").glob("*/*")]
     assert len(kept) == len(SIZES)
     assert max(kept) <= 3
+
+
+# A disk that is really full ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 kB."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    small = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)]
+    if shutil.which("mount") is None or subprocess.run(small, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Take all the space that is left."""
+    with suppress(OSError), open(disk / "ballast", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def while_full(disk: Path, world: World, rounds: tuple[int, ...]) -> None:
+    """The disk is full while these rounds are trained."""
+    send = world.grid.send_and_receive
+
+    def send_and_receive(messages: Any, **more: Any) -> list[Message]:
+        messages = list(messages)
+        orders = next((m.content["orders"] for m in messages if "orders" in m.content), {"round": 0})
+        (disk / "ballast").unlink(missing_ok=True)
+        if orders["round"] in rounds:
+            fill(disk)
+        return send(messages, **more)
+
+    world.grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
+
+
+def test_a_site_whose_disk_is_full(disk: Path, tmp_path: Path) -> None:
+    world = World(tmp_path, method="scaffold")
+    world.grid.nodes[101]["state-dir"] = str(disk / "state")
+    while_full(disk, world, rounds=(2,))
+    world.run()
+    assert world.incidents() == [(2, k, "failed") for k in (0, 2, 4)]
+    assert all("no space is left" in i["detail"] for i in world.records[1]["incidents"])
+    assert world.records[2]["participants"] == list(range(len(SIZES)))
+
+
+def test_a_server_whose_disk_is_full(disk: Path, tmp_path: Path) -> None:
+    full = World(tmp_path, method="scaffold", out=str(disk / "run"))
+    while_full(disk, full, rounds=(2,))
+    with pytest.raises(HoldfastError, match="no space is left"):
+        full.run()
+    complete = hf.RunDirectory.open(disk / "run").records()[0]
+    (disk / "ballast").unlink()
+    world = World(tmp_path, method="scaffold", out=str(disk / "run"))
+    world.out = disk / "run"
+    world.run()
+    assert world.records[0] == complete
+    assert apart(world.model, reference(METHODS["scaffold"]()).model.state_dict()) <= 1e-9
 
 
 # The server is killed ------------------------------------------------------------------------------------

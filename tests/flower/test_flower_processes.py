@@ -24,17 +24,22 @@ import numpy as np
 import holdfast as hf
 from holdfast.engine.flower import FlowerApp, for_server
 
-def federation(clients):
+def federation(run):
+    clients = run["clients"]
     rng = np.random.default_rng(1)
-    y = np.arange(40 * clients) % 4
+    y = np.arange(40 * clients if clients < 100 else 4 * clients) % 4
     x = rng.integers(0, 160, size=(len(y), 1, 4, 4))
     x[np.arange(len(y)), :, :, y] += 60
     data = hf.Dataset.from_arrays(x.astype(np.uint8), y, x[:100].astype(np.uint8), y[:100])
-    return hf.federate(data, hf.Dirichlet(1.0), clients=clients, seed=3)
+    if run["data-partition"] == "stream":
+        return hf.stream(data, hf.IID(), clients=clients, tasks_per_client=2, seed=3)
+    return hf.federate(data, hf.Dirichlet(1.0), clients=clients, seed=3, public=run["data-public"])
 
-app = FlowerApp(
-    lambda node, run: federation(run["clients"]), lambda run: for_server(federation(run["clients"]).dataset)
-)
+def server_data(run):
+    whole = federation(run)
+    return for_server(whole.dataset, whole.public)
+
+app = FlowerApp(lambda node, run: federation(run), server_data)
 server = app.server_app()
 client = app.client_app()
 """
@@ -42,13 +47,19 @@ client = app.client_app()
 CONFIG = {"epochs": 2, "batch_size": 8, "lr": 0.2, "momentum": 0.0, "seed": 5, "model": "mlp:16"}
 
 
-def reference(method: str, clients: int, **settings: Any) -> dict[str, torch.Tensor]:
+def reference(
+    method: str, clients: int, data_partition: str = "", data_public: float = 0.0, **settings: Any
+) -> dict[str, torch.Tensor]:
+    """The weights after the same experiment on the sequential engine."""
     names: dict[str, Any] = {"__name__": "app"}
     exec(APP, names)
+    among = names["federation"](
+        {"clients": clients, "data-partition": data_partition, "data-public": data_public}
+    )
     schedule = {k: v for k, v in (CONFIG | settings).items() if k != "model"}
     run = hf.train(
-        parse_method(method), hf.parse_model("mlp:16"), names["federation"](clients), engine="sequential",
-        device="cpu", evaluate_locals=False, **schedule,
+        parse_method(method), hf.parse_model("mlp:16"), among, engine="sequential", device="cpu",
+        evaluate_locals=False, **schedule,
     )  # fmt: skip
     return dict(run.model.state_dict())
 
@@ -65,10 +76,11 @@ def assert_weights(out: Path, expected: dict[str, torch.Tensor]) -> None:
 
 
 def test_parity_and_a_killed_server(tmp_path: Path) -> None:
-    """Twice as many clients as nodes, half of them sampled; the server is killed in round 2 and run again."""
+    """Twice as many clients as nodes, all but one sampled; the server is killed in round 2 and run again."""
     clients, out = 2 * NODES, tmp_path / "run"
     settings = {"rounds": 3, "sample": clients - 1}
-    with Deployment(tmp_path, NODES, clients, APP) as deployment:
+    with Deployment(tmp_path, NODES, clients, APP, isolated=True) as deployment:
+        assert deployment.asks_for_a_task() == 401
         stranger = deployment.start(
             "stranger", f"{BIN}/flower-supernode", "--root-certificates", f"{deployment.keys}/ca.crt",
             "--superlink", f"127.0.0.1:{deployment.link_port}", "--host", "127.0.0.1", "--port", str(free_port()),
@@ -142,11 +154,15 @@ def supervise(deployment: Deployment, out: Path, seconds: float = 300) -> None:
 
 
 @pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
-def test_a_lost_superlink(tmp_path: Path) -> None:
-    """The SuperLink itself is killed and started again: the same run goes on from the last complete round."""
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_lost_superlink(isolated: bool, tmp_path: Path) -> None:
+    """The SuperLink itself is killed and started again: the run goes on from the last complete round.
+
+    Where the server's tasks run in a process of their own, it does so by itself.
+    """
     out = tmp_path / "run"
-    with Deployment(tmp_path, 2, 2, APP) as deployment:
-        deployment.submit(out=str(out), method="scaffold", rounds=4, **CONFIG)
+    with Deployment(tmp_path, 2, 2, APP, isolated) as deployment:
+        run = deployment.submit(out=str(out), method="scaffold", rounds=4, **CONFIG)
         wait_until(lambda: len(records(out)) >= 1, 200)
         assert deployment.link is not None
         os.killpg(deployment.link.pid, signal.SIGKILL)
@@ -154,10 +170,53 @@ def test_a_lost_superlink(tmp_path: Path) -> None:
         time.sleep(3)
         deployment.start_link()
         time.sleep(10)
-        run = deployment.submit(out=str(out), method="scaffold", rounds=4, **CONFIG)
+        if not isolated:
+            run = deployment.submit(out=str(out), method="scaffold", rounds=4, **CONFIG)
         supervise(deployment, out)
         assert deployment.finish(run, out) == "finished:completed"
     assert_weights(out, reference("scaffold", 2, rounds=4))
+
+
+KINDS = {
+    "moon": {},  # remembers its last model
+    "fedka": {},  # samples of each class from the sites
+    "fedfa": {},  # anchors
+    "fedproto": {},  # prototypes and no weights
+    "flashback": {"data_public": 0.1},  # label counts up, distillation on the server
+    "feddf": {"data_public": 0.1},
+    "creff": {},  # learns features on the server
+    "ccvr": {},  # asks all clients once more after the last round
+    "fedmlp": {"data_partition": "stream"},
+}
+
+
+@pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
+def test_every_kind_of_method(tmp_path: Path) -> None:
+    """States, payloads beside the weights, learning on the server, a stream: through real messages."""
+    with Deployment(tmp_path, 2, 4, APP) as deployment:
+        for name, settings in KINDS.items():
+            out = tmp_path / name
+            run = deployment.submit(out=str(out), method=name, rounds=2, **CONFIG, **settings)
+            assert deployment.finish(run, out) == "finished:completed", name
+            assert_weights(out, reference(name, 4, rounds=2, **settings))
+
+
+@pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
+def test_a_thousand_clients_on_four_sites(tmp_path: Path) -> None:
+    """A site trains its clients of a round in one process."""
+    out, most = tmp_path / "run", 0
+    settings = {"rounds": 3, "sample": 200}
+    with Deployment(tmp_path, 4, 1000, APP) as deployment:
+        run = deployment.submit(out=str(out), method="fedavg", **CONFIG, **settings)
+        ends = time.monotonic() + 400
+        while not (out / "model.safetensors").exists() and time.monotonic() < ends:
+            most = max(most, len(deployment.processes("flwr-clientapp")))
+            time.sleep(0.2)
+        assert deployment.finish(run, out) == "finished:completed"
+    assert 1 <= most <= 4
+    assert [len(r["participants"]) for r in records(out)] == [200] * 3
+    print(f"a round of 200 clients on 4 sites: {[r['seconds']['total'] for r in records(out)]} s")
+    assert_weights(out, reference("fedavg", 1000, **settings))
 
 
 @pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
