@@ -36,7 +36,7 @@ def relative(value, reference):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tf32", [False, True])
 def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
-    from holdfast.kernels import conv
+    from holdfast.kernels import conv, layers
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     lanes, batch, channels, height, width, outputs, kernel, stride, pad = shape
@@ -49,19 +49,46 @@ def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
     )
     dy = torch.randn_like(reference).float()
     want = torch.autograd.grad(reference, exact, dy.double())
-    got = (
-        conv.input_gradient(dy, w, (height, width), stride, pad),
-        *conv.weight_gradient(x, dy, (kernel, kernel), stride, pad),
+    y, padded = conv.forward(x, w, b, stride, pad)
+    tolerance = 5e-4 if tf32 else 3e-6
+    assert relative(y, reference) < tolerance
+    for of_input in (True, False):
+        got = layers._backward((height, width), stride, pad, of_input, dy, w, padded.values, padded.largest)
+        for value, truth in zip(got, want if of_input else want[1:], strict=True):
+            assert relative(value, truth) < tolerance
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-3, 1e6])
+def test_half_precision_takes_any_magnitude(size, monkeypatch):
+    from holdfast.kernels import conv, layers
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    x = torch.randn(2, 3, 16, 8, 8, device="cuda") * torch.tensor([size, 1.0], device="cuda").view(
+        2, 1, 1, 1, 1
     )
-    tolerance = 2e-3 if tf32 else 3e-6
-    assert relative(conv.forward(x, w, b, stride, pad), reference) < tolerance
-    for value, truth in zip(got, want, strict=True):
-        assert relative(value, truth) < tolerance
+    w, dy = torch.randn(2, 8, 16, 3, 3, device="cuda"), torch.randn(2, 3, 8, 8, 8, device="cuda") * size
+    y, padded = conv.forward(x, w, torch.zeros(2, 8, device="cuda"), 1, 1)
+    got = layers._backward((8, 8), 1, 1, True, dy, w, padded.values, padded.largest)
+    for i in range(2):
+        exact = [x[i].double().requires_grad_(), w[i].double().requires_grad_()]
+        reference = F.conv2d(*exact, padding=1)
+        want = torch.autograd.grad(reference, exact, dy[i].double())
+        assert relative(y[i], reference) < 5e-4
+        assert relative(got[0][i], want[0]) < 5e-4 and relative(got[1][i], want[1]) < 5e-4
+
+
+def test_what_is_not_finite_stays_so():
+    from holdfast.kernels import conv
+
+    x = torch.randn(1, 2, 4, 8, 8, device="cuda")
+    x[0, 0, 0, 4, 4] = float("inf")
+    y, _ = conv.forward(x, torch.ones(1, 8, 4, 3, 3, device="cuda"), None, 1, 1)
+    assert not torch.isfinite(y).all()
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 8, 6), (2, 32, 32, 32), (7, 1, 2, 2)])
-def test_relu_and_pooling(shape):
-    from holdfast.kernels import pool
+def test_relu_and_pooling(shape, monkeypatch):
+    from holdfast.kernels import frame, pool
 
     x = torch.randn(shape, device="cuda")
     exact = x.double().requires_grad_()
@@ -70,7 +97,10 @@ def test_relu_and_pooling(shape):
     y, code = pool.forward(x)
     assert torch.equal(y, reference.float())
     (want,) = torch.autograd.grad(reference, exact, dy.double())
-    assert torch.equal(pool.backward(dy, code), want.float())
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    framed = frame.unpool(dy[None], code[None], frame.Frame(0, (shape[2], shape[3])))
+    got = framed.values[0].permute(0, 3, 1, 2)[:, : shape[1]]
+    assert torch.equal(got, want.float())
 
 
 def test_layers_under_vmap_and_grad(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from itertools import pairwise
 
 import torch
 from torch import nn
@@ -23,18 +22,20 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def install(net: nn.Module) -> None:
-    """Let a network's convolutions, and ReLU followed by 2x2 pooling, run as kernels of ours."""
-    from holdfast.kernels.layers import LaneConv2d, LaneReLUPool
+    """Let a network's convolutions, with ReLU and 2x2 pooling where they follow, run as kernels of ours."""
+    from holdfast.kernels.layers import LaneConv2d, LaneConvReLUPool
 
     for parent in list(net.modules()):
-        children = list(parent.named_children())
-        for name, module in children:
-            if isinstance(module, nn.Conv2d) and LaneConv2d.serves(module):
-                setattr(parent, name, LaneConv2d(module))
+        children = dict(parent.named_children())
+        served = {n: m for n, m in children.items() if isinstance(m, nn.Conv2d) and LaneConv2d.serves(m)}
+        for name, module in served.items():
+            setattr(parent, name, LaneConv2d(module))
         if isinstance(parent, nn.Sequential):  # the only module that says in which order its children apply
-            for (name, module), (below, following) in pairwise(children):
-                if isinstance(module, nn.ReLU) and _halves(following):
-                    setattr(parent, name, LaneReLUPool())
+            names = list(children)
+            for name, relu, below in zip(names, names[1:], names[2:], strict=False):
+                if name in served and isinstance(children[relu], nn.ReLU) and _halves(children[below]):
+                    setattr(parent, name, LaneConvReLUPool(served[name]))
+                    setattr(parent, relu, nn.Identity())
                     setattr(parent, below, nn.Identity())
 
 

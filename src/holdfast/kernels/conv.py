@@ -1,8 +1,12 @@
 """Convolutions of many clients at once, as Triton kernels: the lane is one more batch dimension.
 
-Each kernel is an implicit matrix product over images that lie channels last, ``[lanes, B, H, W, C]``, and weights
-``[lanes, O, R, S, C]``. cuDNN's grouped convolutions, which ``vmap`` would use, are several times slower here.
-The reduction runs over chunks of the S*C neighbouring values of a kernel row.
+Images are first copied to zero-padded memory, channels last (frame.py). What an output needs then lies in runs of
+consecutive values, one for each row of the kernel, and a convolution is a product of windows and weights without
+any border: y[m, n] = Σ_k x[start(m) + k] w[n, k]. Neighbouring outputs, whose windows overlap, may share one wider
+window, so that less is read: their weights are then those of one output, shifted, with zeros beside them.
+
+Where TF32 is allowed, operands are stored in half precision: the same ten bits of mantissa at half the traffic.
+Each lane's images are scaled by a power of two to the range of a half; sums are in float32.
 """
 
 from __future__ import annotations
@@ -12,145 +16,135 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.kernels.frame import Frame, Padded, halves, pad, scale_to_half
+
+_PROGRAMS = 528  # of a weight gradient: four for each multiprocessor of an H200
+_WEIGHT_SCALE = 256.0  # weights are small: this keeps 2.4e-7 to 255 within a half's full precision
+
 
 @triton.jit
-def _correlate(
-    x, w, bias, y,
-    rows, H, W, OH, OW, stride, pad,
-    x_lane, x_b, x_h, x_w, x_c,
-    C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr, BACK: tl.constexpr,
-    ALIGNED: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+def _spread(
+    w, out, total, w_lane, w_o, w_c, w_r, w_s,
+    C: tl.constexpr, CP: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr, FLIP: tl.constexpr,
+    HALF: tl.constexpr, WEIGHT_SCALE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out[lane, (j, o), r, (px, c)] = w[lane, o, c, r, px - j STRIDE]: the weights of SHARE shifted outputs.
+
+    FLIP turns the kernel about, for the gradient of the input.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    k = at % RUN
+    r = at // RUN % R
+    n = at // (RUN * R) % (SHARE * O)
+    lane = at // (RUN * R * SHARE * O)
+    c = k % CP
+    s = k // CP - n // O * STRIDE
+    inside = (at < total) & (c < C) & (s >= 0) & (s < S)
+    if FLIP:
+        r = R - 1 - r
+        s = S - 1 - s
+    value = tl.load(w + lane * w_lane + n % O * w_o + c * w_c + r * w_r + s * w_s, mask=inside, other=0.0)
+    if HALF:
+        value = (value * WEIGHT_SCALE).to(tl.float16)
+    tl.store(out + at, value, mask=at < total)
+
+
+@triton.jit
+def _windows(
+    x, w, bias, y, largest, rows, x_lane, w_lane, bias_lane, each,
+    PH: tl.constexpr, PW: tl.constexpr, CP: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    O: tl.constexpr, R: tl.constexpr, SHARE: tl.constexpr, STRIDE: tl.constexpr, CHUNKS: tl.constexpr,
+    BIAS: tl.constexpr, HALF: tl.constexpr, WEIGHT_SCALE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y[m, o] = Σ_{r,s,c} x[at(m, r, s), c] w[o, r, s, c] (+ bias[o]): one lane and one tile of y a program.
+    """y[m, n] = Σ_k x[start(m) + k] w[n, k] (+ bias): one lane and one tile of y a program.
 
-    m runs over (image, output row, output column). Forwards at = m * stride + (r, s) - pad; backwards (BACK, for
-    the gradient of the input) at = (m + pad - (r, s)) / stride, where that is whole.
+    m runs over (image, output row, group of SHARE outputs), n over (output of the group, channel).
     """
+    N: tl.constexpr = SHARE * O
+    ACROSS: tl.constexpr = OW // SHARE
     lane = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    ow = m % OW
-    oh = (m // OW) % OH
-    image = (m // (OW * OH)).to(tl.int64)
-    x += lane * x_lane
-    w += lane * (O * R * S * C)
-    CHUNKS: tl.constexpr = (S * C + BK - 1) // BK
+    # Beyond the last row and column the last is computed again, and not stored: loads need no mask.
+    row = tl.minimum(m, rows - 1)
+    start = (
+        (row // (ACROSS * OH) * PH + row // ACROSS % OH * STRIDE) * PW + row % ACROSS * (SHARE * STRIDE)
+    ) * CP
+    windows = x + lane * x_lane + start[:, None] + k[None, :]
+    weights = w + lane * w_lane + tl.minimum(n, N - 1)[:, None] * (R * CHUNKS * BK) + k[None, :]
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(R * CHUNKS):
-        r = step // CHUNKS
-        first = (step % CHUNKS) * BK
-        if BACK:
-            ih = oh + pad - r
-            in_row = (ih >= 0) & (ih % stride == 0)
-            ih = ih // stride
-        else:
-            ih = oh * stride + r - pad
-            in_row = ih >= 0
-        in_row = in_row & (ih < H) & (m < rows)
-        line = image * x_b + ih * x_h
-        of_weight = n[:, None] * (R * S * C) + (r * S * C + first + k)[None, :]
-        if ALIGNED:
-            s = first // C
-            if BACK:
-                iw = ow + pad - s
-                inside = in_row & (iw >= 0) & (iw % stride == 0)
-                iw = iw // stride
-            else:
-                iw = ow * stride + s - pad
-                inside = in_row & (iw >= 0)
-            inside = inside & (iw < W)
-            at = (line + iw * x_w)[:, None] + (first % C + k)[None, :]
-            a = tl.load(x + at, mask=inside[:, None], other=0.0)
-            b = tl.load(w + of_weight, mask=(n < O)[:, None], other=0.0)
-        else:
-            sc = first + k
-            if BACK:
-                iw = ow[:, None] + pad - (sc // C)[None, :]
-                inside = in_row[:, None] & (iw >= 0) & (iw % stride == 0)
-                iw = iw // stride
-            else:
-                iw = ow[:, None] * stride + (sc // C)[None, :] - pad
-                inside = in_row[:, None] & (iw >= 0)
-            inside = inside & (iw < W) & (sc < S * C)[None, :]
-            at = line[:, None] + iw * x_w + (sc % C)[None, :] * x_c
-            a = tl.load(x + at, mask=inside, other=0.0)
-            b = tl.load(w + of_weight, mask=(n < O)[:, None] & (sc < S * C)[None, :], other=0.0)
-        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+        a = tl.load(windows + (step // CHUNKS * (PW * CP) + step % CHUNKS * BK))
+        b = tl.load(weights + step * BK)
+        acc = tl.dot(a, tl.trans(b), acc, input_precision="ieee")
+    if HALF:
+        acc *= 1.0 / scale_to_half(tl.load(largest + lane * each)) * (1.0 / WEIGHT_SCALE)
     if BIAS:
-        acc += tl.load(bias + lane * O + n, mask=n < O, other=0.0)[None, :]
-    out = y + (lane * rows + m)[:, None] * O + n[None, :]
-    tl.store(out, acc, mask=(m < rows)[:, None] & (n < O)[None, :])
+        acc += tl.load(bias + lane * bias_lane + n % O, mask=n < N, other=0.0)[None, :]
+    out = y + (lane * rows + m)[:, None] * N + n[None, :]
+    tl.store(out, acc, mask=(m < rows)[:, None] & (n < N)[None, :])
 
 
-@triton.jit
-def _weight_gradient(
-    x, dy, dw, db,
-    rows, lanes, H, W, OH, OW, stride, pad,
-    x_lane, x_b, x_h, x_w, x_c,
-    C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-    ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr, CHUNKS: tl.constexpr, GROUPS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+@triton.jit(do_not_specialize=["blocks", "lanes"])
+def _window_sums(
+    x, dy, dw, db, rows, blocks, lanes, x_lane, dy_lane,
+    PH: tl.constexpr, PW: tl.constexpr, CP: tl.constexpr,
+    DH: tl.constexpr, DW: tl.constexpr, DPAD: tl.constexpr, DAPART: tl.constexpr,
+    OH: tl.constexpr, OW: tl.constexpr, OP: tl.constexpr, R: tl.constexpr, SHARE: tl.constexpr,
+    STRIDE: tl.constexpr, CHUNKS: tl.constexpr, TOGETHER: tl.constexpr, GROUPS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dw[o, r, s, c] = Σ_m dy[m, o] x[at(m, r, s), c] and db[o] = Σ_m dy[m, o] over one split of m.
+    """dw[n, k] = Σ_m dy[m, n] x[start(m) + k] and db[n] = Σ_m dy[m, n], over one split of m.
 
-    A program does one lane, one kernel row r and up to five chunks of (s, c), so that dy is read once for all of
-    them; the splits' sums are added up afterwards, in a fixed order.
+    A program does TOGETHER (at most five) chunks of k, so that dy is read once for all of them.
     """
+    N: tl.constexpr = SHARE * OP
+    ACROSS: tl.constexpr = OW // SHARE
+    NTILES: tl.constexpr = (N + BN - 1) // BN
     part = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
-    OBLOCKS: tl.constexpr = (O + BO - 1) // BO
-    job = tl.program_id(2)
-    r = job // (GROUPS * OBLOCKS)
-    group = (job // OBLOCKS) % GROUPS
-    o = (job % OBLOCKS) * BO + tl.arange(0, BO)
+    group = tl.program_id(2) // NTILES
+    n = tl.program_id(2) % NTILES * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     x += lane * x_lane
-    acc0 = tl.zeros((BO, BK), tl.float32)
-    acc1 = tl.zeros((BO, BK), tl.float32)
-    acc2 = tl.zeros((BO, BK), tl.float32)
-    acc3 = tl.zeros((BO, BK), tl.float32)
-    acc4 = tl.zeros((BO, BK), tl.float32)
-    bias = tl.zeros((BO,), tl.float32)
-    for block in range(BLOCKS):
-        m = (part * BLOCKS + block) * BM + tl.arange(0, BM)
-        here = m < rows
-        ow = m % OW
-        oh = (m // OW) % OH
-        image = (m // (OW * OH)).to(tl.int64)
-        of_gradient = (lane * rows + m)[:, None] * O + o[None, :]
-        g = tl.trans(tl.load(dy + of_gradient, mask=here[:, None] & (o < O)[None, :], other=0.0))
-        bias += tl.sum(g, 1)
-        ih = oh * stride + r - pad
-        in_row = here & (ih >= 0) & (ih < H)
-        line = image * x_b + ih * x_h
-        for chunk in tl.static_range(CHUNKS):
-            first = (group * CHUNKS + chunk) * BK
-            if ALIGNED:
-                iw = ow * stride + first // C - pad
-                inside = in_row & (iw >= 0) & (iw < W) & (first < S * C)
-                at = (line + iw * x_w)[:, None] + (first % C + k)[None, :]
-                a = tl.load(x + at, mask=inside[:, None], other=0.0)
-            else:
-                sc = first + k
-                iw = ow[:, None] * stride + (sc // C)[None, :] - pad
-                inside = in_row[:, None] & (iw >= 0) & (iw < W) & (sc < S * C)[None, :]
-                a = tl.load(x + line[:, None] + iw * x_w + (sc % C)[None, :] * x_c, mask=inside, other=0.0)
+    dy += lane * dy_lane
+    acc0 = tl.zeros((BN, BK), tl.float32)
+    acc1 = tl.zeros((BN, BK), tl.float32)
+    acc2 = tl.zeros((BN, BK), tl.float32)
+    acc3 = tl.zeros((BN, BK), tl.float32)
+    acc4 = tl.zeros((BN, BK), tl.float32)
+    bias = tl.zeros((BN,), tl.float32)
+    for block in range(blocks):
+        m = (part * blocks + block) * BM + tl.arange(0, BM)
+        row = tl.minimum(m, rows - 1)
+        image = row // (ACROSS * OH)
+        oh = row // ACROSS % OH
+        ow = row % ACROSS * SHARE
+        of_dy = ((image * DH + oh * DAPART + DPAD) * DW + ow * DAPART + DPAD) * OP
+        real = (m < rows)[:, None] & (n < N)[None, :]
+        g = tl.load(dy + of_dy[:, None] + n[None, :], mask=real, other=0.0)
+        if group == 0:
+            bias += tl.sum(g.to(tl.float32), 0)
+        start = ((image * PH + oh * STRIDE) * PW + ow * STRIDE) * CP
+        for chunk in tl.static_range(TOGETHER):
+            # The last group may reach beyond the last chunk: it does that one again, and does not store it.
+            at = tl.minimum(group * TOGETHER + chunk, R * CHUNKS - 1)
+            a = tl.load(x + start[:, None] + (at // CHUNKS * (PW * CP) + at % CHUNKS * BK) + k[None, :])
             if chunk == 0:
-                acc0 = tl.dot(g, a, acc0, input_precision=PRECISION)
+                acc0 = tl.dot(tl.trans(g), a, acc0, input_precision="ieee")
             elif chunk == 1:
-                acc1 = tl.dot(g, a, acc1, input_precision=PRECISION)
+                acc1 = tl.dot(tl.trans(g), a, acc1, input_precision="ieee")
             elif chunk == 2:
-                acc2 = tl.dot(g, a, acc2, input_precision=PRECISION)
+                acc2 = tl.dot(tl.trans(g), a, acc2, input_precision="ieee")
             elif chunk == 3:
-                acc3 = tl.dot(g, a, acc3, input_precision=PRECISION)
+                acc3 = tl.dot(tl.trans(g), a, acc3, input_precision="ieee")
             else:
-                acc4 = tl.dot(g, a, acc4, input_precision=PRECISION)
-    base = (part * lanes + lane) * O
-    for chunk in tl.static_range(CHUNKS):
-        sc = (group * CHUNKS + chunk) * BK + k
+                acc4 = tl.dot(tl.trans(g), a, acc4, input_precision="ieee")
+    base = ((part * lanes + lane) * N + n)[:, None] * (R * CHUNKS * BK)
+    for chunk in tl.static_range(TOGETHER):
         if chunk == 0:
             acc = acc0
         elif chunk == 1:
@@ -161,59 +155,119 @@ def _weight_gradient(
             acc = acc3
         else:
             acc = acc4
-        out = dw + (base + o)[:, None] * (R * S * C) + (r * S * C + sc)[None, :]
-        tl.store(out, acc, mask=(o < O)[:, None] & (sc < S * C)[None, :])
-    if (r == 0) & (group == 0):
-        tl.store(db + base + o, bias, mask=o < O)
+        at = group * TOGETHER + chunk
+        tl.store(dw + base + at * BK + k[None, :], acc, mask=(n < N)[:, None] & (at < R * CHUNKS))
+    if group == 0:
+        tl.store(db + (part * lanes + lane) * N + n, bias, mask=n < N)
 
 
-def _precision() -> str:
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+@triton.jit(do_not_specialize=["splits", "lanes"])
+def _fold(
+    parts, bias_parts, dw, db, x_largest, dy_largest, splits, lanes, x_each, dy_each,
+    C: tl.constexpr, CP: tl.constexpr, O: tl.constexpr, OP: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add up the splits, in a fixed order, and the outputs that shared a window: dw [lanes, O, C, R, S], db."""
+    EACH: tl.constexpr = C * R * S + 1  # of an output: its weights and its bias
+    lane = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    o = at // EACH
+    of_output = at % EACH
+    real = o < O
+    is_bias = of_output == C * R * S
+    c = of_output // (R * S)
+    r = of_output // S % R
+    s = of_output % S
+    total = tl.zeros((BLOCK,), tl.float32)
+    for split in range(splits):
+        for j in tl.static_range(SHARE):
+            n = (split * lanes + lane) * (SHARE * OP) + j * OP + o
+            place = (n * R + r) * RUN + (s + j * STRIDE) * CP + c
+            total += tl.load(parts + place, mask=real & ~is_bias, other=0.0)
+            total += tl.load(bias_parts + n, mask=real & is_bias, other=0.0)
+    if HALF:
+        total *= 1.0 / scale_to_half(tl.load(dy_largest + lane * dy_each))
+        total *= tl.where(is_bias, 1.0, 1.0 / scale_to_half(tl.load(x_largest + lane * x_each)))
+    tl.store(dw + lane * (O * C * R * S) + o * (C * R * S) + of_output, total, mask=real & ~is_bias)
+    tl.store(db + lane * O + o, total, mask=real & is_bias)
 
 
-def _chunk(channels: int, span: int) -> int:
-    """How many of a kernel row's ``span`` values one product takes."""
-    if channels % 32 == 0:
-        return 32
-    return 16 if span <= 16 or channels % 32 == 16 else 32
+def _share(outputs: int, across: int, kernel: int, stride: int) -> int:
+    """How many neighbouring outputs share a window: as long as it is read less often than it grows."""
+    share = 1
+    while (
+        halves()
+        and 2 * share * outputs <= 128
+        and across % (2 * share) == 0
+        and 5 * (kernel + (2 * share - 1) * stride) <= 8 * kernel
+    ):
+        share *= 2
+    return share
 
 
-def _strides(x: Tensor, channels: int, chunk: int) -> tuple[Tensor, bool]:
-    """``[lanes, B, C, H, W]`` such that the kernels can read it, and whether chunks lie within one pixel."""
-    aligned = channels % chunk == 0
-    if aligned and x.stride(2) != 1:
-        x = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
-    return x, aligned
+def _chunk(run: int) -> int:
+    """How many of a run's values one product takes."""
+    return 64 if run % 64 == 0 else 32 if run > 16 else 16
 
 
 def _tile(n: int, most: int) -> int:
     return int(min(most, max(16, triton.next_power_of_2(n))))
 
 
-def _run_correlate(
-    x: Tensor, w: Tensor, bias: Tensor | None, size: tuple[int, int], out: tuple[int, int], stride: int, pad: int,
-    back: bool,
-) -> Tensor:  # fmt: skip
-    """``w`` is ``[L, O, R, S, C]`` contiguous, ``x`` has images of ``size``; returns ``[L, B, O, *out]``."""
-    _, batch, channels, _, _ = x.shape
-    lanes, outputs, kernel_h, kernel_w, _ = w.shape
-    chunk = _chunk(channels, kernel_w * channels)
-    x, aligned = _strides(x, channels, chunk)
-    rows = batch * out[0] * out[1]
-    y = torch.empty((lanes, batch, *out, outputs), dtype=x.dtype, device=x.device)
-    # Tiles, warps and stages as measured fastest on an H200.
-    block_n = _tile(outputs, 128)
-    block_m = 64 if aligned and block_n >= 64 else 128
-    grid = (triton.cdiv(rows, block_m), lanes, triton.cdiv(outputs, block_n))
-    _correlate[grid](
-        x, w, w if bias is None else bias, y,
-        rows, *size, *out, stride, pad,
-        x.stride(0) if x.shape[0] > 1 else 0, x.stride(1), x.stride(3), x.stride(4), x.stride(2),
-        C=channels, O=outputs, R=kernel_h, S=kernel_w, BACK=back,
-        ALIGNED=aligned, BIAS=bias is not None, PRECISION=_precision(),
-        BM=block_m, BN=block_n, BK=chunk, num_warps=4, num_stages=4 if aligned else 1,
+def _product_tiles(n: int) -> tuple[int, int, int, int]:
+    """Rows and columns of a tile, warps and stages, as measured fastest on an H200."""
+    columns = _tile(n, 128)
+    return (128, columns, 8 if columns == 128 else 4, 3) if halves() else (64, columns, 4, 2)
+
+
+def _sum_tiles(n: int) -> tuple[int, int, int, int]:
+    """The same for the gradient of the weights: rows at a time, outputs, warps and stages."""
+    return (64, _tile(n, 128), 4, 3) if halves() else (32, _tile(n, 64), 4, 1)
+
+
+def _product(
+    x: Padded, w: Tensor, bias: Tensor | None, out: tuple[int, int], stride: int, *, back: bool
+) -> Tensor:
+    """Each lane's windows of ``x`` times its weights ``w`` [L or 1, O, C, R, S]: ``[L, B, O, *out]``.
+
+    With ``back`` w is the transpose of what a forward convolution had.
+    """
+    if back:
+        w = w.transpose(1, 2)
+    _, batch, height, width, channels = x.values.shape
+    lanes = max(w.shape[0], x.values.shape[0])
+    outputs, kernel = w.shape[1], (w.shape[3], w.shape[4])
+    share = _share(outputs, out[1], kernel[1], stride)
+    run = (kernel[1] + (share - 1) * stride) * channels
+    chunk = _chunk(run)
+    chunks = triton.cdiv(run, chunk)
+    spread = torch.empty(
+        (w.shape[0], share * outputs, kernel[0], chunks * chunk), dtype=x.values.dtype, device=w.device
+    )
+    block = 512
+    _spread[(triton.cdiv(spread.numel(), block),)](
+        w, spread, spread.numel(), *w.stride(),
+        C=w.shape[2], CP=channels, O=outputs, R=kernel[0], S=kernel[1], SHARE=share, STRIDE=stride,
+        RUN=chunks * chunk, FLIP=back, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE, BLOCK=block,
+    )  # fmt: skip
+    rows = batch * out[0] * out[1] // share
+    y = torch.empty((lanes, batch, *out, outputs), dtype=torch.float32, device=w.device)
+    block_m, block_n, warps, stages = _product_tiles(share * outputs)
+    grid = (triton.cdiv(rows, block_m), lanes, triton.cdiv(share * outputs, block_n))
+    _windows[grid](
+        x.values, spread, spread if bias is None else bias, y, x.largest,
+        rows, x.lane, spread.stride(0) if len(spread) > 1 else 0, outputs if bias is not None and len(bias) > 1 else 0,
+        x.each,
+        PH=height, PW=width, CP=channels, OH=out[0], OW=out[1], O=outputs, R=kernel[0], SHARE=share, STRIDE=stride,
+        CHUNKS=chunks, BIAS=bias is not None, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE,
+        BM=block_m, BN=block_n, BK=chunk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y.permute(0, 1, 4, 2, 3)
+
+
+def _quadruples(pixels: int) -> int:
+    """Rounded up: rows of whole quadruples of pixels keep loads aligned where there are few channels."""
+    return triton.cdiv(pixels, 4) * 4
 
 
 def output_size(size: tuple[int, int], kernel: tuple[int, int], stride: int, pad: int) -> tuple[int, int]:
@@ -222,52 +276,79 @@ def output_size(size: tuple[int, int], kernel: tuple[int, int], stride: int, pad
     return height, width
 
 
-def forward(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int) -> Tensor:
-    """Each lane's convolution of ``x`` [L or 1, B, C, H, W] with ``w`` [L, O, C, R, S]: ``[L, B, O, OH, OW]``."""
+def forward(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int) -> tuple[Tensor, Padded]:
+    """Each lane's convolution of ``x`` [L or 1, B, C, H, W] with ``w`` [L or 1, O, C, R, S]: ``[L, B, O, OH, OW]``.
+
+    Also returns the padded images, which `gradients` needs.
+    """
     size, kernel = (x.shape[3], x.shape[4]), (w.shape[3], w.shape[4])
-    weight = w.permute(0, 1, 3, 4, 2).contiguous()
-    return _run_correlate(
-        x, weight, bias, size, output_size(size, kernel, stride, pad), stride, pad, back=False
-    )
+    padded = pad(x, Frame(padding, (size[0] + 2 * padding, _quadruples(size[1] + 2 * padding))))
+    return _product(padded, w, bias, output_size(size, kernel, stride, padding), stride, back=False), padded
 
 
-def input_gradient(dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: int) -> Tensor:
-    """The gradient of `forward` in ``x``: ``[L, B, C, *size]`` from ``dy`` [L, B, O, OH, OW]."""
-    weight = w.permute(0, 2, 3, 4, 1).contiguous()
-    out = (dy.shape[3], dy.shape[4])
-    return _run_correlate(dy, weight, None, out, size, stride, pad, back=True)
+def frame_of_gradient(
+    out: tuple[int, int], size: tuple[int, int], kernel: int, stride: int, padding: int, of_input: bool
+) -> Frame:
+    """How `gradients` wants its dy, of size ``out``, for images of ``size``."""
+    if not of_input:
+        return Frame(0, out)
+    # dx is the convolution of dy, spread out and padded, with the kernel turned about.
+    return Frame(kernel - 1 - padding, (size[0] + kernel - 1, _quadruples(size[1] + kernel - 1)), stride)
 
 
-def weight_gradient(
-    x: Tensor, dy: Tensor, kernel: tuple[int, int], stride: int, pad: int
+def gradients(
+    dy: Padded, frame: Frame, out: tuple[int, int], x: Padded, w: Tensor, size: tuple[int, int], stride: int,
+    of_input: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients of `forward` in x (if wanted), w and bias; dy lies in its `frame_of_gradient`."""
+    of_weights = _weight_gradient(x, dy, tuple(w.shape[1:]), out, stride, frame)
+    return (_product(dy, w, None, size, 1, back=True), *of_weights) if of_input else of_weights
+
+
+def _weight_gradient(
+    x: Padded, dy: Padded, shape: tuple[int, ...], out: tuple[int, int], stride: int, frame: Frame
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `forward` in ``w`` [L, O, C, R, S] and in the bias [L, O]."""
-    lanes, batch, outputs, *out = dy.shape
-    channels, height, width = x.shape[2:]
-    span = kernel[1] * channels
-    chunk = _chunk(channels, span)
-    x, aligned = _strides(x, channels, chunk)
-    dy = dy.permute(0, 1, 3, 4, 2).contiguous()
-    chunks = triton.cdiv(span, chunk)
-    groups = triton.cdiv(chunks, 5)
-    # Two warps: the operands are transposed in memory, which the warp-group instructions of Hopper do not take.
-    block_o, block_m, programs, stages = (_tile(outputs, 64), *((32, 800, 2) if aligned else (128, 1600, 1)))
-    rows = batch * out[0] * out[1]
-    jobs = kernel[0] * groups * triton.cdiv(outputs, block_o)
-    splits = max(1, min(triton.cdiv(rows, 4 * block_m), triton.cdiv(programs, jobs * lanes)))
+    """The gradients in w and bias; ``shape`` is that of one lane's w."""
+    outputs, channels, height, width = shape
+    lanes, batch = dy.values.shape[:2]
+    device = dy.values.device
+    padded_outputs, padded_inputs = dy.values.shape[4], x.values.shape[4]
+    share = 1
+    while (  # outputs share a window as long as it fits in one chunk
+        halves()
+        and stride == 1
+        and 2 * share * padded_outputs <= 128
+        and out[1] % (2 * share) == 0
+        and (width + 2 * share - 1) * padded_inputs <= 32
+    ):
+        share *= 2
+    run = (width + share - 1) * padded_inputs
+    chunk = 32 if run > 16 else 16
+    chunks = triton.cdiv(run, chunk)
+    groups = triton.cdiv(height * chunks, 5)
+    together = triton.cdiv(height * chunks, groups)
+    n, rows = share * padded_outputs, batch * out[0] * out[1] // share
+    block_m, block_n, warps, stages = _sum_tiles(n)
+    jobs = groups * triton.cdiv(n, block_n)
+    splits = max(1, min(triton.cdiv(rows, 4 * block_m), triton.cdiv(_PROGRAMS, jobs * lanes)))
     blocks = triton.cdiv(rows, splits * block_m)  # of block_m rows in a split
     splits = triton.cdiv(rows, blocks * block_m)
-    dw = torch.empty((splits, lanes, outputs, *kernel, channels), dtype=x.dtype, device=x.device)
-    db = torch.empty((splits, lanes, outputs), dtype=x.dtype, device=x.device)
-    _weight_gradient[(splits, lanes, jobs)](
-        x, dy, dw, db,
-        rows, lanes, height, width, *out, stride, pad,
-        x.stride(0) if x.shape[0] > 1 else 0, x.stride(1), x.stride(3), x.stride(4), x.stride(2),
-        C=channels, O=outputs, R=kernel[0], S=kernel[1], ALIGNED=aligned, PRECISION=_precision(),
-        BM=block_m, BO=block_o, BK=chunk, CHUNKS=triton.cdiv(chunks, groups), GROUPS=groups, BLOCKS=blocks,
-        num_warps=2, num_stages=stages,
+    parts = torch.empty((splits, lanes, n, height, chunks * chunk), device=device)
+    bias_parts = torch.empty((splits, lanes, n), device=device)
+    _window_sums[(splits, lanes, jobs)](
+        x.values, dy.values, parts, bias_parts, rows, blocks, lanes, x.lane, dy.lane,
+        PH=x.values.shape[2], PW=x.values.shape[3], CP=padded_inputs,
+        DH=dy.values.shape[2], DW=dy.values.shape[3], DPAD=frame.before, DAPART=frame.apart,
+        OH=out[0], OW=out[1], OP=padded_outputs, R=height, SHARE=share, STRIDE=stride,
+        CHUNKS=chunks, TOGETHER=together, GROUPS=groups,
+        BM=block_m, BN=block_n, BK=chunk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    if splits > 1:
-        dw, db = dw.sum(0), db.sum(0)
-    dw = dw.view(lanes, outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
-    return dw.contiguous(), db.view(lanes, outputs)
+    dw = torch.empty((lanes, *shape), device=device)
+    db = torch.empty((lanes, outputs), device=device)
+    block = 256
+    _fold[(triton.cdiv(outputs * (channels * height * width + 1), block), lanes)](
+        parts, bias_parts, dw, db, x.largest, dy.largest, splits, lanes, x.each, dy.each,
+        C=channels, CP=padded_inputs, O=outputs, OP=padded_outputs, R=height, S=width,
+        SHARE=share, STRIDE=stride, RUN=chunks * chunk, HALF=halves(), BLOCK=block,
+    )  # fmt: skip
+    return dw, db

@@ -9,6 +9,7 @@ from torch.autograd.function import Function
 from torch.nn import functional as F
 
 from holdfast.kernels import conv, pool
+from holdfast.kernels.frame import Padded, pad, unpool
 
 _apply: Any = lambda function, *arguments: function.apply(*arguments)  # noqa: E731  # torch leaves it untyped
 
@@ -26,6 +27,7 @@ class LaneConv2d(nn.Module):
         """Whether the kernels cover this layer: zero padding, no groups, no dilation, the same both ways."""
         return (
             module.groups == 1
+            and module.kernel_size[0] == module.kernel_size[1]
             and module.padding_mode == "zeros"
             and not isinstance(module.padding, str)
             and module.dilation == (1, 1)
@@ -33,20 +35,26 @@ class LaneConv2d(nn.Module):
             and module.padding[0] == module.padding[1]
         )
 
+    def convolve(self, x: Tensor, pooled: bool) -> Tensor:
+        """The convolution, with ReLU and pooling behind it if ``pooled``."""
+        bias = self.weight.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
+        return cast(Tensor, _apply(_Convolve, x, self.weight, bias, self.stride, self.padding, pooled)[0])
+
     def forward(self, x: Tensor) -> Tensor:
         """``[B, O, OH, OW]`` from ``[B, C, H, W]``."""
-        bias = self.weight.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
-        return cast(Tensor, _apply(_Convolve, x, self.weight, bias, self.stride, self.padding))
+        return self.convolve(x, pooled=False)
 
 
-class LaneReLUPool(nn.Module):
-    """ReLU followed by 2x2 max-pooling."""
+class LaneConvReLUPool(LaneConv2d):
+    """A Conv2d followed by ReLU and 2x2 max-pooling."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, C, H // 2, W // 2]`` from ``[B, C, H, W]``."""
-        if x.shape[-1] % 2 or x.shape[-2] % 2:
-            return F.max_pool2d(F.relu(x), 2)
-        return cast(Tensor, _apply(_ReLUPool, x)[0])
+        """``[B, O, OH // 2, OW // 2]`` from ``[B, C, H, W]``."""
+        kernel = (self.weight.shape[-2], self.weight.shape[-1])
+        out = conv.output_size((x.shape[-2], x.shape[-1]), kernel, self.stride, self.padding)
+        pooled = not (out[0] % 2 or out[1] % 2)
+        y = self.convolve(x, pooled)
+        return y if pooled else F.max_pool2d(F.relu(y), 2)
 
 
 def _with_lanes(tensor: Tensor, dim: int | None) -> Tensor:
@@ -55,85 +63,64 @@ def _with_lanes(tensor: Tensor, dim: int | None) -> Tensor:
 
 
 class _Convolve(Function):
-    """y = x * w + bias."""
-
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, bias: Tensor, stride: int, pad: int) -> Tensor:
-        return conv.forward(x.unsqueeze(0), w.unsqueeze(0), bias.unsqueeze(0), stride, pad)[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, w, _, ctx.stride, ctx.pad = inputs
-        ctx.save_for_backward(x, w)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, w = ctx.saved_tensors
-        dx = dw = db = None
-        if ctx.needs_input_grad[0]:
-            dx = _apply(_InputGradient, grads[0], w, (x.shape[-2], x.shape[-1]), ctx.stride, ctx.pad)
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            kernel = (w.shape[-2], w.shape[-1])
-            dw, db = _apply(_WeightGradient, x, grads[0], kernel, ctx.stride, ctx.pad)
-        return dx, dw, db, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor, stride: int, pad: int
-    ) -> tuple[Tensor, int]:
-        x, w, bias = (_with_lanes(t, dim) for t, dim in zip((x, w, bias), in_dims, strict=False))
-        lanes = info.batch_size
-        if w.shape[0] == bias.shape[0] == 1:  # one model for all lanes: their images are one batch
-            y = conv.forward(x.reshape(1, -1, *x.shape[2:]), w, bias, stride, pad)
-            return y.reshape(lanes, -1, *y.shape[2:]), 0
-        w = w.expand(lanes, *w.shape[1:])
-        return conv.forward(x, w, bias.expand(lanes, -1).contiguous(), stride, pad), 0
-
-
-class _InputGradient(Function):
-    """The gradient of `_Convolve` in x."""
-
-    @staticmethod
-    def forward(dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: int) -> Tensor:
-        return conv.input_gradient(dy.unsqueeze(0), w.unsqueeze(0), size, stride, pad)[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError("second derivatives of lane convolutions are not defined")
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        dy: Tensor,
-        w: Tensor,
-        size: tuple[int, int],
-        stride: int,
-        pad: int,
-    ) -> tuple[Tensor, int]:
-        dy, w = _with_lanes(dy, in_dims[0]), _with_lanes(w, in_dims[1])
-        if w.shape[0] == 1:
-            dx = conv.input_gradient(dy.reshape(1, -1, *dy.shape[2:]), w, size, stride, pad)
-            return dx.reshape(dy.shape[0], -1, *dx.shape[2:]), 0
-        return conv.input_gradient(dy, w, size, stride, pad), 0
-
-
-class _WeightGradient(Function):
-    """The gradients of `_Convolve` in w and bias."""
+    """y = x * w + bias, with ReLU and pooling behind it if ``pooled``; also what the gradients need of it."""
 
     @staticmethod
     def forward(
-        x: Tensor, dy: Tensor, kernel: tuple[int, int], stride: int, pad: int
-    ) -> tuple[Tensor, Tensor]:
-        dw, db = conv.weight_gradient(x.unsqueeze(0), dy.unsqueeze(0), kernel, stride, pad)
-        return dw[0], db[0]
+        x: Tensor, w: Tensor, bias: Tensor, stride: int, padding: int, pooled: bool
+    ) -> tuple[Tensor, ...]:
+        y, *kept = _forward(x.unsqueeze(0), w.unsqueeze(0), bias.unsqueeze(0), stride, padding, pooled)
+        return y[0], *(t[0] for t in kept)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, w, _, *ctx.geometry = inputs
+        ctx.size = (x.shape[-2], x.shape[-1])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(w, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        of_input = ctx.needs_input_grad[0]
+        found = _apply(_ConvolveBack, ctx.size, *ctx.geometry, of_input, grads[0], *ctx.saved_tensors)
+        dx, dw, db = found if of_input else (None, *found)
+        return dx, dw, db, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor, stride: int, padding: int,
+        pooled: bool,
+    ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:  # fmt: skip
+        x, w, bias = (_with_lanes(t, dim) for t, dim in zip((x, w, bias), in_dims, strict=False))
+        y, values, largest, *code = _forward(x, w, bias, stride, padding, pooled)
+        if len(x) < len(y):  # all lanes have the same images
+            return (y, values[0], largest[0], *code), (0, None, None, *(0 for _ in code))
+        return (y, values, largest, *code), (0,) * (3 + len(code))
+
+
+def _forward(
+    x: Tensor, w: Tensor, bias: Tensor, stride: int, padding: int, pooled: bool
+) -> tuple[Tensor, ...]:
+    """Output, padded images and their largest values and, with pooling, its code: all with lanes first."""
+    y, padded = conv.forward(x, w, bias.contiguous(), stride, padding)
+    if not pooled:
+        return y, padded.values, padded.largest
+    y, code = (t.view(len(y), -1, *t.shape[1:]) for t in pool.forward(y.flatten(0, 1)))
+    return y, padded.values, padded.largest, code
+
+
+class _ConvolveBack(Function):
+    """The gradients of `_Convolve` in x (if wanted), w and bias."""
+
+    @staticmethod
+    def forward(
+        size: tuple[int, int], stride: int, padding: int, pooled: bool, of_input: bool, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        found = _backward(size, stride, padding, of_input, *(t.unsqueeze(0) for t in tensors))
+        return tuple(g[0] for g in found)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         pass
 
     @staticmethod
@@ -142,58 +129,22 @@ class _WeightGradient(Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, dy: Tensor, kernel: tuple[int, int], stride: int,
-        pad: int,
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
-        x, dy = _with_lanes(x, in_dims[0]), _with_lanes(dy, in_dims[1])
-        dy = dy.expand(info.batch_size, *dy.shape[1:])
-        return conv.weight_gradient(x, dy, kernel, stride, pad), (0, 0)
+        info: Any, in_dims: tuple[int | None, ...], size: tuple[int, int], stride: int, padding: int, pooled: bool,
+        of_input: bool, *tensors: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
+        dy, *others = (_with_lanes(t, dim) for t, dim in zip(tensors, in_dims[5:], strict=True))
+        found = _backward(size, stride, padding, of_input, dy.expand(info.batch_size, *dy.shape[1:]), *others)
+        return found, (0,) * len(found)
 
 
-class _ReLUPool(Function):
-    """Pooled values, and the code that says where each came from."""
-
-    @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        return pool.forward(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return cast(Tensor, _apply(_ReLUPoolBack, grads[0], ctx.saved_tensors[0]))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        x = x.movedim(in_dims[0], 0)
-        y, code = pool.forward(x.reshape(-1, *x.shape[2:]))
-        shape = (x.shape[0], -1, *y.shape[1:])
-        return (y.reshape(shape), code.reshape(shape)), (0, 0)
-
-
-class _ReLUPoolBack(Function):
-    """The gradient of `_ReLUPool`."""
-
-    @staticmethod
-    def forward(dy: Tensor, code: Tensor) -> Tensor:
-        return pool.backward(dy, code)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError("second derivatives of lane pooling are not defined")
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], dy: Tensor, code: Tensor) -> tuple[Tensor, int]:
-        dy, code = (
-            _with_lanes(t, d).expand(info.batch_size, *t.shape[-4:])
-            for t, d in zip((dy, code), in_dims, strict=True)
-        )
-        dx = pool.backward(dy.reshape(-1, *dy.shape[2:]), code.reshape(-1, *code.shape[2:]))
-        return dx.reshape(dy.shape[0], -1, *dx.shape[1:]), 0
+def _backward(
+    size: tuple[int, int], stride: int, padding: int, of_input: bool, dy: Tensor, w: Tensor, values: Tensor,
+    largest: Tensor, code: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients in x (if wanted), w and bias; with a ``code``, dy is that behind ReLU and pooling."""
+    kernel, out = (w.shape[-2], w.shape[-1]), (dy.shape[-2], dy.shape[-1])
+    if code is not None:
+        out, code = (2 * out[0], 2 * out[1]), code.expand(len(dy), *code.shape[1:])
+    frame = conv.frame_of_gradient(out, size, kernel[0], stride, padding, of_input)
+    framed = pad(dy, frame) if code is None else unpool(dy, code, frame)
+    return conv.gradients(framed, frame, out, Padded(values, largest), w, size, stride, of_input)

@@ -1,4 +1,4 @@
-"""ReLU and 2x2 max-pooling in one pass, for images that lie channels last."""
+"""ReLU and 2x2 max-pooling in one pass, between convolutions whose images lie channels last."""
 
 from __future__ import annotations
 
@@ -26,22 +26,6 @@ def _relu_pool(x, y, code, total, W, C, BLOCK: tl.constexpr):
     tl.store(code + at, won.to(tl.uint8), mask=real)
 
 
-@triton.jit
-def _relu_pool_back(dy, code, dx, total, W, C, BLOCK: tl.constexpr):
-    """Each pooled value's gradient goes to the place that won."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    real = at < total
-    corner = at // (W // 2 * C) * (2 * W * C) + at // C % (W // 2) * (2 * C) + at % C
-    gradient = tl.load(dy + at, mask=real, other=0.0)
-    won = tl.load(code + at, mask=real, other=4)
-    for place in tl.static_range(4):
-        tl.store(
-            dx + corner + place // 2 * (W * C) + place % 2 * C,
-            tl.where(won == place, gradient, 0.0),
-            mask=real,
-        )
-
-
 def forward(x: Tensor) -> tuple[Tensor, Tensor]:
     """Pooled values and the code of each, ``[N, C, H/2, W/2]``, from ``[N, C, H, W]`` with even H and W."""
     n, channels, height, width = x.shape
@@ -50,14 +34,3 @@ def forward(x: Tensor) -> tuple[Tensor, Tensor]:
     code = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
     _relu_pool[(triton.cdiv(y.numel(), _BLOCK),)](x, y, code, y.numel(), width, channels, BLOCK=_BLOCK)
     return y.permute(0, 3, 1, 2), code.permute(0, 3, 1, 2)
-
-
-def backward(dy: Tensor, code: Tensor) -> Tensor:
-    """The gradient in x, ``[N, C, H, W]``."""
-    n, channels, height, width = dy.shape
-    dy, code = (t.contiguous(memory_format=torch.channels_last) for t in (dy, code))
-    dx = torch.empty((n, 2 * height, 2 * width, channels), dtype=dy.dtype, device=dy.device)
-    _relu_pool_back[(triton.cdiv(dy.numel(), _BLOCK),)](
-        dy, code, dx, dy.numel(), 2 * width, channels, BLOCK=_BLOCK
-    )
-    return dx.permute(0, 3, 1, 2)
