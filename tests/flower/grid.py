@@ -23,6 +23,7 @@ class LocalGrid(Grid):
         self.app, self.config = client_app, config
         self.nodes = {101 + i: node for i, node in enumerate(nodes)}
         self.fault: Fault = lambda asked, reply: [reply]
+        self.keeps = True  # what was sent and received, to be looked at
         self.sent: list[Message] = []
         self.received: list[Message] = []
         self._count = 0
@@ -46,14 +47,15 @@ class LocalGrid(Grid):
         raise NotImplementedError
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        replies = []
+        replies: list[Message] = []
         for message in messages:
             self._count += 1
             message.metadata.__dict__["_message_id"] = f"m{self._count}"
-            self.sent.append(message)
-            for reply in self.fault(message, self._answer(message)):
-                self.received.append(reply)
-                replies.append(reply)
+            answers = self.fault(message, self._answer(message))
+            replies += answers
+            if self.keeps:
+                self.sent.append(message)
+                self.received += answers
         return replies
 
     def _answer(self, message: Message) -> Message:

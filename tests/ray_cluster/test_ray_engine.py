@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,14 +17,17 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast.comparison import compare
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.engine.settings import Settings
 from holdfast.engine.trees import leaves
 from holdfast.errors import HoldfastError
-from holdfast.methods.base import Method, Tree
+from holdfast.experiment import Experiment
+from holdfast.methods.base import Batch, Method, Tree
 from holdfast.methods.context import Client
 from holdfast.methods.registry import METHODS, parse_method
+from holdfast.models.network import Output
 from holdfast.training import Memories, Training, train
 
 ray = pytest.importorskip("ray")
@@ -132,10 +137,15 @@ class Unlucky(Method):
                     mark.touch()
                     if self.how == "die":
                         os.kill(os.getpid(), signal.SIGKILL)
+                    if self.how == "diverge":
+                        return {"factor": client.task.scalar(float("nan"))}
                     if self.how == "refuse":
                         raise HoldfastError("this client does not want to")
                     time.sleep(60)
-        return {}
+        return {"factor": client.task.scalar(1.0)}
+
+    def task_loss(self, out: Output, batch: Batch, carry: Tree) -> torch.Tensor:
+        return carry["factor"] * super().task_loss(out, batch, carry)
 
     def finish(self, params: Any, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         return {}, {"last": params}
@@ -178,6 +188,52 @@ def test_too_few_clients_stop_the_run(cluster: Any, tmp_path: Path) -> None:
 def test_an_error_in_a_worker_is_the_same_sentence(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(HoldfastError, match="this client does not want to"):
         learnt(Unlucky(str(tmp_path), how="refuse", whom=(2,)), "ray", cluster.address)
+
+
+def test_a_client_that_diverges_is_left_out(cluster: Any, tmp_path: Path) -> None:
+    method = Unlucky(str(tmp_path), how="diverge", whom=(2,))
+    found, records = learnt(method, "ray", cluster.address, rounds=3)
+    assert records[1]["incidents"] == [{"client": 2, "kind": "not finite"}]
+    assert 2 not in records[1]["participants"]
+    assert records[2]["participants"] == list(range(len(SIZES)))
+    assert all(bool(torch.isfinite(value).all()) for value in found.values())
+
+
+def test_the_runs_of_a_comparison_share_the_cluster(cluster: Any, tmp_path: Path) -> None:
+    from holdfast.engine.ray import pool
+
+    def workers() -> set[int]:
+        return {ray.get(member.actor.ready.remote()) for member in pool(cluster.address, "CPU").members}
+
+    experiment = Experiment(
+        data="digits",
+        model="mlp:8",
+        partition="iid",
+        clients=6,
+        rounds=2,
+        engine="ray",
+        address=cluster.address,
+    )
+    before = workers()
+    shared = compare(["fedavg", "scaffold"], experiment, 2, out=tmp_path)
+    assert workers() == before
+    alone = compare(["fedavg", "scaffold"], replace(experiment, engine="sequential", address=None), 2)
+    for one, other in zip(shared.rows, alone.rows, strict=True):
+        assert one.accuracy == pytest.approx(other.accuracy, abs=1 / 300)  # one test sample
+
+
+def test_from_the_command_line(cluster: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast", "run", "--data", "digits", "--model", "mlp:8", "--partition", "iid",
+               "--clients", "4", "--rounds", "2", "--engine", "ray", "--address", cluster.address,
+               "--deadline", "100", "--min-clients", "2", "--out", str(tmp_path / "run")]  # fmt: skip
+    # The tests' own workers hold both CPUs.
+    busy = subprocess.run(command, capture_output=True, text=True)
+    assert busy.returncode == 2
+    assert "2 CPUs none is free" in busy.stderr
+    ray.shutdown()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_the_object_store_does_not_fill(cluster: Any) -> None:
