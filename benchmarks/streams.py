@@ -1,105 +1,169 @@
 """Methods on streams: clients' data arrive in stages, under a long-tailed class distribution.
 
-    python benchmarks/streams.py [--data mnist cifar10] [--seeds 3] [--workers 2] [--device auto]
+    python benchmarks/streams.py [--columns mnist:s=4 cifar10:s=2] [--seeds 3] [--workers 2] [--minutes 6]
 
-FedMLP's protocol (20 clients, 10 a round, 5 tasks each of 4 shards, imbalance 0.5; every global epoch runs the
-stages 1 to 5) with a shorter schedule. Results go to results/streams.json; ``--page`` writes docs/streams.md.
+The settings and methods of FedMLP's Table 1 (20 clients, 10 a round, 5 tasks each, imbalance 0.5, every global
+epoch through the stages 1 to 5), with a shorter schedule and, on CIFAR-10, a smaller network. Every run is stored
+in results/streams/short.json as it ends; what is there is not run again, so that the same command goes on where
+it was stopped. ``--page`` writes docs/streams.md from what is there.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from sweeping import sweep
+from holdfast.papers.cells import Cell, plan
+from holdfast.papers.measures import Entry, measure, summarise
+from holdfast.papers.published import Table, load_tables
+from holdfast.papers.results import Results
+from holdfast.papers.sweep import Sweep
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "results" / "streams.json", ROOT / "docs" / "streams.md"
+RESULTS, WORK, PAGE = ROOT / "results", ROOT / "runs" / "streams", ROOT / "docs" / "streams.md"
+NAME = "streams/short"
+MOST_SEEDS = 10
+COLUMNS = ("mnist:s=4", "cifar10:s=2")
+SHORTER = {"rounds": 100, "epochs": 5, "local_test": 1000}
 MODELS = {"mnist": "mlp-cnn5", "cifar10": "ntd-cifar"}
-EPOCHS, STAGES, LAST = 20, 5, 5  # global epochs, stages in each, and how many of the last are averaged
-SCHEDULE = {"sample": 10, "epochs": 5, "batch_size": 32, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
-METHODS = ("fedavg", "fedprox", "fedrep", "fedproto", "fedntd", "creff", "fedmlp")
-COLUMNS = ("A_loc", "A_loc_t", "A_glo", "A_glo_t", "average_forgetting")
+METHODS = {"fedrep": "fedrep:body_epochs=2", "fedmlp-personal": "fedmlp:alpha=1"}
+"""Where the shorter schedule needs another parameter, and a row of our own: heads that are never averaged."""
+
+MEASURES = {"A_loc": "A_loc", "A_loc_t": "A_loc-t", "A_glo": "A_glo", "A_glo_t": "A_glo-t"}
+TINY = {
+    "rounds": 5,
+    "epochs": 3,
+    "local_test": 50,
+    "data": "digits",
+    "model": "mlp:16",
+    "preprocess": "plain",
+}
 
 
-def run(data: str, method: str, seed: int, device: str) -> dict:
-    """Train once; the mean of each metric over the last global epochs."""
-    import torch
-
-    torch.set_num_threads(1)
-    import holdfast as hf
-    from holdfast.methods import parse_method
-    from holdfast.models import parse_model
-
-    stream = hf.stream(
-        hf.load(data), tasks_per_client=STAGES, partition=hf.ClassShards(s=4), clients=20, seed=seed,
-        long_tail=hf.LongTail(ratio=0.5),
-    )  # fmt: skip
-    began = time.perf_counter()
-    outcome = hf.train(
-        parse_method(method), parse_model(MODELS[data]), stream, rounds=EPOCHS * STAGES, seed=seed, device=device,
-        **SCHEDULE,
-    )  # fmt: skip
-    tested = [r["stream"] for r in outcome.records if "A_loc" in r["stream"]]
-    means = {c: float(np.mean([t[c] for t in tested[-LAST:]])) for c in COLUMNS if c in tested[-1]}
-    curve = {c: [round(float(t[c]), 4) for t in tested] for c in ("A_loc", "A_glo")}
-    return means | {"curve": curve, "seconds": round(time.perf_counter() - began, 1), "device": device}
+def cells(columns: Sequence[str], seeds: int, tiny: bool = False) -> list[Cell]:
+    """The runs, seed by seed, FedMLP and FedAvg first and CReFF last; ``tiny`` is a few seconds on digits."""
+    planned = []
+    for cell in plan(_table(), columns, seeds=seeds):
+        rows = ("fedmlp", "fedmlp-personal") if cell.row == "fedmlp" else (cell.row,)
+        for row in rows:
+            settings = {**cell.settings, **SHORTER, "model": MODELS[cell.settings["data"]]}
+            settings["method"] = METHODS.get(row, settings["method"])
+            planned.append(
+                replace(
+                    cell, table=NAME, row=row, settings={**settings, **TINY, "lr": 0.05} if tiny else settings
+                )
+            )
+    return sorted(planned, key=lambda cell: cell.row == "creff")  # its server works longer than all clients
 
 
-def page() -> None:
-    rows = json.loads(RESULTS.read_text())
+def page(results: Path) -> str:
+    """The page: a table for each stream, and what it says of FedMLP."""
+    stored = {entry["hash"]: entry for entry in Results(results).all() if not entry.get("failed")}
     lines = [
         "# Streams, measured",
         "",
-        "Clients that differ from each other and change over time: FedMLP's protocol with a shorter schedule",
-        f"({EPOCHS} global epochs of {STAGES} stages, {SCHEDULE['epochs']} local epochs), imbalance 0.5, 4 shards",
-        f"a task, 20 clients, 10 a round. Percent, mean ± deviation over seeds of the last {LAST} global epochs.",
-        "A_loc: clients' private models, A_glo: the global model, on the balanced test set; -t: minority classes",
-        "only. Forgetting: average over clients of what their private models lost of earlier stages. Made by",
-        "`python benchmarks/streams.py`.",
+        "Clients that differ from each other *and* change over time: FedMLP's Table 1, all its methods, with a",
+        f"shorter schedule ({SHORTER['rounds'] // 5} global epochs of 5 stages instead of 50, "
+        f"{SHORTER['epochs']} local epochs instead of 20) and on",
+        "CIFAR-10 the `ntd-cifar` network instead of ResNet-18. 20 clients, 10 a round, 100 tasks of s class shards,",
+        "imbalance 0.5, batches of 32, learning rate 0.01, momentum 0.9. A_loc: every client's private model (the",
+        "global body under its own head); A_glo: the global model; both on the balanced test set, -t on the",
+        "minority classes alone. Percent, mean ± deviation over seeds, of the last ten global epochs. *Paper* are the",
+        "published A_loc and A_glo, with its longer schedule. Forgetting: what the private models of a global epoch",
+        "have lost at its end of the tasks of its earlier stages, in points.",
+        "",
+        "`fedmlp` begins each global epoch with the average of the clients' heads, as its authors' code of FedPRP",
+        "does; `fedmlp-personal` never averages them. Made by `python benchmarks/streams.py`.",
     ]
-    for data, model in MODELS.items():
-        here = [r for r in rows if r["data"] == data]
-        if not here:
-            continue
-        lines += [
-            "",
-            f"## {data}, {model}",
-            "",
-            "| method | A_loc | A_loc-t | A_glo | A_glo-t | forgetting | seeds |",
-        ]
-        lines += ["|---|---|---|---|---|---|---|"]
-        for method in METHODS:
-            found = [r for r in here if r["method"] == method and "A_loc" in r]
-            if found:
-                values = [100 * np.array([r[c] for r in found]) for c in COLUMNS]
-                shown = [f"{v.mean():.1f} ± {v.std(ddof=1) if len(v) > 1 else 0:.1f}" for v in values]
-                lines.append(f"| {method} | {' | '.join(shown)} | {len(found)} |")
-    PAGE.write_text("\n".join(lines) + "\n")
+    for key in _columns():
+        by_row: dict[str, list[Entry]] = {}
+        for cell in cells([key], seeds=MOST_SEEDS):
+            if cell.hash in stored:
+                by_row.setdefault(cell.row, []).append(stored[cell.hash])
+        if by_row:
+            head = f"## {_table().columns[key].label}"
+            lines += ["", head, "", *_rows(key, by_row), "", _finding(by_row)]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(column: str, by_row: dict[str, list[Entry]]) -> list[str]:
+    lines = [
+        f"| method | {' | '.join(MEASURES.values())} | forgetting | paper | seeds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row, entries in sorted(by_row.items(), key=lambda item: -_mean(item[1], "A_glo")):
+        values = [_written(*summarise(measure(name).of(e, None) for e in entries)) for name in MEASURES]
+        lost = summarise(100 * e["curves"]["average_forgetting"][-1] for e in entries)
+        published = _table().published.get((row, column), ())
+        paper = " / ".join(f"{number.value:.1f}" for number in published if number is not None) or "–"
+        name = f"**{row}**" if row.startswith("fedmlp") else row
+        lines.append(f"| {name} | {' | '.join([*values, _written(*lost)])} | {paper} | {len(entries)} |")
+    return lines
+
+
+def _finding(by_row: dict[str, list[Entry]]) -> str:
+    """FedMLP against the best of the others, by each measure."""
+    others = {row: entries for row, entries in by_row.items() if not row.startswith("fedmlp")}
+    if "fedmlp" not in by_row or not others:
+        return "FedMLP or the methods to compare it with have not been run yet."
+    told = []
+    for name, label in MEASURES.items():
+        best = max(others, key=lambda row: _mean(others[row], name))
+        lead = _mean(by_row["fedmlp"], name) - _mean(others[best], name)
+        base = _mean(by_row["fedmlp"], name) - _mean(others["fedavg"], name) if "fedavg" in others else None
+        against = "" if base is None else f", {base:+.1f} against FedAvg"
+        told.append(f"{label} {lead:+.1f} against the best other method ({best}){against}")
+    return f"FedMLP in points: {'; '.join(told)}."
+
+
+def _mean(entries: Sequence[Entry], name: str) -> float:
+    mean, _ = summarise(measure(name).of(entry, None) for entry in entries)
+    return float("-inf") if mean is None else mean
+
+
+def _written(mean: float | None, deviation: float | None) -> str:
+    if mean is None:
+        return "–"
+    return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
+
+
+def _table() -> Table:
+    return load_tables()["fedmlp/table1"]
+
+
+def _columns() -> list[str]:
+    """The columns whose data a small network learns."""
+    return [key for key, column in _table().columns.items() if column.settings["data"].value in MODELS]
+
+
+def tell(line: str) -> None:
+    """Print what a worker has to say."""
+    print(line, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--columns", nargs="+", choices=_columns(), default=list(COLUMNS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="processes side by side")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which to stop")
+    parser.add_argument("--minutes", type=float, help="begin no run that would end after so many minutes")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results are kept")
+    parser.add_argument("--work", type=Path, default=WORK, help="where the runs themselves are kept")
+    parser.add_argument("--tiny", action="store_true", help="the same on digits, in seconds, as a trial")
     parser.add_argument("--page", action="store_true", help="only write docs/streams.md")
-    arguments = parser.parse_args()
-    if not arguments.page:
-        cells = [(d, m, s) for s in range(arguments.seeds) for d in arguments.data for m in METHODS]
-        sweep(
-            RESULTS, ("data", "method", "seed"), cells, run, device=arguments.device, workers=arguments.workers,
-            limit=arguments.limit,
-        )  # fmt: skip
-    page()
+    asked = parser.parse_args()
+    if not asked.page:
+        deadline = None if asked.minutes is None else time.time() + 60 * asked.minutes
+        sweep = Sweep(asked.results, asked.work, asked.device, deadline)
+        sweep.run(cells(asked.columns, asked.seeds, asked.tiny), asked.workers, tell)
+    if not asked.tiny:
+        PAGE.write_text(page(asked.results), encoding="utf-8")
 
 
 if __name__ == "__main__":

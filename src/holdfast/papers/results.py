@@ -120,7 +120,7 @@ def _curves(tested: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, 
     last_stage = max(record["stage"] for record in records)
     ends = [record for record in records if record.get("stream") and record["stage"] == last_stage]
     for name, value in ends[-1]["stream"].items() if ends else ():
-        if not isinstance(value, list):
+        if isinstance(value, float):
             curves[name] = [record["stream"].get(name) for record in ends]
     return curves
 
