@@ -108,6 +108,17 @@ def test_a_lie_is_named_and_left_out(kind: str, lie: Callable[[RecordDict], Any]
     assert world.records[2]["participants"] == list(range(len(SIZES)))
 
 
+def test_the_report_counts_and_names_what_went_wrong(tmp_path: Path) -> None:
+    from holdfast.report.page import write_report
+
+    world = World(tmp_path, method="scaffold", evaluate_locals=True)
+    tampered(world, lambda c: set_fact(c, "weight", -1.0))
+    world.run()
+    page = write_report([world.out], tmp_path / "report.html").read_text()
+    assert '"counts":"1 x wrong values"' in page.replace(": ", ":")
+    assert "its weight is -1, and it has 1 samples" in page
+
+
 def test_a_refused_client_goes_on_from_what_the_server_knows_of(tmp_path: Path) -> None:
     """SCAFFOLD's control variate of the refused round is forgotten at the site too."""
     world = World(tmp_path, method="scaffold")

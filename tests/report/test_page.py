@@ -50,7 +50,8 @@ def test_it_holds_every_figure_or_says_why_not(page):
     assert shown == set(FIGURES) - {"stages", "domains"}
     assert all(figure["reading"] and figure["summary"] for figure in model["figures"])
     assert len(model["leaderboard"]["rows"]) == 3
-    assert len(model["incidents"]) == 6
+    assert len(model["incidents"]["rows"]) == 6
+    assert model["incidents"]["counts"] == "6 x nan"
 
 
 def test_the_same_runs_give_the_same_bytes(compared, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Collection, Sequence
 from hashlib import sha256
 from importlib.resources import files
@@ -120,7 +121,8 @@ def _many(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _incidents(runs: Sequence[Run]) -> list[list[str]]:
+def _incidents(runs: Sequence[Run]) -> dict[str, Any]:
+    """What went wrong: how often each kind in all, and one row for each of the first ones."""
     found = [
         [
             run.name,
@@ -131,8 +133,11 @@ def _incidents(runs: Sequence[Run]) -> list[list[str]]:
         for record in run.records
         for incident in record.get("incidents") or []
     ]
+    kinds = Counter(kind for *_, kind, _ in found).most_common()
     left_out = len(found) - MOST_INCIDENTS
-    return found if left_out <= 0 else [*found[:MOST_INCIDENTS], ["…", "", "", "", f"and {left_out} more"]]
+    more = [["…", "", "", "", f"and {left_out} more"]] if left_out > 0 else []
+    counts = ", ".join(f"{number} x {kind}" for kind, number in kinds)
+    return {"counts": counts, "rows": found[:MOST_INCIDENTS] + more}
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, Any]:

@@ -156,9 +156,9 @@
       tail.replaceChildren(
         listed(
           "Incidents",
-          "What went wrong at a client and was left out of the round.",
+          `What went wrong at a client: ${model.incidents.counts}.`,
           ["run", "round", "client", "kind", "detail"],
-          model.incidents,
+          model.incidents.rows,
         ),
         listed(
           "Runs",
