@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damage import copied
 from flower_world import World
 from flwr.app import Array, ConfigRecord, Error, Message
-from test_flower_faults import copied
 
 import holdfast as hf
 from holdfast.methods.registry import parse_method

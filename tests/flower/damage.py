@@ -1,0 +1,46 @@
+"""Messages spoilt at random."""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from holdfast.engine.wire import DTYPES
+
+NONSENSE = [float("nan"), float("inf"), -1, 2**63 - 1, "x" * 20, "", b"\0", [1, -2], [0.5], [], 2.5, True]
+
+
+def copied(content: RecordDict) -> RecordDict:
+    return RecordDict({k: type(v)(dict(v)) for k, v in content.items()})
+
+
+def damaged(content: RecordDict, rng: np.random.Generator) -> RecordDict:
+    """A copy with one to three faults: records and entries lost, swapped, of other kinds, shapes, types or values."""
+    content = copied(content)
+    names = list(content)
+    for _ in range(rng.integers(1, 4)):
+        name = names[rng.integers(len(names))]
+        record = content.get(name)
+        if record is None:
+            continue
+        keys = list(record)
+        key = keys[rng.integers(len(keys))] if keys else "none"
+        match rng.integers(6):
+            case 0:
+                content.pop(name)
+            case 1:
+                record.pop(key, None)
+            case 2 if isinstance(record, ArrayRecord):
+                shape = tuple(int(n) for n in rng.integers(-1, 2 ** rng.integers(2, 40), rng.integers(4)))
+                dtype = [*DTYPES, "object", "<V8"][rng.integers(len(DTYPES) + 2)]
+                record[key] = Array(dtype=dtype, shape=shape, stype="x", data=rng.bytes(rng.integers(200)))
+            case 3 if isinstance(record, ArrayRecord) and keys:
+                old = record[key]
+                data = bytearray(old.data)
+                data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+                record[key] = Array(dtype=old.dtype, shape=old.shape, stype=old.stype, data=bytes(data))
+            case 4 if isinstance(record, ConfigRecord):
+                record[key] = NONSENSE[rng.integers(len(NONSENSE))]
+            case 5:
+                content[name] = ConfigRecord({"a": 1}) if isinstance(record, ArrayRecord) else ArrayRecord()
+    return content

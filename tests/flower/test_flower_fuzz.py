@@ -1,0 +1,93 @@
+"""Whatever a node or a server says, it is used or refused by name; nothing else happens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from damage import damaged
+from flower_world import CLASSES, SIZES, World
+from flwr.app import Message
+
+from holdfast.engine.flower.app import Plan
+from holdfast.engine.flower.messages import Orders
+from holdfast.engine.flower.population import Population, SiteReport
+from holdfast.engine.flower.server import FlowerEngine, FlowerTraining, Nodes
+from holdfast.engine.local import Broadcast, Incident, Job, Result
+from holdfast.engine.loop import flaw
+from holdfast.engine.wire import WireError
+from holdfast.training import Memories
+
+INPUTS = int(os.environ.get("HOLDFAST_FUZZ", "20000")) // 10  # docs/reliability.md was written with a million
+KINDS = {
+    "wrong keys",
+    "wrong dtype",
+    "wrong shape",
+    "wrong size",
+    "absurd size",
+    "wrong values",
+    "wrong round",
+    "not finite",
+    "memory lost",
+}
+
+
+def message(world: World, part: str, sent: bool = False) -> Message:
+    """The first message sent or received that has this record."""
+    return next(m for m in (world.grid.sent if sent else world.grid.received) if part in m.content)
+
+
+def test_replies(tmp_path: Path) -> None:
+    world = World(tmp_path, method="scaffold", rounds=1).run()
+    plan = Plan(world.app, world.config)
+    dataset = world.app.server_data(plan.config)
+    nodes = Nodes(world.grid, dataset)
+    population = Population.gather("0" * 32, nodes.wait_for(len(SIZES), len(SIZES), 0))
+    training = FlowerTraining(plan, nodes, population, dataset)
+    loop = training.loop(Memories(None, None))
+    server, engine = loop.server, training.engine
+    assert isinstance(engine, FlowerEngine)
+    sent = Broadcast(1, server.params, server.buffers, training.method.down(server))
+    job, reply = Job(0, training.federation.client(0)), message(world, "client 0")
+    whole, rng, used = reply.content, np.random.default_rng(0), 0
+    for _ in range(INPUTS):
+        reply.__dict__["_content"] = damaged(whole, rng)
+        for said in engine._result(job, sent, reply):
+            if isinstance(said, Incident):
+                assert said.kind in KINDS
+            else:
+                assert isinstance(said, Result)
+                assert flaw(said, server) in (None, "not finite")
+                used += 1
+    assert 0 < used < INPUTS
+
+
+def test_reports_of_sites(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg", rounds=1).run()
+    reply = message(world, "facts")
+    whole, rng, used = reply.content, np.random.default_rng(0), 0
+    for _ in range(INPUTS):
+        reply.__dict__["_content"] = damaged(whole, rng)
+        try:
+            report = SiteReport.read(reply, CLASSES)
+        except WireError:
+            continue
+        used += 1
+        assert report.counts.shape == (len(report.clients), report.counts.shape[1], CLASSES)
+        assert report.counts.min(initial=0) >= 0
+    assert 0 < used < INPUTS
+
+
+def test_orders_of_servers(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg", rounds=1).run()
+    whole, rng, used = message(world, "orders", sent=True).content, np.random.default_rng(0), 0
+    for _ in range(INPUTS):
+        try:
+            orders = Orders.read(damaged(whole, rng), CLASSES)
+        except WireError:
+            continue
+        used += 1
+        assert set(orders.run) <= set("0123456789abcdef")
+        assert all(type(client) is int and client >= 0 for client in orders.clients)
+    assert 0 < used < INPUTS
