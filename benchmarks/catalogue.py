@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+import learning
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
@@ -156,7 +157,8 @@ def costs() -> dict[str, Any]:
 
 def results(name: str) -> list[dict[str, Any]]:
     """Mean accuracy and forgetting of a method in each setting of results/learning.json, in percent."""
-    rows = [r for r in json.loads((ROOT / "results/learning.json").read_text()) if "accuracy" in r]
+    rows = [r for r in json.loads(learning.RESULTS.read_text()) if "accuracy" in r]
+    rows = [r for r in rows if r["setting"] == learning.words(r["data"])]
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
         if row["method"] in (CATALOGUE[name].run_as or (name,)):
@@ -164,7 +166,7 @@ def results(name: str) -> list[dict[str, Any]]:
     return [
         {
             "data": data, "split": split, "method": method, "seeds": len(group),
-            "accuracy": round(100 * fmean(r["accuracy"] for r in group), 1),
+            "accuracy": round(100 * fmean(r["final" if "ccvr" in method else "accuracy"] for r in group), 1),
             "forgetting": round(100 * fmean(r["forgetting"] for r in group), 1),
         }
         for (data, split, method), group in sorted(groups.items())

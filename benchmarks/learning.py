@@ -2,8 +2,9 @@
 
     python benchmarks/learning.py [--data digits fashion-mnist] [--seeds 3] [--workers 2] [--device auto]
 
-Results go to results/learning.json as they come (what is there is not run again); ``--page`` writes
-docs/learning.md from them. All methods of one seed share federation, weights, clients and batches.
+Results go to results/learning.json as they come (what is there for the same setting is not run again); ``--page``
+writes docs/learning.md from them and from learning_notes.md. All methods of one seed share federation, weights,
+clients and batches.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from sweeping import sweep
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "learning.json"
 PAGE = ROOT / "docs" / "learning.md"
+NOTES = Path(__file__).with_name("learning_notes.md")
 
 DATA = {
     "digits": {
-        "clients": 20, "sample": 5, "model": "mlp:64", "rounds": 40, "epochs": 5, "batch_size": 32,
-        "lr": 0.05, "momentum": 0.9,
+        "clients": 20, "sample": 5, "model": "cnn", "rounds": 40, "epochs": 5, "batch_size": 32,
+        "lr": 0.05, "momentum": 0.0,
     },
     "fashion-mnist": {
         "clients": 100, "sample": 10, "model": "fa-fmnist", "rounds": 40, "epochs": 5, "batch_size": 50,
@@ -33,15 +35,24 @@ DATA = {
 }  # fmt: skip
 SPLITS = {"Dirichlet 0.1": "dirichlet:0.1", "2 classes a client": "class-shards:2"}
 PUBLIC = 0.025
+RECENT = 10  # rounds that accuracy and forgetting are averaged over
 BASELINES = [
     "fedavg", "fedprox", "fedavgm", "scaffold:variant=ntd", "fednova", "fedcurv", "moon", "feddyn", "fedproc",
     "feddf", "fedreg", "fedrep", "fedproto", "creff", "fedavg+ccvr", "fedala", "fedrod", "fedfomo", "fedpac",
 ]  # fmt: skip
-FIVE = ["fedntd", "fedka", "flashback", "fedfa", "fedmlp", "fedmlp:head=shared"]
+FIVE = [
+    "fedntd", "fedka", "fedka:beta=0.01", "fedka:logits=centred,beta=0.1", "flashback", "fedfa", "fedmlp",
+    "fedmlp:head=shared",
+]  # fmt: skip
 STACKS = ["fedntd+fedfa", "fedfa+ccvr"]
 
 
-def run(data: str, split: str, method: str, seed: int, device: str) -> dict:
+def words(data: str) -> str:
+    """The setting of a data set as a line; a result counts only for the setting it was made in."""
+    return ", ".join(f"{name} {value}" for name, value in DATA[data].items()) + f", public {PUBLIC:.1%}"
+
+
+def run(data: str, setting: str, split: str, method: str, seed: int, device: str) -> dict:
     """Train once and return what the table needs."""
     import torch
 
@@ -51,18 +62,21 @@ def run(data: str, split: str, method: str, seed: int, device: str) -> dict:
     from holdfast.methods import parse_method
     from holdfast.models import parse_model
 
-    setting = dict(DATA[data])
-    clients, model = setting.pop("clients"), parse_model(setting.pop("model"))
+    settings = dict(DATA[data])
+    clients, model = settings.pop("clients"), parse_model(settings.pop("model"))
     federation = hf.federate(
         hf.load(data), parse_partition(SPLITS[split]), clients=clients, seed=seed, public=PUBLIC
     )
     began = time.perf_counter()
     outcome = hf.train(
-        parse_method(method), model, federation, seed=seed, device=device, evaluate_locals=False, **setting
+        parse_method(method), model, federation, seed=seed, device=device, evaluate_locals=False, **settings
     )
+    ends = range(len(outcome.class_accuracy) - RECENT + 1, len(outcome.class_accuracy) + 1)
+    forgetting = [hf.metrics.backward_transfer_forgetting(outcome.class_accuracy[:end]) for end in ends]
     return {
-        "accuracy": outcome.accuracy,
-        "forgetting": outcome.forgetting,
+        "final": outcome.accuracy,
+        "accuracy": float(np.mean([r["accuracy"] for r in outcome.records[-RECENT:]])),
+        "forgetting": float(np.mean(forgetting)),
         "curve": [round(float(r["accuracy"]), 4) for r in outcome.records],
         "seconds": round(time.perf_counter() - began, 1),
         "device": device,
@@ -70,42 +84,39 @@ def run(data: str, split: str, method: str, seed: int, device: str) -> dict:
 
 
 def page() -> None:
-    """docs/learning.md: one table a data set and split."""
-    rows = json.loads(RESULTS.read_text())
-    lines = [
-        "# What each method learns, and forgets",
-        "",
-        "Accuracy and forgetting (B1: mean over classes of best accuracy ever minus final accuracy) in percent,",
-        "mean ± deviation over seeds, after the last round. Made by `python benchmarks/learning.py`; all methods",
-        "of a seed share federation, initial weights, sampled clients and batches, and run with their defaults.",
-    ]
-    for data, setting in DATA.items():
+    """docs/learning.md: the notes, then one table a data set and split."""
+    rows = [r for r in json.loads(RESULTS.read_text()) if r["setting"] == words(r["data"])]
+    lines = NOTES.read_text().splitlines()
+    for data in DATA:
         for split in SPLITS:
             here = [r for r in rows if r["data"] == data and r["split"] == split]
             if not here:
                 continue
-            what = ", ".join(f"{k} {v}" for k, v in setting.items() if v is not None)
-            lines += ["", f"## {data}, {split}", "", f"{what}, public {PUBLIC:.1%}.", ""]
-            lines += ["| method | accuracy | forgetting | seeds |", "|---|---|---|---|"]
+            lines += ["", f"## {data}, {split}", "", f"{words(data)}.", ""]
+            lines += ["| method | accuracy | forgetting | final | seeds |", "|---|---|---|---|---|"]
             table = []
             for method in dict.fromkeys(r["method"] for r in here):
                 found = [r for r in here if r["method"] == method and "accuracy" in r]
                 if not found:
                     error = next(r["error"] for r in here if r["method"] == method)
-                    table.append((-1.0, f"| {method} | failed: {error} | | |"))
+                    table.append((-1.0, f"| {method} | failed: {error} | | | |"))
                     continue
-                accuracy, forgetting = (
-                    100 * np.array([r[k] for r in found]) for k in ("accuracy", "forgetting")
+                accuracy, forgetting, final = (
+                    100 * np.array([r[key] for r in found]) for key in ("accuracy", "forgetting", "final")
                 )
-                deviation = [v.std(ddof=1) if len(v) > 1 else 0.0 for v in (accuracy, forgetting)]
-                bold = "**" if any(part in FIVE for part in method.split("+")) else ""
-                table.append((
-                    float(accuracy.mean()),
-                    f"| {bold}{method}{bold} | {accuracy.mean():.1f} ± {deviation[0]:.1f} "
-                    f"| {forgetting.mean():.1f} ± {deviation[1]:.1f} | {len(found)} |",
-                ))  # fmt: skip
+                # Calibration after the last round changes that one alone.
+                rank = final if "ccvr" in method else accuracy
+                shown = ["–", "–"] if "ccvr" in method else [spread(accuracy), spread(forgetting)]
+                bold = "**" if set(method.split("+")) & set(FIVE) else ""
+                cells = [f"{bold}{method}{bold}", *shown, spread(final), str(len(found))]
+                table.append((float(rank.mean()), f"| {' | '.join(cells)} |"))
             lines += [line for _, line in sorted(table, key=lambda entry: -entry[0])]
     PAGE.write_text("\n".join(lines) + "\n")
+
+
+def spread(values: np.ndarray) -> str:
+    """Mean ± deviation over seeds."""
+    return f"{values.mean():.1f}" + (f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else "")
 
 
 def main() -> None:
@@ -122,14 +133,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.page:
         cells = [
-            (data, split, method, seed)
+            (data, words(data), split, method, seed)
             for data in arguments.data
             for seed in range(arguments.seeds)
             for split in SPLITS
             for method in arguments.methods
         ]
         sweep(
-            RESULTS, ("data", "split", "method", "seed"), cells, run, device=arguments.device,
+            RESULTS, ("data", "setting", "split", "method", "seed"), cells, run, device=arguments.device,
             workers=arguments.workers, limit=arguments.limit,
         )  # fmt: skip
     page()

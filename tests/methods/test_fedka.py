@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from small_world import begun, close, finite, learnt, prepared, rounds, same, world
+from small_world import begun, close, finite, learnt, net, prepared, rounds, same, world
 
 from holdfast.errors import HoldfastError
 from holdfast.methods import FedAvg, FedKA
@@ -81,6 +81,13 @@ def test_the_term_is_zero_where_training_starts_and_as_the_equation_says_elsewhe
     assert float(later) == pytest.approx(0.3 * (9 + 16))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("logits", "still"), [("raw", False), ("centred", True)])
+def test_centred_the_logits_do_not_rise_together(logits: str, still: bool) -> None:
+    method = FedKA(beta=0.5, gamma=0.1, logits=logits)  # type: ignore[arg-type]
+    bias = learnt(method, SKEWED)["3.bias"]
+    assert (abs(float(bias.sum() - net()[3].bias.detach().sum())) < 1e-6) == still
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 def test_one_sample_and_one_participant(classes: int) -> None:
     assert finite(learnt(FedKA(beta=0.5), world([1], range(classes), classes=classes), sample=1))
@@ -108,7 +115,15 @@ def test_a_class_nobody_holds_is_refused_unless_it_is_not_needed() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"beta": -1.0}, {"gamma": 0.0}, {"gamma": 1.5}, {"mu": 0}, {"sampling": "easy"}, {"anchors": "all"}],
+    [
+        {"beta": -1.0},
+        {"gamma": 0.0},
+        {"gamma": 1.5},
+        {"mu": 0},
+        {"sampling": "easy"},
+        {"anchors": "all"},
+        {"logits": "soft"},
+    ],
 )
 def test_bad_values_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(HoldfastError, match=f"fedka: {next(iter(wrong))} is"):

@@ -89,7 +89,9 @@ def fedka_classes(k: int, gamma: float) -> tuple[list[int], list[int], list[int]
     return dominant, [c for c in range(CLASSES) if c not in dominant + missing], missing
 
 
-def fedka_local(w: Weights, k: int, t: int, beta: float, gamma: float, anchor: list[int]) -> Weights:
+def fedka_local(
+    w: Weights, k: int, t: int, beta: float, gamma: float, anchor: list[int], centred: bool = False
+) -> Weights:
     kept = np.ones(CLASSES)
     kept[fedka_classes(k, gamma)[0]] = 0
     x = SAMPLES[anchor]
@@ -100,7 +102,12 @@ def fedka_local(w: Weights, k: int, t: int, beta: float, gamma: float, anchor: l
         if not anchor:
             return g
         f = forward(now, x)
-        dz = -2 * beta / len(anchor) * (taught - f.z) * kept
+        apart = f.z - taught
+        if centred:
+            apart -= apart.mean(1, keepdims=True)
+        dz = 2 * beta / len(anchor) * apart * kept
+        if centred:  # the mean depends on every logit
+            dz -= dz.mean(1, keepdims=True)
         return combine((1, g), (1, backward(now, f, dz)))
 
     return descend(w, steps_of(k, t), gradient, lr_at(t))
@@ -113,11 +120,12 @@ def own(k: int, c: int) -> NDArray[np.int64]:
 SHARED = (1, 4, 11, 14)
 
 
+@pytest.mark.parametrize("logits", ["raw", "centred"])
 @pytest.mark.parametrize("anchors", ["both", "non-dominant", "missing"])
-def test_fedka(anchors: str) -> None:
+def test_fedka(anchors: str, logits: str) -> None:
     """With γ = 0.2 the only non-dominant class, 2 at client 0, has one sample there: no chance is left."""
     beta, gamma, w = 0.3, 0.2, initial_weights()
-    method = FedKA(beta=beta, gamma=gamma, anchors=anchors, shared=SHARED)
+    method = FedKA(beta=beta, gamma=gamma, anchors=anchors, shared=SHARED, logits=logits)
     assert fedka_classes(0, gamma) == ([0, 1], [2], [3])
     for t, got in enumerate(run(method).rounds, start=1):
         local = []
@@ -125,7 +133,7 @@ def test_fedka(anchors: str) -> None:
             _, few, missing = fedka_classes(k, gamma)
             anchor = [int(own(k, c)[0]) for c in few if anchors != "missing"]
             anchor += [SHARED[c] for c in missing if anchors != "non-dominant"]
-            local.append(fedka_local(w, k, t, beta, gamma, anchor))
+            local.append(fedka_local(w, k, t, beta, gamma, anchor, logits == "centred"))
         w = weighted(local)
         assert_round_equal(got, local, w)
 
