@@ -29,14 +29,14 @@ from holdfast.engine.settings import Settings
 from holdfast.engine.task import device_data, make_task
 from holdfast.engine.trees import add_, leaves, unflatten
 from holdfast.errors import HoldfastError
+from holdfast.memories import Memories
 from holdfast.methods.base import Method, Server, Tree, check_public
 from holdfast.methods.context import Task
 from holdfast.models.network import Network, NormPolicy
 from holdfast.models.registry import ModelSpec
 from holdfast.random import generator
-from holdfast.runs import Checkpoint, ClientStates, RunDirectory, files
+from holdfast.runs import Checkpoint, RunDirectory, files
 
-CLIENT_STATE_BYTES = 2 << 30  # what clients remember stays in RAM up to this, and goes to the disk beyond
 CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
 
@@ -403,32 +403,12 @@ class Training:
         return net.cpu().eval()
 
 
-class Memories:
-    """What clients remember between rounds: trees over `ClientStates`, which holds flat dictionaries."""
-
-    def __init__(self, directory: RunDirectory | None, checkpoint: Checkpoint | None) -> None:
-        saved = None if checkpoint is None else checkpoint.clients
-        scratch = None if directory is None else directory.scratch
-        self.states = ClientStates(CLIENT_STATE_BYTES, scratch, saved)
-
-    def get(self, client: int) -> Tree | None:
-        """What this client remembers, None before it first took part."""
-        state = self.states.get(client)
-        return None if state is None else unflatten(dict(state))
-
-    def put(self, client: int, memory: Tree) -> None:
-        """Remember."""
-        flat = dict(leaves(memory))
-        if flat:
-            self.states.put(client, flat)
-
-
 def _save(directory: RunDirectory, loop: Loop, memories: Memories) -> None:
     server = loop.server
     tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
     tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.seen().items()}
-    saved = directory.save_checkpoint(server.round, tensors, {}, memories.states.changed())
-    memories.states.committed(saved)
+    saved = directory.save_checkpoint(server.round, tensors, {}, memories.changed())
+    memories.committed(saved)
 
 
 def _restore(loop: Loop, checkpoint: Checkpoint, device: torch.device) -> None:

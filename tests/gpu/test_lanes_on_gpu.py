@@ -49,3 +49,10 @@ def test_kernels_agree_with_sequential_in_float32(augment):
 def test_same_seed_same_bits():
     a, b = (weights(hf.FedAvg(), "lanes", "tf32") for _ in range(2))
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("method", [hf.Scaffold(), hf.Moon()])
+def test_where_memories_lie_does_not_change_a_run(method, monkeypatch):
+    near = weights(method, "lanes", "tf32", rounds=3)
+    monkeypatch.setattr("holdfast.memories.SHARE_OF_GPU", 0.0)
+    assert torch.equal(near, weights(method, "lanes", "tf32", rounds=3))

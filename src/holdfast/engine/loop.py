@@ -18,7 +18,7 @@ from holdfast.engine.local import Broadcast, Incident, Job, LocalSide, Result
 from holdfast.engine.probe import Probe
 from holdfast.engine.settings import Settings
 from holdfast.engine.streaming import StreamTests
-from holdfast.engine.trees import add_, detached, leaves, size_in_bytes
+from holdfast.engine.trees import add_, leaves, size_in_bytes
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Task
@@ -42,7 +42,7 @@ class Memories(Protocol):
         """What this client remembers, None before it first took part."""
 
     def put(self, client: int, memory: Tree) -> None:
-        """Remember."""
+        """Remember a copy."""
 
 
 @dataclass(eq=False)
@@ -163,7 +163,7 @@ class Loop:
                 continue
             self._gather(gathered, result)
             up += size_in_bytes(result.sums) + model_bytes
-            self.memories.put(result.client, detached(result.memory, "cpu"))
+            self.memories.put(result.client, result.memory)
             local.add(result, server)
             if probe is not None:
                 ids = self.federation.client(result.client, stage)
@@ -331,7 +331,11 @@ class _LocalRecords:
         )
         self.divergence.append(torch.stack(apart).norm())
         state = result.memory.get("method", {})
-        self.pending.append((result.params, result.buffers, lambda out: loop.method.personal(out, state)))
+        # They are tested later, together with others; a single one is tested at once, where it lies.
+        keep = loop.engine.group > 1
+        params, buffers = ({k: v.clone() if keep else v for k, v in tree.items()}
+                           for tree in (result.params, result.buffers))  # fmt: skip
+        self.pending.append((params, buffers, lambda out: loop.method.personal(out, state)))
         self.seconds += time.perf_counter() - began
         if len(self.pending) >= loop.engine.group:
             self.flush()

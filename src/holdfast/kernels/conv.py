@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdfast.kernels.frame import Frame, Padded, halves, pad, scale_to_half
 
-_PROGRAMS = 528  # of a weight gradient: four for each multiprocessor of an H200
+_PROGRAMS = 264  # of a weight gradient: two for each multiprocessor of an H200
 _WEIGHT_SCALE = 256.0  # weights are small: this keeps 2.4e-7 to 255 within a half's full precision
 
 
@@ -165,31 +165,35 @@ def _window_sums(
 def _fold(
     parts, bias_parts, dw, db, x_largest, dy_largest, splits, lanes, x_each, dy_each,
     C: tl.constexpr, CP: tl.constexpr, O: tl.constexpr, OP: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-    SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr, HALF: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
 ):  # fmt: skip
     """Add up the splits, in a fixed order, and the outputs that shared a window: dw [lanes, O, C, R, S], db."""
-    EACH: tl.constexpr = C * R * S + 1  # of an output: its weights and its bias
     lane = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    o = at // EACH
-    of_output = at % EACH
-    real = o < O
-    is_bias = of_output == C * R * S
-    c = of_output // (R * S)
-    r = of_output // S % R
-    s = of_output % S
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # in the order of parts, which are many times dw
+    c = at % CP
+    s = at // CP % S
+    r = at // (CP * S) % R
+    o = at // (CP * S * R)
+    real = (c < C) & (o < O)
     total = tl.zeros((BLOCK,), tl.float32)
     for split in range(splits):
         for j in tl.static_range(SHARE):
             n = (split * lanes + lane) * (SHARE * OP) + j * OP + o
-            place = (n * R + r) * RUN + (s + j * STRIDE) * CP + c
-            total += tl.load(parts + place, mask=real & ~is_bias, other=0.0)
-            total += tl.load(bias_parts + n, mask=real & is_bias, other=0.0)
+            total += tl.load(parts + (n * R + r) * RUN + (s + j * STRIDE) * CP + c, mask=real, other=0.0)
+    dy_scale = 1.0
     if HALF:
-        total *= 1.0 / scale_to_half(tl.load(dy_largest + lane * dy_each))
-        total *= tl.where(is_bias, 1.0, 1.0 / scale_to_half(tl.load(x_largest + lane * x_each)))
-    tl.store(dw + lane * (O * C * R * S) + o * (C * R * S) + of_output, total, mask=real & ~is_bias)
-    tl.store(db + lane * O + o, total, mask=real & is_bias)
+        dy_scale = 1.0 / scale_to_half(tl.load(dy_largest + lane * dy_each))
+        total *= dy_scale / scale_to_half(tl.load(x_largest + lane * x_each))
+    tl.store(dw + ((lane * O + o) * C + c) * (R * S) + r * S + s, total, mask=real)
+    if tl.program_id(0) == 0:
+        o = tl.arange(0, BLOCK_O)
+        bias = tl.zeros((BLOCK_O,), tl.float32)
+        for split in range(splits):
+            for j in tl.static_range(SHARE):
+                n = (split * lanes + lane) * (SHARE * OP) + j * OP + o
+                bias += tl.load(bias_parts + n, mask=o < O, other=0.0)
+        tl.store(db + lane * O + o, bias * dy_scale, mask=o < O)
 
 
 def _share(outputs: int, across: int, kernel: int, stride: int) -> int:
@@ -222,7 +226,7 @@ def _product_tiles(n: int) -> tuple[int, int, int, int]:
 
 def _sum_tiles(n: int) -> tuple[int, int, int, int]:
     """The same for the gradient of the weights: rows at a time, outputs, warps and stages."""
-    return (64, _tile(n, 128), 4, 3) if halves() else (32, _tile(n, 64), 4, 1)
+    return (128, _tile(n, 64), 4, 2) if halves() else (32, _tile(n, 64), 4, 1)
 
 
 def _product(
@@ -267,7 +271,7 @@ def _product(
 
 def _quadruples(pixels: int) -> int:
     """Rounded up: rows of whole quadruples of pixels keep loads aligned where there are few channels."""
-    return triton.cdiv(pixels, 4) * 4
+    return -(-pixels // 4) * 4
 
 
 def output_size(size: tuple[int, int], kernel: tuple[int, int], stride: int, pad: int) -> tuple[int, int]:
@@ -346,9 +350,10 @@ def _weight_gradient(
     dw = torch.empty((lanes, *shape), device=device)
     db = torch.empty((lanes, outputs), device=device)
     block = 256
-    _fold[(triton.cdiv(outputs * (channels * height * width + 1), block), lanes)](
+    _fold[(triton.cdiv(outputs * height * width * padded_inputs, block), lanes)](
         parts, bias_parts, dw, db, x.largest, dy.largest, splits, lanes, x.each, dy.each,
         C=channels, CP=padded_inputs, O=outputs, OP=padded_outputs, R=height, S=width,
-        SHARE=share, STRIDE=stride, RUN=chunks * chunk, HALF=halves(), BLOCK=block,
+        SHARE=share, STRIDE=stride, RUN=chunks * chunk, HALF=halves(),
+        BLOCK=block, BLOCK_O=triton.next_power_of_2(outputs),
     )  # fmt: skip
     return dw, db

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 import torch
@@ -82,27 +83,25 @@ class FedCurv(Method):
         network, buffers = client.task.network, client.buffers
 
         def loss(w: Tensors, x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(network.apply(w, buffers, x).logits, y)
+            return F.cross_entropy(network.pure(w, buffers, x, train=False)[0].logits, y)
 
+        of_several = vmap(grad(loss), in_dims=(None, 0, 0))
+        size, most = 1, client.samples
         if self.variant == "ntd":
             size = client.task.batch_size
-            batches = list(zip(torch.split(client.x, size), torch.split(client.y, size), strict=True))
-            batches = batches[: 500 // size + 1]
-            squared = [_squared(grad(loss)(params, x, y)) for x, y in batches]
-            return {k: torch.stack([s[k] for s in squared]).mean(0) for k in params}
-        one = lambda w, x, y: grad(loss)(w, x[None], y[None])  # noqa: E731
+            most = min(most, (500 // size + 1) * size)
         weights = sum(p.numel() for p in params.values())
-        size = max(1, PER_SAMPLE_VALUES // weights)
+        at_once = max(1, PER_SAMPLE_VALUES // weights)
+        x, y, whole = client.x, client.y, most // size * size  # a last, shorter batch comes by itself
+        starts = [*range(0, whole, size * at_once), *([whole] if whole < most else [])]
         total = {k: torch.zeros_like(p) for k, p in params.items()}
-        for x, y in zip(torch.split(client.x, size), torch.split(client.y, size), strict=True):
-            for k, s in _squared(vmap(one, in_dims=(None, 0, 0))(params, x, y)).items():
-                total[k] += s.sum(0)
-        return {k: t / client.samples for k, t in total.items()}
+        for start, end in pairwise([*starts, most]):
+            length = min(size, end - start)
+            found = of_several(params, x[start:end].view(-1, length, *x.shape[1:]), y[start:end].view(-1, length))
+            for k, g in found.items():
+                total[k] += g.square().sum(0)
+        return {k: t / -(-most // size) for k, t in total.items()}
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
         """U and V take over the changes."""
         return {part: {k: v + sums[part][k] for k, v in server.state[part].items()} for part in ("u", "v")}
-
-
-def _squared(tensors: Tensors) -> Tensors:
-    return {k: v.square() for k, v in tensors.items()}
