@@ -23,8 +23,8 @@ test-ray: .venv-ray/.ready  ## Ray, on a real cluster of two nodes
 	$(ONE_THREAD) .venv-ray/bin/python -m pytest tests/ray_cluster
 
 test-chaos: .venv/.ready .venv-flower/.ready  ## everything that can go wrong, at random, and a million damaged messages
-	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 $(BIN)/pytest tests/engine/test_wire.py
-	$(ONE_THREAD) HOLDFAST_CHAOS=1 HOLDFAST_NODES=4 .venv-flower/bin/python -m pytest -s tests/flower
+	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 $(BIN)/pytest tests/engine/test_wire.py tests/runs/test_run_fuzz.py
+	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 HOLDFAST_CHAOS=1 HOLDFAST_NODES=4 .venv-flower/bin/python -m pytest -s tests/flower
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
