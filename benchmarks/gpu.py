@@ -15,12 +15,12 @@ import time
 import numpy as np
 import torch
 
-from holdfast import methods
+from holdfast import Dirichlet, federate, methods
 from holdfast.data.federation import Federation
 from holdfast.engine.settings import Settings
 from holdfast.models import parse_model
 from holdfast.training import Memories, Training, machine
-from work import BareLoop, cifar_shaped, equal_federation, seconds, sized_federation
+from work import BareLoop, cifar_shaped, equal_federation, seconds
 
 CUDA = torch.device("cuda")
 
@@ -28,7 +28,7 @@ CUDA = torch.device("cuda")
 def rounds_of(
     method, model: str, federation: Federation, sample: int | None, engine: str = "lanes", **schedule
 ):
-    """A function that does one more round, warmed up; and what the first round took."""
+    """A function that does one more round and says how many samples it trained; and what the first round took."""
     settings = Settings(
         rounds=10**6, sample=sample, lr=0.01, momentum=0.9, evaluate_every=10**6, evaluate_locals=False,
         **{"epochs": 5, "batch_size": 50} | schedule,
@@ -42,8 +42,8 @@ def rounds_of(
     first = time.perf_counter() - began
     count = iter(range(2, 10**6))
 
-    def one_more() -> None:
-        loop.round(next(count))
+    def one_more() -> int:
+        return settings.epochs * sum(loop.round(next(count))["samples"])
 
     one_more()
     return one_more, first
@@ -83,20 +83,27 @@ def work_w(report: dict) -> None:
 def unequal(report: dict) -> None:
     """Time per trained sample, unequal clients against equal ones."""
     dataset = cifar_shaped(50_000)
-    equal = equal_federation(dataset, 100, 500)
-    rng = np.random.default_rng(0)
-    shares = rng.dirichlet(np.full(100, 0.5))
-    sizes = np.maximum(10, (shares * 45_000).astype(int))
-    spread = sized_federation(dataset, sizes)
-    per_sample = {}
-    for name, federation in (("equal", equal), ("unequal", spread)):
-        one_more, _ = rounds_of(methods.FedAvg(), "ntd-cifar", federation, 10)
-        for _ in range(12):  # capture the graphs of the lane counts that occur
+    cases = {
+        "100 equal clients, 10 a round": (equal_federation(dataset, 100, 500), 10),
+        "100 clients, Dirichlet 0.1, 10 a round": (federate(dataset, Dirichlet(0.1), 100, seed=0), 10),
+        "10 equal clients": (equal_federation(dataset, 10, 5000), None),
+        "10 clients, Dirichlet 0.1": (federate(dataset, Dirichlet(0.1), 10, seed=0), None),
+    }
+    report["unequal"] = {}
+    for name, (federation, sample) in cases.items():
+        one_more, _ = rounds_of(methods.FedAvg(), "ntd-cifar", federation, sample)
+        for _ in range(10 if sample else 2):  # capture the graphs of the lane counts that occur
             one_more()
-        total = sum(seconds(one_more, 1, CUDA) for _ in range(10))
-        per_sample[name] = total / 10 / (10 * federation.sizes().mean() * 5) * 1e6
-    report["unequal"] = per_sample | {"ratio": per_sample["unequal"] / per_sample["equal"]}
-    print(report["unequal"], flush=True)
+        began, trained = time.perf_counter(), 0
+        for _ in range(20 if sample else 3):
+            trained += one_more()
+        torch.cuda.synchronize()
+        sizes = federation.sizes()
+        report["unequal"][name] = {
+            "smallest": int(sizes.min()), "largest": int(sizes.max()),
+            "us a sample": 1e6 * (time.perf_counter() - began) / trained,
+        }  # fmt: skip
+        print(name, report["unequal"][name], flush=True)
 
 
 def models(report: dict) -> None:

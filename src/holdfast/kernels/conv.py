@@ -187,13 +187,13 @@ def _fold(
         total *= dy_scale / scale_to_half(tl.load(x_largest + lane * x_each))
     tl.store(dw + ((lane * O + o) * C + c) * (R * S) + r * S + s, total, mask=real)
     if tl.program_id(0) == 0:
-        o = tl.arange(0, BLOCK_O)
+        output = tl.arange(0, BLOCK_O)
         bias = tl.zeros((BLOCK_O,), tl.float32)
         for split in range(splits):
             for j in tl.static_range(SHARE):
-                n = (split * lanes + lane) * (SHARE * OP) + j * OP + o
-                bias += tl.load(bias_parts + n, mask=o < O, other=0.0)
-        tl.store(db + lane * O + o, bias * dy_scale, mask=o < O)
+                place = (split * lanes + lane) * (SHARE * OP) + j * OP + output
+                bias += tl.load(bias_parts + place, mask=output < O, other=0.0)
+        tl.store(db + lane * O + output, bias * dy_scale, mask=output < O)
 
 
 def _share(outputs: int, across: int, kernel: int, stride: int) -> int:
