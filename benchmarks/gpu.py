@@ -85,9 +85,9 @@ def unequal(report: dict) -> None:
     dataset = cifar_shaped(50_000)
     cases = {
         "100 equal clients, 10 a round": (equal_federation(dataset, 100, 500), 10),
-        "100 clients, Dirichlet 0.1, 10 a round": (federate(dataset, Dirichlet(0.1), 100, seed=0), 10),
+        "100 clients, Dirichlet 0.1, 10 a round": (federate(dataset, Dirichlet(0.1), clients=100, seed=0), 10),
         "10 equal clients": (equal_federation(dataset, 10, 5000), None),
-        "10 clients, Dirichlet 0.1": (federate(dataset, Dirichlet(0.1), 10, seed=0), None),
+        "10 clients, Dirichlet 0.1": (federate(dataset, Dirichlet(0.1), clients=10, seed=0), None),
     }
     report["unequal"] = {}
     for name, (federation, sample) in cases.items():
