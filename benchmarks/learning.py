@@ -25,8 +25,8 @@ NOTES = Path(__file__).with_name("learning_notes.md")
 
 DATA = {
     "digits": {
-        "clients": 20, "sample": 5, "model": "cnn", "rounds": 40, "epochs": 5, "batch_size": 32,
-        "lr": 0.05, "momentum": 0.0,
+        "clients": 20, "sample": 5, "model": "cnn", "rounds": 30, "epochs": 5, "batch_size": 32,
+        "lr": 0.1, "momentum": 0.0,
     },
     "fashion-mnist": {
         "clients": 100, "sample": 10, "model": "fa-fmnist", "rounds": 40, "epochs": 5, "batch_size": 50,
