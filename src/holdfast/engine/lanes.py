@@ -30,10 +30,13 @@ from holdfast.engine.local import (
 from holdfast.engine.optim import clip_scale, sgd_
 from holdfast.engine.sequential import split_extra
 from holdfast.engine.settings import Settings
+from holdfast.engine.tape import Tape, Unrepeatable
 from holdfast.engine.trees import changes, copy_
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import Task
 from holdfast.models.network import Output
+
+TAPE_BYTES = 256 * 2**20  # that recorded steps may keep; larger models spend their time in arithmetic anyway
 
 
 @dataclass(eq=False)
@@ -68,6 +71,17 @@ def assign_lanes(planned: Sequence[Planned], lanes: int) -> list[Leg]:
     return legs
 
 
+@dataclass(eq=False)
+class Layout:
+    """A round's clients in their lanes, and every lane's batches, step by step, still on the host."""
+
+    round: int
+    planned: list[Planned]
+    legs: list[Leg]
+    arrays: dict[str, np.ndarray]  # each [steps, lanes, ...]
+    padded: bool  # whether any batch is filled up
+
+
 class Lanes:
     """Trains the clients of a round side by side."""
 
@@ -82,7 +96,11 @@ class Lanes:
         self.lanes, self.width = lanes, width
         self.group = lanes
         self.graphs = task.device.type == "cuda"
+        self.upcoming: Callable[[int], Sequence[Job]] | None = None  # a later round's clients, if they are known
+        self.ahead: Layout | None = None  # of the next round, made while the GPU was at work
         self.programs: dict[tuple[int, bool], Callable[[], None]] = {}
+        self.met: set[tuple[int, bool]] = set()
+        self.taped = 0  # bytes that recorded steps keep
         self.sent: Tensors = {k: v.detach().clone() for k, v in task.network.params.items()}
         self.params = {k: self._stacked(v) for k, v in task.network.params.items()}
         self.buffers = {k: self._stacked(v) for k, v in task.network.buffers.items()}
@@ -104,11 +122,13 @@ class Lanes:
 
     def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
         """Train all clients; results come as clients finish, always in the same order."""
-        planned = [self.side.plan(job, sent.round) for job in jobs]
-        legs = assign_lanes(planned, self.lanes)
+        layout = self._take(sent.round, jobs)
+        legs, masked = layout.legs, layout.padded
         copy_(self.sent, sent.params)
         self.lr.fill_(self.settings.lr_at(sent.round))
-        masked = self._lay_out(legs)
+        for name, values in layout.arrays.items():
+            self._put(name, torch.from_numpy(values))
+        self.cursor.zero_()
         starts, ends = {}, {}  # type: dict[int, list[Leg]], dict[int, list[Leg]]
         for leg in legs:
             starts.setdefault(leg.first, []).append(leg)
@@ -118,16 +138,31 @@ class Lanes:
         for leg in legs:
             last_step[leg.lane] = max(last_step[leg.lane], leg.last)
         for at in range(max(ends) + 1):
-            for leg in starts.get(at, ()):
-                self._enter(leg, sent)
+            self._enter(starts.get(at, ()), sent)
             self._program(int((last_step >= at).sum()), masked)()
             if at in epochs:
                 self._end_epoch(epochs[at])
+            if at == max(ends) and self.graphs and self.upcoming is not None:
+                jobs = self.upcoming(sent.round + 1)
+                self.ahead = self._lay_out(sent.round + 1, jobs) if jobs else None
             if at in ends:
                 yield from self._leave(ends[at])
 
-    def _lay_out(self, legs: Sequence[Leg]) -> bool:
-        """Write every lane's batches, step by step, to the device; say whether any batch is padded."""
+    def _take(self, round: int, jobs: Sequence[Job]) -> Layout:
+        """The layout of a round: made ahead, or now."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is None or ahead.round != round:
+            return self._lay_out(round, jobs)
+        if [p.job.client for p in ahead.planned] != [job.client for job in jobs]:
+            return self._lay_out(round, jobs)
+        for planned, job in zip(ahead.planned, jobs, strict=True):
+            planned.job = job  # which now knows what the server sends, and what the client remembers
+        return ahead
+
+    def _lay_out(self, round: int, jobs: Sequence[Job]) -> Layout:
+        """Deal the clients to lanes and write down every lane's batches."""
+        planned = [self.side.plan(job, round) for job in jobs]
+        legs = assign_lanes(planned, self.lanes)
         steps = max(leg.last for leg in legs) + 1
         shape = (steps, self.lanes, self.width)
         rows, ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -148,11 +183,8 @@ class Lanes:
                 draws[span, leg.lane][real] = plan.drawn
             if len(plan.keys):
                 keys[span, leg.lane] = plan.keys
-        laid = {"ids": ids, "rows": rows, "mask": mask, "epoch": epoch, "keys": keys, "draws": draws}
-        for name, values in laid.items():
-            self._put(name, torch.from_numpy(values))
-        self.cursor.zero_()
-        return padded
+        arrays = {"ids": ids, "rows": rows, "mask": mask, "epoch": epoch, "keys": keys, "draws": draws}
+        return Layout(round, planned, legs, arrays, padded)
 
     def _put(self, name: str, values: Tensor) -> None:
         """Copy to the front of a buffer that keeps its place on the device, and grows when it must."""
@@ -160,7 +192,7 @@ class Lanes:
             values = values.to(self.task.dtype)
         held = self.steps.get(name)
         if held is None or len(held) < len(values):
-            self.programs.clear()  # captured graphs hold the old addresses
+            self._forget_programs()  # they hold the old addresses
             room = (len(values) if held is None else int(1.5 * len(values)), *values.shape[1:])
             held = self.steps[name] = torch.zeros(room, dtype=values.dtype, device=self.task.device)
         held[: len(values)].copy_(values, non_blocking=True)
@@ -174,10 +206,15 @@ class Lanes:
 
     # Entering and leaving a lane -------------------------------------------------------------------------
 
-    def _enter(self, leg: Leg, sent: Broadcast) -> None:
-        leg.started = started = self.side.start(leg.planned, sent)
+    def _enter(self, legs: Sequence[Leg], sent: Broadcast) -> None:
+        """Start these clients in their lanes."""
+        for leg, started in zip(legs, self.side.start([leg.planned for leg in legs], sent), strict=True):
+            leg.started = started
+            self._fit(started, leg)
+            self._write(started, leg)
+
+    def _write(self, started: Started, leg: Leg) -> None:
         lane = leg.lane
-        self._fit(started, leg)
         write = [(self.params, started.params), (self.buffers, started.client.buffers)]
         if started.teachers:
             write.append((self.frozen_buffers, started.client.buffers))
@@ -205,7 +242,7 @@ class Lanes:
         for name, values in started.tables.items():
             held, need = self.tables.get(name), leg.row + len(values)
             if held is None or len(held) < need:
-                self.programs.clear()
+                self._forget_programs()
                 room = int(need * (1.0 if held is None else 1.5))
                 grown = values.new_zeros((max(room, int(self.steps["rows"].max()) + 1), *values.shape[1:]))
                 if held is not None:
@@ -222,31 +259,52 @@ class Lanes:
         for leg in legs:
             assert leg.started is not None
             lane = leg.lane
-            params = {k: v[lane].clone() for k, v in self.params.items()}
-            buffers = {k: v[lane].clone() for k, v in self.buffers.items()}
+            params, buffers = _read_lane(self.params, lane), _read_lane(self.buffers, lane)
             carry, loss = _read_lane(self.carry, lane), losses[lane] / (leg.last - leg.first + 1)
             yield self.side.finish(leg.started, params, buffers, carry, loss, finite[lane])
 
     # A step ---------------------------------------------------------------------------------------------
 
     def _program(self, active: int, masked: bool) -> Callable[[], None]:
-        """One step of the first ``active`` lanes, captured on a GPU."""
+        """One step of the first ``active`` lanes: captured on a GPU, on a CPU recorded when it comes again."""
         key = (active, masked)
         if key not in self.programs:
             step = lambda: self._step(active, masked)  # noqa: E731
-            self.programs[key] = self._capture(step) if self.graphs else step
+            if not self.graphs and key not in self.met:
+                self.met.add(key)
+                return step
+            self.programs[key] = self._capture(step) if self.graphs else self._record(step)
         return self.programs[key]
+
+    def _forget_programs(self) -> None:
+        self.programs.clear()
+        self.taped = 0
+
+    def _state(self) -> list[Tensor]:
+        """All that a step changes."""
+        kept = (self.params, self.buffers, self.momentum, self.carry)
+        return [self.loss, self.cursor, *(leaf for tree in kept for leaf in _leaves(tree))]
+
+    def _record(self, step: Callable[[], None]) -> Callable[[], None]:
+        """The tape of a step, or the step itself where a tape would not do the same; nothing is left changed."""
+        state = self._state()
+        before = [t.clone() for t in state]
+        try:
+            tape = Tape(step, TAPE_BYTES - self.taped)
+        except Unrepeatable:
+            torch._foreach_copy_(state, before)
+            return step
+        after = [t.clone() for t in state]
+        torch._foreach_copy_(state, before)
+        tape()
+        same = all(_same_bits(*pair) for pair in zip(state, after, strict=True))
+        torch._foreach_copy_(state, before)
+        self.taped += tape.bytes * same
+        return tape if same else step
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
         """Record a step as a CUDA graph; what warming up changed is put back."""
-        state = [
-            *self.params.values(),
-            *self.buffers.values(),
-            *self.momentum.values(),
-            self.loss,
-            self.cursor,
-        ]
-        state += [leaf for leaf in _leaves(self.carry)]
+        state = self._state()
         saved = [t.clone() for t in state]
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -439,6 +497,10 @@ class _LaneTrainer:
         return grads, value
 
 
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num())  # NaN differs even from itself
+
+
 def _leaves(tree: Tree) -> Iterator[Tensor]:
     for value in tree.values():
         if isinstance(value, dict):
@@ -463,7 +525,7 @@ def _write_lane(stacked: Tree, tree: Tree, lane: int) -> None:
 
 
 def _read_lane(stacked: Tree, lane: int) -> Tree:
-    return {k: _read_lane(v, lane) if isinstance(v, dict) else v[lane].clone() for k, v in stacked.items()}
+    return {k: _read_lane(v, lane) if isinstance(v, dict) else v[lane] for k, v in stacked.items()}
 
 
 def _first(tree: Tree, n: int) -> Tree:

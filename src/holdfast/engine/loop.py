@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast import metrics
 from holdfast.data.federation import Federation
 from holdfast.engine.evaluation import Evaluation, TestSet
+from holdfast.engine.lanes import Lanes
 from holdfast.engine.local import Broadcast, Incident, Job, LocalSide, Result
 from holdfast.engine.probe import Probe
 from holdfast.engine.settings import Settings
@@ -83,6 +84,8 @@ class Loop:
         self.probe_batch = probe_batch
         self._counted: tuple[int, np.ndarray, np.ndarray] | None = None
         self.picture: dict[str, Any] | None = None  # the last probe's, for the report
+        if isinstance(engine, Lanes):
+            engine.upcoming = self.upcoming
 
     # Who takes part -------------------------------------------------------------------------------------
 
@@ -117,6 +120,19 @@ class Loop:
             self._counted = (stage, sizes, np.flatnonzero(sizes))
         return self._counted[1], self._counted[2]
 
+    def _draw(self, round: int) -> tuple[np.ndarray, np.ndarray]:
+        """Who trains in a round, and who was sampled but drops out."""
+        sampled = self.participants(round)
+        lost = generator(self.settings.seed, "dropout", round).random(len(sampled)) < self.settings.dropout
+        return sampled[~lost], sampled[lost]
+
+    def upcoming(self, round: int) -> list[Job]:
+        """The clients of a later round, as far as they can be known now."""
+        if round > self.settings.rounds:
+            return []
+        stage = self.stage(round)
+        return [Job(int(k), self.federation.client(int(k), stage), stage) for k in self._draw(round)[0]]
+
     # One round ------------------------------------------------------------------------------------------
 
     def round(self, number: int) -> dict[str, Any]:
@@ -129,9 +145,8 @@ class Loop:
         if self.stream is not None and number == 1:
             self.stream.before_training()
         stage = self.stage(number)
-        participants = self.participants(number)
-        lost = generator(settings.seed, "dropout", number).random(len(participants)) < settings.dropout
-        incidents = [Incident(int(k), "dropout") for k in participants[lost]]
+        present, lost = self._draw(number)
+        incidents = [Incident(int(k), "dropout") for k in lost]
         sent = Broadcast(number, server.params, server.buffers, method.down(server))
         jobs = [
             Job(
@@ -141,7 +156,7 @@ class Loop:
                 method.down_to(server, int(k)),
                 self.memories.get(int(k)),
             )
-            for k in participants[~lost]
+            for k in present
         ]
         record: dict[str, Any] = {"round": number, "stage": stage, "lr": settings.lr_at(number)}
         gathered, local = Gathered(), _LocalRecords(self)

@@ -161,6 +161,14 @@ def _hash_uniform(place: Tensor, key: Tensor) -> Tensor:
     return (h ^ (h >> 16)).to(torch.float64) / 2**32
 
 
+class _LaneLinear(nn.Linear):
+    """A linear layer for ``vmap`` on a CPU, which otherwise multiplies the bias by 1 first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight.mT
+        return y if self.bias is None else y + self.bias
+
+
 class Network:
     """A module as a function of (parameters, buffers, input).
 
@@ -282,4 +290,8 @@ class Network:
         some = next(iter(self.params.values()))
         if kernels.unavailable(some.device, some.dtype) is None:
             kernels.install(lanes)
+        if some.device.type == "cpu":
+            for module in lanes.modules():
+                if type(module) is nn.Linear:
+                    module.__class__ = _LaneLinear
         return lanes
