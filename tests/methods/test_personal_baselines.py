@@ -7,6 +7,7 @@ from small_world import begun, close, finite, learnt, net, prepared, rounds, sam
 
 from holdfast.errors import HoldfastError
 from holdfast.methods import FedALA, FedAvg, FedFomo, FedPAC, FedRep, FedRoD, Method
+from holdfast.methods.base import Server, Upload
 from holdfast.methods.fedpac import simplex_minimum
 from holdfast.models.network import Output
 
@@ -208,6 +209,24 @@ def test_the_mixture_of_clients_that_do_not_differ() -> None:
     np.testing.assert_allclose(simplex_minimum(np.eye(3)), 1 / 3)
     assert simplex_minimum(np.zeros((3, 3))).sum() == pytest.approx(1)
     np.testing.assert_allclose(simplex_minimum(1e12 * np.diag([1.0, 1.0, 2.0])), [0.4, 0.4, 0.2])
+
+
+def test_fedpac_leaves_out_tiny_shares_and_the_others_still_sum_to_one() -> None:
+    task = prepared(FedPAC(), MISSING).task
+    feature, label = torch.zeros(4, 6, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+
+    def upload(client: int, variance: float) -> Upload:
+        """With equal means α is proportional to 1/v, and every head is a constant."""
+        params = {name: torch.full_like(p, float(client)) for name, p in task.network.params.items()}
+        sums = {"means": feature, "features": feature, "labels": label, "variance": task.scalar(variance)}
+        return Upload(client, 1.0, params, {}, sums)
+
+    uploads = [upload(1, 1.0), upload(2, 1.0), upload(10**6, 5000.0)]  # the last would have a share of 1e-4
+    server = Server(task.network.params, {}, FedPAC().init(task), 1)
+    state = FedPAC().update(server, {"features": feature, "labels": label}, uploads, task)
+    for head in state["heads"].values():
+        for tensor in head.values():
+            torch.testing.assert_close(tensor, torch.full_like(tensor, 1.5), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize(

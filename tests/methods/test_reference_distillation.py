@@ -30,6 +30,7 @@ from reference.world import (
     PARTS,
     PUBLIC,
     SAMPLES,
+    SETTINGS,
     SIZES,
     Step,
     assert_locals_equal,
@@ -52,8 +53,15 @@ from holdfast.methods.fedka import FedKA
 from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.flashback import Flashback
 from holdfast.methods.moon import Moon
+from holdfast.random import generator
 
 CLIENTS = range(len(PARTS))
+
+
+def public_order(t: int, epoch: int) -> NDArray[np.int64]:
+    """In which order the server meets the public samples: another in each epoch and round."""
+    rng = generator(SETTINGS.seed, "public batches", t, epoch)
+    return PUBLIC[rng.permutation(len(PUBLIC))]
 
 
 # FedNTD -------------------------------------------------------------------------------------------------
@@ -182,13 +190,17 @@ def weighted_kl_slope(z: Array, teacher: Array, a: Array) -> Array:
     return (softmax(z) * pull.sum(-1, keepdims=True) - pull) / len(z)
 
 
-@pytest.mark.parametrize("half", ["both", "client", "server"])
-def test_flashback(half: str) -> None:
+@pytest.mark.parametrize(
+    ("half", "batch_size"), [("both", 3), ("both", 2), ("client", 3), ("server", 3), ("server", 1)]
+)
+def test_flashback(half: str, batch_size: int) -> None:
+    """The three public samples make one, two or three batches."""
+    chosen = settings(batch_size=batch_size)
     gamma, server_epochs, rounds = 0.4, 2, 4
     w = initial_weights()
     seen = np.zeros(CLASSES)  # π
     method = Flashback(gamma=gamma, server_epochs=server_epochs, half=half)
-    for t, got in enumerate(run(method, rounds=rounds).rounds, start=1):
+    for t, got in enumerate(run(method, rounds=rounds, batch_size=batch_size).rounds, start=1):
         local: list[Weights] = []
         for k in CLIENTS:
             a = safe_ratio(seen, COUNTS[k] + seen)
@@ -198,13 +210,12 @@ def test_flashback(half: str) -> None:
                     return 0.0, 0.0
                 return weighted_kl_slope(f.z, forward(sent, step.x).z, a), 0.0
 
-            local.append(descend(w, steps_of(k, t), with_term(flash), lr_at(t)))
+            local.append(descend(w, steps_of(k, t, chosen), with_term(flash), lr_at(t)))
         student = weighted(local)
         if half != "client":
             teachers = [(m, COUNTS[k].astype(float)) for k, m in enumerate(local)]
             teachers += [(w, seen)] if t > 1 else []
             total = seen + sum(counts for _, counts in teachers)
-            x, y = SAMPLES[PUBLIC], LABELS[PUBLIC]
 
             def server_gradient(now: Weights, step: Step) -> Weights:
                 f = forward(now, step.x)
@@ -213,10 +224,13 @@ def test_flashback(half: str) -> None:
                     dz = dz + weighted_kl_slope(f.z, forward(model, step.x).z, safe_ratio(counts, total))
                 return backward(now, f, dz)
 
-            # The public set fits into one batch, so that its order does not matter.
-            student = descend(
-                student, [Step(x, y, e, True) for e in range(server_epochs)], server_gradient, lr_at(t)
-            )
+            met = [
+                order[i : i + batch_size]
+                for order in (public_order(t, e) for e in range(server_epochs))
+                for i in range(0, len(order), batch_size)
+            ]
+            steps = [Step(SAMPLES[ids], LABELS[ids], 0, False) for ids in met]
+            student = descend(student, steps, server_gradient, lr_at(t))
         w = student
         if gamma * t <= 1:  # everybody has taken part t times
             seen = seen + gamma * COUNTS.sum(0)
@@ -260,21 +274,27 @@ def test_moon(variant: str, among: dict[str, int]) -> None:
 # FedDF --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clip", [5.0, 0.05])
-def test_feddf(clip: float) -> None:
-    """The public set fits into one batch, so that its order does not matter."""
+@pytest.mark.parametrize(("clip", "batch_size"), [(5.0, 128), (5.0, 2), (0.05, 128)])
+def test_feddf(clip: float, batch_size: int) -> None:
+    """The three public samples make one batch, or two."""
     epochs, lr, w = 3, 0.02, initial_weights()
-    x = SAMPLES[PUBLIC]
-    for t, got in enumerate(run(FedDF(epochs=epochs, lr=lr, clip=clip)).rounds, start=1):
+    method = FedDF(epochs=epochs, lr=lr, clip=clip, batch_size=batch_size)
+    for t, got in enumerate(run(method).rounds, start=1):
         local = [descend(w, steps_of(k, t), ce_gradient, lr_at(t)) for k in CLIENTS]
-        taught = softmax(sum(forward(m, x).z for m in local) / len(local))
         w, adam = weighted(local), Adam(lr)
-        for step in range(epochs):
+        met = [
+            order[i : i + batch_size]
+            for order in (public_order(t, e) for e in range(epochs))
+            for i in range(0, len(order), batch_size)
+        ]
+        for step, ids in enumerate(met):
+            x = SAMPLES[ids]
+            taught = softmax(sum(forward(m, x).z for m in local) / len(local))
             f = forward(w, x)
             g = backward(w, f, (softmax(f.z) - taught) / len(x))
             length = np.sqrt(dot(g, g))
             assert (length > clip) == (clip < 1)
-            adam.lr = lr * (1 + np.cos(np.pi * step / epochs)) / 2
+            adam.lr = lr * (1 + np.cos(np.pi * step / len(met))) / 2
             w = adam.step(w, combine((min(1.0, clip / length), g)))
         # Clipping divides by the norm + 1e-6 in torch.
         assert_round_equal(got, local, w, tolerance=1e-6 if clip < 1 else 1e-9)

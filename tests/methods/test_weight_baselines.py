@@ -76,6 +76,27 @@ def test_fedcurv_server_holds_the_sum_of_what_clients_remember() -> None:
             assert (total >= -1e-12).all() or part == "v"
 
 
+@pytest.mark.parametrize(("batch_size", "looked_at"), [(50, 550), (7, 504), (501, 501)])
+def test_fedcurv_as_in_fedntd_stops_once_it_has_seen_more_than_500_samples(
+    batch_size: int, looked_at: int
+) -> None:
+    training = prepared(FedCurv(lam=0.1, variant="ntd"), world(np.arange(620) % 4), batch_size=batch_size)
+    loop, memories = rounds(training, 1)
+    client, _ = begun(training)
+    network = net().double()
+    network.load_state_dict(loop.server.params)  # of the only client
+    batches = range(0, looked_at, batch_size)
+    expected = [torch.zeros_like(p) for p in network.parameters()]
+    for start in batches:
+        chosen = slice(start, start + batch_size)
+        loss = F.cross_entropy(network(client.x[chosen]), client.y[chosen])
+        for total, g in zip(expected, torch.autograd.grad(loss, list(network.parameters())), strict=True):
+            total += g**2 / len(batches)
+    remembered = memories.get(0)
+    assert remembered is not None
+    torch.testing.assert_close(list(remembered["method"]["u"].values()), expected)
+
+
 def test_feddyn_server_sees_all_clients_not_only_participants() -> None:
     loop, _ = rounds(prepared(FedDyn(alpha=0.1), UNEQUAL, sample=1), 1)
     initial = loop.task.network.params
