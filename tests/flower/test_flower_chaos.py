@@ -47,7 +47,7 @@ class Weather:
         rng = generator(self.seed, "chaos", round, node)
         if reply.has_error() or rng.random() >= FAULT_RATE:
             return [reply]
-        match rng.integers(8):
+        match rng.integers(9):
             case 0:
                 return []  # never, or after the deadline
             case 1:
@@ -60,6 +60,8 @@ class Weather:
                 error = Message(Error(5, "lost"), reply_to=asked)
                 error.metadata.__dict__["_src_node_id"] = 1
                 return [error]
+            case 8:
+                return [self.with_a_full_disk(asked)]
             case kind:
                 content = copied(reply.content)
                 tensors = [name for name in content if name.startswith("client ")]
@@ -85,6 +87,19 @@ class Weather:
                     content[name] = ConfigRecord(facts)
                 reply.__dict__["_content"] = content
                 return [reply]
+
+    def with_a_full_disk(self, asked: Message) -> Message:
+        """The reply of a site that has no space for what its clients remember."""
+        whole = files.write_all
+
+        def full(file: Any, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        try:
+            files.write_all = full
+            return self.world.grid._answer(asked)
+        finally:
+            files.write_all = whole
 
     def network(self, round: int) -> None:
         """Now and then a node cannot be reached for a few rounds."""
