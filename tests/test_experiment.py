@@ -32,6 +32,16 @@ def test_text_and_mapping_say_the_same():
     assert hf.Experiment.from_mapping(yaml.safe_load(yaml.safe_dump(text.describe()))) == text
 
 
+def test_options_may_hold_lists():
+    text = hf.Experiment(stream="2,stage_classes=[[0, 1],[2]],joins=[0,1],cumulative=true")
+    assert text.stream == {
+        "tasks_per_client": 2,
+        "stage_classes": [[0, 1], [2]],
+        "joins": [0, 1],
+        "cumulative": True,
+    }
+
+
 def test_a_file_with_everything_a_run_recorded():
     written = hf.Experiment(clients=3).describe() | {key: "whatever" for key in RECORDED}
     assert hf.Experiment.from_mapping(written) == hf.Experiment(clients=3)
@@ -68,6 +78,7 @@ def test_settings_are_changed_by_their_paths():
         ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
         ({"skew": "rotate=3"}, "unknown option of skew 'rotate'; did you mean rotation"),
         ({"stream": "five"}, "number of tasks for each client"),
+        ({"stream": "5,chunks=maybe"}, "chunks of a stream must be true or false, not 'maybe'"),
         ({"stream": "5,cumul=true"}, "unknown option of stream 'cumul'; did you mean cumulative"),
         ({"data": ["a"]}, "data is"),
         ({"federation": "f.json", "clients": 3}, "clients is given beside a federation file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -344,7 +345,7 @@ def _mapping(written: Described | None, what: str, known: Iterable[str]) -> dict
 
 def _options(text: str, what: str) -> dict[str, Any]:
     values = {}
-    for option in filter(None, text.split(",")):
+    for option in re.findall(r"(?:\[[^=]*\]|[^,\[])+", text):  # a comma within brackets ends no option
         key, equals, value = option.partition("=")
         if not equals:
             raise HoldfastError(f"'{option}' in {what} is not of the form option=value")
@@ -370,6 +371,9 @@ def _stream(written: Described | None) -> dict[str, Any] | None:
     tasks = values.setdefault("tasks_per_client", 5)
     if not isinstance(tasks, int):
         raise HoldfastError(f"a stream needs a number of tasks for each client, such as 5, not {tasks!r}")
+    for key in ("chunks", "cumulative"):
+        if not isinstance(values.get(key, False), bool):
+            raise HoldfastError(f"{key} of a stream must be true or false, not {values[key]!r}")
     if isinstance(values.get("schedule"), str):
         name, _, n = values["schedule"].partition(":")
         values["schedule"] = {"name": name} | ({"n": _value(n)} if n else {})

@@ -462,11 +462,13 @@ def write_federation(path: Path, federation: Federation, most: int = 10_000) -> 
     shown = np.arange(min(federation.clients, most))
     stages = range(federation.stages)
     counts = [federation.label_counts(shown, stage).tolist() for stage in stages]
+    domains, of_clients = federation.client_domains()
     content = {
         "clients": federation.clients,
         "stages": federation.stages,
         "classes": list(federation.dataset.classes),
         "label_counts": counts if federation.stages > 1 else counts[0],
+        "domains": {"names": domains, "clients": of_clients[:most].tolist()} if domains else None,
         "public": len(federation.public),
         "hash": federation.hash,
     }

@@ -169,7 +169,7 @@ def test_feature_skew_combines_with_label_skew():
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"groups": 3}, {"noise": -1}, {"noise": 1, "groups": 0}, {"contrast": 2}]
+    "values", [{}, {"groups": 3}, {"noise": -1}, {"noise": 1, "groups": 0}, {"contrast": 2}, {"blur": "much"}]
 )
 def test_a_feature_skew_that_cannot_be_is_refused(values):
     with pytest.raises(HoldfastError):

@@ -196,6 +196,22 @@ def test_a_schedule_of_ones_own_is_checked_before_training(toy, tmp_path):
     assert Federation.load(tmp_path / "stream.json", toy, schedule=Backwards()).hash == mine.hash
 
 
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"name": "every-n", "stages": 5}, "'every-n' needs a whole number for n"),
+        ({"name": "every-n", "stages": 5, "n": "ten"}, "'every-n' needs a whole number for n"),
+        (
+            {"name": "global-epochs", "stages": 5, "n": 3},
+            "unknown parameter of stage schedule 'global-epochs'",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_be_read_is_refused(described, message):
+    with pytest.raises(HoldfastError, match=message):
+        schedule_from(described)
+
+
 @pytest.mark.parametrize("schedule", [GlobalEpochs(5), EveryN(3, 5)])
 def test_a_stream_comes_back_from_its_file(toy, tmp_path, schedule):
     assert schedule_from(describe_schedule(schedule)) == schedule
@@ -219,6 +235,8 @@ def test_a_stream_comes_back_from_its_file(toy, tmp_path, schedule):
         ({"joins": [0]}, "'joins' must hold one stage for each of 4 clients"),
         ({"leaves": [5, 5, 5, 6]}, "'leaves' must hold one stage"),
         ({"joins": [0, 3, 0, 0], "leaves": [5, 3, 5, 5]}, "client 1 leaves before it has joined"),
+        ({"joins": ["a", 0, 0, 0]}, "'joins' must hold one stage"),
+        ({"stage_classes": [0, 1, 2, 3, 4]}, r"must look like \[\[0, 1\], \[2\]\], a list for each stage"),
         ({"stage_classes": [[0]]}, "classes of 5 stages, not 1"),
         ({"stage_classes": [[0], [1], [2], [3], [6]]}, "stage 4 names a class outside 0 to 5"),
         ({"stage_classes": [[0]] * 5, "chunks": True}, "cannot be given with them"),

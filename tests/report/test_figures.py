@@ -147,7 +147,7 @@ def test_stream_accuracy_by_stage_is_the_mean_of_the_last_ten_epochs(streamed):
     expected = [
         np.mean([r["stream"]["A_sel"] for r in told if r["stage"] == stage][-10:]) for stage in range(5)
     ]
-    assert panel.lines[0].x.tolist() == [1, 2, 3, 4, 5]
+    assert panel.lines[0].x.tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_allclose(panel.lines[0].y, expected)
 
 

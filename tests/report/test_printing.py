@@ -48,7 +48,7 @@ def test_a_federation_is_drawn_with_stages_and_domains(tmp_path):
         np.stack([COUNTS, COUNTS[::-1]]), NAMES, ["mnist", "svhn", "svhn"], out=tmp_path / "f.svg"
     )
     text = out.read_text()
-    for word in ("Stage 1", "Stage 2", "svhn", "three"):
+    for word in ("Stage 0", "Stage 1", "svhn", "three"):
         assert word in text
 
 

@@ -133,17 +133,9 @@ def _counts(federation: Federation) -> np.ndarray:
 
 
 def _domains(federation: Federation) -> list[str] | None:
-    """The domain most of each client's samples come from, where there are domains."""
-    import numpy as np
-
-    group = federation.dataset.groups.get("domain")
-    if group is None:
-        return None
-    spans = federation.offsets[:: federation.stages]
-    owner = np.repeat(np.arange(federation.clients), np.diff(spans))
-    cells = owner * len(group.names) + group.train[federation.indices]
-    counts = np.bincount(cells, minlength=federation.clients * len(group.names))
-    return [group.names[d] for d in counts.reshape(federation.clients, -1).argmax(1)]
+    """The name of each client's domain, where there are domains."""
+    names, clients = federation.client_domains()
+    return [names[place] for place in clients] if names else None
 
 
 def _label_counts(file: Path) -> np.ndarray:

@@ -111,6 +111,19 @@ class Federation:
         """Samples per class over all clients and stages: int64 ``[C]``."""
         return np.bincount(self._labels[self.indices], minlength=self.dataset.num_classes)
 
+    def client_domains(self) -> tuple[tuple[str, ...], Ints]:
+        """The domains' names, and which of them most of each client's samples come from: int64 ``[clients]``.
+
+        Both are empty where the data has no domains.
+        """
+        group = self.dataset.groups.get("domain")
+        if group is None:
+            return (), _none()
+        owner = np.repeat(np.arange(self.clients), np.diff(self.offsets[:: self.stages]))
+        cells = owner * len(group.names) + group.train[self.indices]
+        counts = np.bincount(cells, minlength=self.clients * len(group.names))
+        return tuple(group.names), counts.reshape(self.clients, -1).argmax(1)
+
     @cached_property
     def hash(self) -> str:
         """64 hex digits. Two federations with the same hash give the same samples to the same clients."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 from holdfast.errors import HoldfastError, unknown
@@ -110,6 +110,15 @@ def schedule_from(description: Mapping[str, Any]) -> StageSchedule:
     name = str(values.pop("name", ""))
     if name not in SCHEDULES:
         raise unknown("stage schedule", name, SCHEDULES)
+    wanted = [field.name for field in fields(SCHEDULES[name])]
+    for key in values:
+        if key not in wanted:
+            raise unknown(f"parameter of stage schedule '{name}'", key, wanted)
+    missing = [key for key in wanted if not isinstance(values.get(key), int)]
+    if missing:
+        raise HoldfastError(
+            f"stage schedule '{name}' needs a whole number for {missing[0]}, as in every-n:10"
+        )
     return SCHEDULES[name](**values)
 
 

@@ -86,6 +86,9 @@ class FeatureSkew:
 
     def __post_init__(self) -> None:
         values = asdict(self)
+        for name, value in values.items():
+            if value is not None and not isinstance(value, (int, float)):
+                raise HoldfastError(f"{name} of a feature skew must be a number, not {value!r}")
         if any(value is not None and value < 0 for value in values.values()) or self.groups == 0:
             raise HoldfastError(
                 f"feature skew needs strengths of 0 or more and at least 1 group, not {values}"

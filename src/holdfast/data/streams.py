@@ -150,7 +150,8 @@ def _presence(
     first = np.zeros(clients, np.int64) if joins is None else np.asarray(joins)
     gone = np.full(clients, stages) if leaves is None else np.asarray(leaves)
     for what, when in (("joins", first), ("leaves", gone)):
-        if when.shape != (clients,) or when.min() < 0 or when.max() > stages:
+        right = when.shape == (clients,) and when.dtype.kind in "iu"
+        if not right or when.min() < 0 or when.max() > stages:
             raise HoldfastError(f"'{what}' must hold one stage for each of {clients} clients, 0 to {stages}")
     if np.any(first >= gone):
         raise HoldfastError(f"client {int(np.argmax(first >= gone))} leaves before it has joined")
@@ -220,6 +221,10 @@ def _by_stage(
 
 def _declared(stage_classes: Sequence[Sequence[int]], stages: int, classes: int) -> NDArray[np.bool_]:
     """Which classes each stage has: bool ``[stages, C]``."""
+    if not _is_nested(stage_classes):
+        raise HoldfastError(
+            f"stage_classes must look like [[0, 1], [2]], a list for each stage, not {stage_classes!r}"
+        )
     if len(stage_classes) != stages:
         raise HoldfastError(
             f"stage_classes must name the classes of {stages} stages, not {len(stage_classes)}"
@@ -230,6 +235,14 @@ def _declared(stage_classes: Sequence[Sequence[int]], stages: int, classes: int)
             raise HoldfastError(f"stage {stage} names a class outside 0 to {classes - 1}: {list(names)}")
         declared[stage, list(names)] = True
     return declared
+
+
+def _is_nested(lists: object) -> bool:
+    """Whether this is a sequence of sequences of whole numbers."""
+    return isinstance(lists, Sequence) and all(
+        isinstance(inner, Sequence) and all(isinstance(c, (int, np.integer)) for c in inner)
+        for inner in lists
+    )
 
 
 def _stages_of_samples(labels: Ints, declared: NDArray[np.bool_], rng: np.random.Generator) -> Ints:

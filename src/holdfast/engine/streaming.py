@@ -80,7 +80,8 @@ class StreamTests:
         """Forgetting and transfer of each client over the stages at which it has data, and their means."""
         if not self.matrix:
             return {}
-        counts = self._task_counts(list(self.matrix))
+        known = sorted(self.matrix)
+        counts = self._task_counts(known)
         initial = _task_accuracy(self.initial, counts)
         told: dict[str, list[float]] = {
             "average_forgetting": [],
@@ -88,12 +89,12 @@ class StreamTests:
             "forward_transfer": [],
         }
         clients = []
-        for row, (client, matrix) in enumerate(self.matrix.items()):
+        for row, client in enumerate(known):
             own = np.flatnonzero(counts[row].sum(-1))
             if len(own) < 2:
                 continue
             clients.append(client)
-            ours = matrix[np.ix_(own, own)]
+            ours = self.matrix[client][np.ix_(own, own)]
             told["average_forgetting"].append(float(metrics.average_forgetting(ours)))
             told["backward_transfer"].append(float(metrics.backward_transfer(ours)))
             told["forward_transfer"].append(float(metrics.forward_transfer(ours, initial[row, own])))

@@ -62,7 +62,7 @@ def federation_text(
     table.add_column(Text(f"classes 0 to {len(classes) - 1}"), no_wrap=True)
     table.add_column("held", justify="right")
     for stage in range(len(counts)):
-        table.add_column("samples" if len(counts) == 1 else f"stage {stage + 1}", justify="right")
+        table.add_column("samples" if len(counts) == 1 else f"stage {stage}", justify="right")
     shown = thin(len(total), MOST_ROWS)
     for client in shown:
         cells = "".join(_shade(int(count), largest) for count in total[client])

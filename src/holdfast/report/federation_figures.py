@@ -44,7 +44,7 @@ def federation_panels(
     own_domains = [domains[client] for client in shown] if domains else ()
     sizes = counts[:, shown].sum(axis=2).astype(np.float64)
     stages = [
-        Bar(f"stage {stage + 1}" if len(sizes) > 1 else "samples", size, stage)
+        Bar(f"stage {stage}" if len(sizes) > 1 else "samples", size, stage)
         for stage, size in enumerate(sizes)
     ]
     return [

@@ -207,6 +207,7 @@ class Bubbles:
     classes: Sequence[str]
     counts: NDArray[np.int64]
     domains: Sequence[str] = field(default_factory=tuple)  # one name per client, or none
+    largest: int = 0  # samples of the largest circle on paper; 0 for the largest here
 
     def to_json(self) -> dict[str, Any]:
         """The panel as the page reads it."""
@@ -219,7 +220,7 @@ class Bubbles:
             "rows": list(self.classes),
             "domains": list(self.domains),
             "frames": [
-                {"name": f"stage {stage + 1}", "counts": counts.tolist()}
+                {"name": f"stage {stage}", "counts": counts.tolist()}
                 for stage, counts in enumerate(self.counts)
             ],
         }

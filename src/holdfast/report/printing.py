@@ -91,8 +91,9 @@ def _by_stage(panel: Panel) -> list[Panel]:
     """A slider's stages side by side, since paper has no slider."""
     if not isinstance(panel, Bubbles) or len(panel.counts) == 1:
         return [panel]
+    largest = int(panel.counts.max(initial=1))
     return [
-        replace(panel, title=f"Stage {stage + 1}", counts=counts[None])
+        replace(panel, title=f"Stage {stage}", counts=counts[None], largest=largest)
         for stage, counts in enumerate(panel.counts)
     ]
 
@@ -229,16 +230,16 @@ def _bubbles(axes: "Axes", panel: Bubbles) -> None:
     sizes = counts[clients, classes]
     names = list(dict.fromkeys(panel.domains))
     colours = [_colour(names.index(panel.domains[int(client)]) if names else 0) for client in clients]
-    largest = max(1, int(sizes.max(initial=1)))
+    largest = panel.largest or int(sizes.max(initial=1))
     axes.scatter(clients, classes, s=150 * sizes / largest, c=colours, alpha=0.8, linewidths=0)
     for number, name in enumerate(names):
         axes.scatter([], [], s=20, color=_colour(number), label=name)
     every = max(1, len(panel.clients) // 25)
     axes.set_xticks(range(0, len(panel.clients), every), panel.clients[::every])
     axes.set_yticks(range(len(panel.classes)), panel.classes)
-    axes.invert_yaxis()
-    axes.margins(x=0.03, y=0.08)
-    axes.set(xlabel="client", ylabel="class")
+    # All clients and classes, those without a circle too: the stages of a stream lie side by side.
+    axes.set(xlabel="client", xlim=(-0.6, len(panel.clients) - 0.4))
+    axes.set(ylabel="class", ylim=(len(panel.classes) - 0.4, -0.6))
 
 
 _PAINTERS: dict[type, Callable[["Axes", Any], None]] = {

@@ -123,7 +123,7 @@ def _seen_tasks(run: Run) -> Curve:
     for (epoch, stage), value in last.items():
         if epoch in recent:
             by_stage.setdefault(stage, []).append(value)
-    return columns((stage + 1, float(np.mean(by_stage[stage]))) for stage in sorted(by_stage))
+    return columns((stage, float(np.mean(by_stage[stage]))) for stage in sorted(by_stage))
 
 
 def _task_matrix(group: Group) -> Grid | None:
@@ -144,6 +144,6 @@ def _task_matrix(group: Group) -> Grid | None:
     sums = np.array([np.nansum(rows[stage], axis=0) for stage in sorted(rows)])
     counts = np.array([here.sum(axis=0) for here in known])
     values = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
-    names = [f"stage {stage + 1}" for stage in sorted(rows)]
+    names = [f"stage {stage}" for stage in sorted(rows)]
     title = f"{with_seed(group)}: accuracy on each task"
-    return Grid(title, "task", "after", [str(task + 1) for task in range(tasks)], [Frame("", names, values)])
+    return Grid(title, "task", "after", [str(task) for task in range(tasks)], [Frame("", names, values)])
