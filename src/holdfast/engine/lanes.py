@@ -96,7 +96,9 @@ class Lanes:
         self.lanes, self.width = lanes, width
         self.group = lanes
         self.graphs = task.device.type == "cuda"
-        self.upcoming: Callable[[int], Sequence[Job]] | None = None  # a later round's clients, if they are known
+        self.upcoming: Callable[[int], Sequence[Job]] | None = (
+            None  # a later round's clients, if they are known
+        )
         self.ahead: Layout | None = None  # of the next round, made while the GPU was at work
         self.programs: dict[tuple[int, bool], Callable[[], None]] = {}
         self.met: set[tuple[int, bool]] = set()
@@ -183,7 +185,14 @@ class Lanes:
                 draws[span, leg.lane][real] = plan.drawn
             if len(plan.keys):
                 keys[span, leg.lane] = plan.keys
-        arrays = {"ids": ids, "rows": rows, "mask": mask, "epoch": epoch, "keys": keys, "draws": draws}
+        arrays: dict[str, np.ndarray] = {
+            "ids": ids,
+            "rows": rows,
+            "mask": mask,
+            "epoch": epoch,
+            "keys": keys,
+            "draws": draws,
+        }
         return Layout(round, planned, legs, arrays, padded)
 
     def _put(self, name: str, values: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -162,8 +162,14 @@ class LocalSide:
         """What the client says of a model when asked after the last round."""
         return self.method.survey(sent.params, self.client(self.plan(job, sent.round), sent)) or {}
 
-    def start(self, planned: Planned, sent: Broadcast) -> Started:
-        """Everything before the first step."""
+    def start(self, planned: Sequence[Planned], sent: Broadcast) -> list[Started]:
+        """Everything before the first step, for clients that start together."""
+        started = [self._start(each, sent) for each in planned]
+        if self.cache_teachers:
+            self._ask_teachers(started)
+        return started
+
+    def _start(self, planned: Planned, sent: Broadcast) -> Started:
         task, method, job = self.task, self.method, planned.job
         client = self.client(planned, sent)
         memory = on_device(job.memory or {}, task.device)
@@ -172,16 +178,37 @@ class LocalSide:
         params = method.start(sent.params, payload, state, client)
         params = params | {k: v for k, v in memory.get("norm", {}).items() if k in params}
         tables = dict(method.tables(payload, state, client))
-        teachers: dict[str, Tensors] = {}
-        said: dict[int, Output] = {}  # two parts of a stack may have the same teacher
-        for name in method.teachers:
-            weights = method.teacher(name, payload, state, client)
-            if self.cache_teachers:
-                out = said[id(weights)] = said.get(id(weights)) or client.forward(weights)
-                tables |= {f"teacher/{name}/logits": out.logits, f"teacher/{name}/features": out.features}
-            else:
-                teachers[name] = weights
+        teachers = {name: method.teacher(name, payload, state, client) for name in method.teachers}
         return Started(client, params, method.begin(payload, state, client), planned.plan, tables, teachers)
+
+    def _ask_teachers(self, started: Sequence[Started]) -> None:
+        """What each teacher says of its client's samples goes to the tables; one forward pass for one model."""
+        asked: dict[tuple[int, ...], list[tuple[str, Started]]] = {}
+        for one in started:
+            for name, weights in one.teachers.items():
+                model = (id(weights), *(id(buffer) for buffer in one.client.buffers.values()))
+                if self.task.network.mixes_samples:
+                    model = (one.client.id, *model)
+                asked.setdefault(model, []).append((name, one))
+        for pairs in asked.values():
+            name, one = pairs[0]
+            clients = {other.client.id: other.client for _, other in pairs}
+            ids = np.concatenate([c.ids for c in clients.values()])
+            parts = [
+                one.client.forward(one.teachers[name], self.data.read(part))
+                for part in np.split(
+                    ids, range(self.task.evaluation_batch, len(ids), self.task.evaluation_batch)
+                )
+            ]
+            out = Output(torch.cat([p.features for p in parts]), torch.cat([p.logits for p in parts]))
+            ends = np.cumsum([c.samples for c in clients.values()])
+            lies = {k: slice(end - c.samples, end) for (k, c), end in zip(clients.items(), ends, strict=True)}
+            for name, other in pairs:
+                rows = lies[other.client.id]
+                other.tables[f"teacher/{name}/logits"] = out.logits[rows]
+                other.tables[f"teacher/{name}/features"] = out.features[rows]
+        for one in started:
+            one.teachers.clear()
 
     def finish(
         self, started: Started, params: Tensors, buffers: Tensors, carry: Tree, loss: float, finite: bool

@@ -269,18 +269,11 @@ class Loop:
 
     def test_final(self) -> dict[str, Any]:
         """Test once more, after a method has changed the model at the end."""
-        now = self.evaluate_global()
-        return {"accuracy": now.accuracy, "loss": now.loss, "class_accuracy": now.class_accuracy.tolist()}
+        return _tested(self.evaluate_global())
 
     def _test(self) -> dict[str, Any]:
         now = self.evaluate_global()
-        record: dict[str, Any] = {
-            "accuracy": now.accuracy,
-            "loss": now.loss,
-            "class_accuracy": now.class_accuracy.tolist(),
-        }
-        if now.domain_accuracy:
-            record["domain_accuracy"] = now.domain_accuracy
+        record = _tested(now)
         if self.before is not None:
             both = np.stack([self.before, now.class_accuracy])
             record["forgetting"] = float(metrics.round_forgetting(both)[0])
@@ -288,6 +281,12 @@ class Loop:
         if self.settings.evaluate_locals:
             self.before_local = self.local_test.class_accuracy_within(now)
         return record
+
+
+def _tested(model: Evaluation) -> dict[str, Any]:
+    """What is recorded of the global model."""
+    record = {"accuracy": model.accuracy, "loss": model.loss, "class_accuracy": model.class_accuracy.tolist()}
+    return record | ({"domain_accuracy": model.domain_accuracy} if model.domain_accuracy else {})
 
 
 def flaw(result: Result, server: Server) -> str | None:
@@ -379,8 +378,12 @@ class _LocalRecords:
         local = np.stack([e.class_accuracy for e in self.tested])
         before = self.loop.before_local
         inside, outside = metrics.in_out_local_accuracy(local, counts)
+        by_domain = {
+            name: [e.domain_accuracy[name] for e in self.tested] for name in self.tested[0].domain_accuracy
+        }
         record |= {
-            "locals": {"class_accuracy": local.tolist(), "accuracy": [e.accuracy for e in self.tested]},
+            "locals": {"class_accuracy": local.tolist(), "accuracy": [e.accuracy for e in self.tested]}
+            | ({"domain_accuracy": by_domain} if by_domain else {}),
             "local_in": np.asarray(inside).tolist(),
             "local_out": np.asarray(outside).tolist(),
             "personal_accuracy": np.asarray(inside).tolist(),

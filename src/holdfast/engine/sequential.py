@@ -36,7 +36,8 @@ class Sequential:
     def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
         """Train each client in turn; a result's tensors are valid until the next one is asked for."""
         for job in jobs:
-            yield self._train_one(self.side.start(self.side.plan(job, sent.round), sent), sent)
+            (started,) = self.side.start([self.side.plan(job, sent.round)], sent)
+            yield self._train_one(started, sent)
 
     def _train_one(self, started: Started, sent: Broadcast) -> Result:
         method, client = self.method, started.client

@@ -180,7 +180,7 @@ class Network:
     def __init__(self, net: nn.Module, head: str | None = None, norm: NormPolicy = "average") -> None:
         if norm not in ("average", "local", "drop"):
             raise HoldfastError(f"norm is '{norm}'; it must be average, local or drop")
-        self._original, self._norm = net, norm
+        self._original, self._norm, self._layer = net, norm, head
         self.net = copy.deepcopy(net).requires_grad_(True)
         norms = {
             name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
@@ -188,6 +188,7 @@ class Network:
         for name, module in norms.items():
             _replace(self.net, name, _BatchNorm(module, tracks=norm != "drop"))
         self.has_batch_norm = bool(norms)
+        self.mixes_samples = bool(norms) and norm == "drop"  # batch statistics even when it is tested
         dropouts = [
             (n, m) for n, m in self.net.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)
         ]
@@ -221,6 +222,10 @@ class Network:
                 module.track_running_stats = False
                 module.running_mean = module.running_var = module.num_batches_tracked = None
         return net
+
+    def twin(self) -> Network:
+        """The same network once more, to be used in another thread."""
+        return Network(self._original, self._layer, self._norm)
 
     def to(self, device: torch.device) -> Network:
         """A copy on another device, that shares nothing with this one."""
