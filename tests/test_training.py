@@ -1,5 +1,6 @@
 """The Python interface: what a user's ten lines do, and what they are told when something is wrong."""
 
+import json
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,6 +40,21 @@ def test_forgetting_is_best_minus_final(federation):
     overall = [record["accuracy"] for record in run.records]
     assert run.rounds_to(overall[2]) == 1 + min(i for i, a in enumerate(overall) if a >= overall[2])
     assert run.rounds_to(1.1) is None
+
+
+def test_accuracy_is_told_by_domain_wherever_it_is_told_by_class(tmp_path):
+    skew = hf.FeatureSkew(rotation=60, groups=2)
+    federation = hf.federate(DIGITS, hf.IID(), clients=8, skew=skew)
+    run = hf.train(hf.FedAvg(), hf.models.linear(), federation, out=tmp_path / "run", **SMALL)
+    assert list(run.domain_accuracy) == ["skew 0", "skew 1"]
+    domain = federation.dataset.groups["domain"].test
+    shares = np.bincount(domain) / len(domain)
+    by_domain = [run.domain_accuracy[name][-1] for name in ("skew 0", "skew 1")]
+    assert np.dot(shares, by_domain) == pytest.approx(run.accuracy)
+    local = run.records[-1]["locals"]
+    assert {len(values) for values in local["domain_accuracy"].values()} == {len(local["accuracy"])}
+    stored = json.loads((tmp_path / "run" / "federation.json").read_text())["domains"]
+    assert stored == {"names": ["skew 0", "skew 1"], "clients": [0, 1] * 4}
 
 
 @pytest.mark.parametrize("engine", ["sequential", "lanes"])

@@ -89,6 +89,12 @@ class Run:
         return np.array([r["class_accuracy"] for r in self._tested], float)
 
     @property
+    def domain_accuracy(self) -> dict[str, np.ndarray]:
+        """``[tested rounds]`` for each domain: the global model's accuracy; empty where there are no domains."""
+        names = self._tested[-1].get("domain_accuracy", {})
+        return {name: np.array([r["domain_accuracy"][name] for r in self._tested], float) for name in names}
+
+    @property
     def forgetting(self) -> float:
         """Mean over classes of (best accuracy ever - final accuracy)."""
         return metrics.backward_transfer_forgetting(self.class_accuracy)

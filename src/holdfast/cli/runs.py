@@ -134,6 +134,7 @@ def _train(
 
 
 def _summary(done: Run) -> dict[str, Any]:
+    domains = done.domain_accuracy
     return {
         "run": str(done.path),
         "method": done.experiment["method"]["name"],
@@ -141,6 +142,7 @@ def _summary(done: Run) -> dict[str, Any]:
         "accuracy": done.accuracy,
         "forgetting": done.forgetting if len(done.class_accuracy) > 1 else None,
         "class_accuracy": done.class_accuracy[-1].tolist(),
+        **({"domain_accuracy": {k: float(v[-1]) for k, v in domains.items()}} if domains else {}),
         "seconds": sum(record["seconds"]["total"] for record in done.records),
         "engine": done.experiment["engine"],
         "hash": done.experiment["hash"],

@@ -54,6 +54,10 @@ def show(run: One, as_json: Json = False) -> None:
     known = [(str(label), value) for label, value in by_class if value is not None]
     worst = sorted(known, key=lambda pair: pair[1])[:3]
     out.print("worst       " + "   ".join(f"{label}: {value:.1%}" for label, value in worst), soft_wrap=True)
+    domains = tested[-1].get("domain_accuracy", {})
+    if domains:
+        told_by = "   ".join(f"{name}: {value:.1%}" for name, value in domains.items() if value is not None)
+        out.print(f"domains     {told_by}", soft_wrap=True)
 
 
 def export(
@@ -159,11 +163,13 @@ def _outcome(tested: list[dict[str, Any]]) -> dict[str, Any]:
 
     if not tested:
         return {"accuracy": None, "best_accuracy": None, "forgetting": None}
+    last = tested[-1]
     by_class = np.array([record["class_accuracy"] for record in tested], float)
     return {
-        "accuracy": tested[-1]["accuracy"],
+        "accuracy": last["accuracy"],
         "best_accuracy": max(record["accuracy"] for record in tested),
         "forgetting": metrics.backward_transfer_forgetting(by_class) if len(tested) > 1 else None,
+        **{key: last[key] for key in ("class_accuracy", "domain_accuracy") if key in last},
     }
 
 
@@ -198,7 +204,7 @@ def _program(directory: RunDirectory, file: Path) -> None:
 
 
 def _rounds(directory: RunDirectory, file: Path) -> None:
-    """The numbers of every round; per-class accuracies as one column each."""
+    """The numbers of every round; accuracies of classes and domains as one column each."""
     rows = []
     for record in directory.records():
         row = {key: value for key, value in record.items() if isinstance(value, (int, float))}
@@ -206,6 +212,7 @@ def _rounds(directory: RunDirectory, file: Path) -> None:
         names = directory.experiment["classes"]
         values = record.get("class_accuracy", [])
         row |= {f"accuracy_{name}": value for name, value in zip(names, values, strict=False)}
+        row |= {f"accuracy_{name}": value for name, value in record.get("domain_accuracy", {}).items()}
         rows.append(row | {"clients": len(record["participants"]), "incidents": len(record["incidents"])})
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with open(file, "w", newline="", encoding="utf-8") as opened:

@@ -77,30 +77,29 @@ class StreamTests:
         return record
 
     def _transfer(self) -> dict[str, Any]:
-        """Forgetting and transfer of each client over the stages at which it has data, and their means."""
+        """Forgetting and transfer over the stages at which a client has data: by client, and their means."""
         if not self.matrix:
             return {}
         known = sorted(self.matrix)
         counts = self._task_counts(known)
         initial = _task_accuracy(self.initial, counts)
-        told: dict[str, list[float]] = {
-            "average_forgetting": [],
-            "backward_transfer": [],
-            "forward_transfer": [],
-        }
-        clients = []
+        told = []
         for row, client in enumerate(known):
             own = np.flatnonzero(counts[row].sum(-1))
             if len(own) < 2:
-                continue
-            clients.append(client)
+                continue  # one task alone can neither be forgotten nor help another
             ours = self.matrix[client][np.ix_(own, own)]
-            told["average_forgetting"].append(float(metrics.average_forgetting(ours)))
-            told["backward_transfer"].append(float(metrics.backward_transfer(ours)))
-            told["forward_transfer"].append(float(metrics.forward_transfer(ours, initial[row, own])))
-        measured = {name: [v for v in values if not np.isnan(v)] for name, values in told.items()}
-        means = {name: float(np.mean(values)) for name, values in measured.items() if values}
-        return means | {"transfer": {"clients": clients, **told}} if clients else means
+            told.append({
+                "client": client,
+                "average_forgetting": float(metrics.average_forgetting(ours)),
+                "backward_transfer": float(metrics.backward_transfer(ours)),
+                "forward_transfer": float(metrics.forward_transfer(ours, initial[row, own])),
+            })  # fmt: skip
+        means = {}
+        for name in ("average_forgetting", "backward_transfer", "forward_transfer"):
+            values = [values[name] for values in told if not np.isnan(values[name])]
+            means |= {name: float(np.mean(values))} if values else {}
+        return means | {"transfer": told} if told else {}
 
     def _task_counts(self, clients: Sequence[int]) -> np.ndarray:
         """Training samples of each class in each client's own tasks: ``[K, T, C]``."""
