@@ -160,7 +160,8 @@ def connect(address: str | None) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise HoldfastError(
-            f"there is no Ray cluster at '{address}' ({first}); start one with `ray start --head`"
+            f"there is no Ray cluster at '{address}' that takes this process ({first}); start one with "
+            "`ray start --head`, or give this process the cluster's token by RAY_AUTH_TOKEN_PATH"
         ) from None
 
 
