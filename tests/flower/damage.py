@@ -34,7 +34,7 @@ def damaged(content: RecordDict, rng: np.random.Generator) -> RecordDict:
                 shape = tuple(int(n) for n in rng.integers(-1, 2 ** rng.integers(2, 40), rng.integers(4)))
                 dtype = [*DTYPES, "object", "<V8"][rng.integers(len(DTYPES) + 2)]
                 record[key] = Array(dtype=dtype, shape=shape, stype="x", data=rng.bytes(rng.integers(200)))
-            case 3 if isinstance(record, ArrayRecord) and keys:
+            case 3 if isinstance(record, ArrayRecord) and keys and record[key].data:
                 old = record[key]
                 data = bytearray(old.data)
                 data[rng.integers(len(data))] ^= 1 << rng.integers(8)
@@ -42,5 +42,6 @@ def damaged(content: RecordDict, rng: np.random.Generator) -> RecordDict:
             case 4 if isinstance(record, ConfigRecord):
                 record[key] = NONSENSE[rng.integers(len(NONSENSE))]
             case 5:
+                content.pop(name)
                 content[name] = ConfigRecord({"a": 1}) if isinstance(record, ArrayRecord) else ArrayRecord()
     return content
