@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -65,18 +66,20 @@ METHODS: dict[str, type[Method]] = {
 }
 """Every method by its name."""
 
+BETWEEN_OPTIONS = re.compile(r",(?![^\[]*\])")  # a comma, but not one inside of a list
+
 
 def parse_method(text: str) -> Method:
-    """``fedntd``, ``fedntd:beta=0.5,tau=2`` or a stack, ``fedntd+fedprox:mu=0.1``."""
+    """``fedntd``, ``fedntd:beta=0.5,tau=2``, ``fedka:shared=[4,17]`` or a stack, ``fedntd+fedprox:mu=0.1``."""
     parts = []
     for part in text.split("+"):
         name, _, options = part.strip().partition(":")
         given: dict[str, Any] = {"name": name}
-        for option in filter(None, options.split(",")):
+        for option in filter(None, BETWEEN_OPTIONS.split(options)):
             key, equals, value = option.partition("=")
             if not equals:
                 raise HoldfastError(f"'{option}' in method '{part}' is not of the form option=value")
-            given[key.strip()] = _value(value.strip())
+            given[key.strip()] = _value(value.strip(), part)
         parts.append(method_from(given))
     return parts[0] if len(parts) == 1 else Stack(*parts)
 
@@ -110,11 +113,18 @@ def _converted(method: str, key: str, value: Any, default: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise HoldfastError(f"{method}: {key} is {value!r}; it must be a number")
         return float(value) if isinstance(default, float) else value
-    return tuple(value) if isinstance(default, tuple) else value
+    if isinstance(default, tuple):
+        if not isinstance(value, (list, tuple)) or not all(type(item) is int for item in value):
+            raise HoldfastError(f"{method}: {key} is {value!r}; it must be a list of whole numbers, as [4,17]")
+        return tuple(value)
+    return value
 
 
-def _value(text: str) -> Any:
-    """A value as YAML reads it: number, true/false or text; but ``off`` is a word here, not false."""
+def _value(text: str, method: str) -> Any:
+    """A value as YAML reads it: number, true/false, list or text; but ``off`` is a word here, not false."""
     import yaml
 
-    return text if text in ("on", "off") else yaml.safe_load(text)
+    try:
+        return text if text in ("on", "off") else yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise HoldfastError(f"'{text}' in method '{method}' is no number, list or word") from None
