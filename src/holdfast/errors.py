@@ -8,9 +8,9 @@ class HoldfastError(Exception):
     """Something the user can put right: one sentence that names what is wrong and what would be right."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> HoldfastError:
-    """The error for a name that does not exist, with the nearest names that do."""
+def unknown(kind: str, name: object, known: Iterable[str]) -> HoldfastError:
+    """The error for a name that does not exist, with the nearest names that do; a file may hold anything."""
     names = sorted(known)
-    near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    near = get_close_matches(str(name).lower(), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return HoldfastError(f"unknown {kind} '{name}'; {hint}")
