@@ -33,7 +33,8 @@ def federation(run):
     data = hf.Dataset.from_arrays(x.astype(np.uint8), y, x[:100].astype(np.uint8), y[:100])
     if run["data-partition"] == "stream":
         return hf.stream(data, hf.IID(), clients=clients, tasks_per_client=2, seed=3)
-    return hf.federate(data, hf.Dirichlet(1.0), clients=clients, seed=3, public=run["data-public"])
+    partition = hf.Dirichlet(1.0) if clients < 100 else hf.IID()
+    return hf.federate(data, partition, clients=clients, seed=3, public=run["data-public"])
 
 def server_data(run):
     whole = federation(run)
