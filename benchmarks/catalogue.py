@@ -186,9 +186,9 @@ this table, `holdfast methods fedka` one method. Combine methods with a plus: `f
 - **public**: whether the server needs public data. **alone**: whether the server looks at each client's upload by
   itself; if not, it needs only sums, which secure aggregation can provide. What *leaves a client* is told besides
   its weights, its buffers and its number of samples.
-- **digits**, **fashion**(-mnist): accuracy/forgetting in percent with Dirichlet 0.1, defaults, mean over the seeds
-  run so far, one to three (scaffold with `variant=ntd`, ccvr on fedavg). Their number and the other settings stand
-  with each method, deviations in [What each method learns](learning.md).
+- **digits**, **fashion**(-mnist): accuracy/forgetting in percent with Dirichlet 0.1, defaults, means over the last
+  ten rounds and the seeds run (scaffold with `variant=ntd`, ccvr on fedavg and after the last round). Their number
+  and the other settings stand with each method, deviations in [What each method learns](learning.md).
 
 All numbers are measured, by `python benchmarks/catalogue.py`, which writes this page.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ from holdfast.engine.settings import Settings
 from holdfast.engine.trees import leaves
 from holdfast.methods.base import Method
 from holdfast.methods.fedavg import FedAvg
+from holdfast.methods.fedka import FedKA
 from holdfast.methods.registry import METHODS, parse_method
 from holdfast.training import Memories, Training
 
@@ -128,6 +129,11 @@ def assert_parity(
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method(name: str, precision: str) -> None:
     assert_parity(METHODS[name](), unequal(), mlp(), precision)
+
+
+@pytest.mark.parametrize("logits", ["raw", "centred"])
+def test_strong_anchors(logits: Literal["raw", "centred"]) -> None:
+    assert_parity(FedKA(beta=0.5, logits=logits), unequal(), mlp())
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 5, 8])

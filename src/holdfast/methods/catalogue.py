@@ -159,7 +159,7 @@ def describe(name: str) -> dict[str, Any]:
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     kind, entry, facts = METHODS[name], CATALOGUE[name], json.loads(FACTS.read_text(encoding="utf-8"))
-    about = inspect.cleandoc(kind.__doc__ or "")
+    about = inspect.cleandoc(kind.__doc__ or "").replace("``", "`")
     return {
         "name": name,
         "summary": about.split("\n")[0],

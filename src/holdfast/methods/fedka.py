@@ -20,7 +20,7 @@ class FedKA(Method):
 
     A class is missing at a client (C_m), non-dominant (C_n: its share of the samples is below γ) or dominant
     (C_d). The anchor T, built anew each round, holds one of the client's own samples for each class of C_n
-    and the shared set's sample for each class of C_m; of more than μ, a random μ stay.
+    and the shared set S's sample for each class of C_m; of more than μ, a random μ stay.
     Local: CE + β (1/|T|) Σ_{x∈T} Σ_{c∉C_d} (z_g(x)_c - z_k(x)_c)², logits z, z_g of the global model.
     Server: as FedAvg, and it sends the shared set: one training sample of each class, fixed for the run.
     Chen et al., ACM MM 2023, Eq. 3. There μ = 10 and β is tuned in 0.5, 0.1, 0.01, 0.001; γ is not printed,
@@ -28,7 +28,7 @@ class FedKA(Method):
 
     ``sampling``: which sample stands for a class of C_n: ``random``, ``hard`` or ``proficient`` (largest or
     smallest cross-entropy under w^{t-1}). ``anchors``: of ``both``, ``non-dominant`` or ``missing`` classes.
-    ``shared``: ids of the shared training samples, one for each class in order; drawn by the seed if empty.
+    ``shared``: the samples of S; drawn by the seed if none are given.
     ``logits``: ``raw`` as printed, or ``centred``: z less its mean over all classes, to which softmax is blind.
     Raw, the term stops the missing classes' logits from falling but not the dominant ones' from rising, so all
     logits rise round by round until training breaks down; the larger β and the step, the sooner. Centred they
@@ -43,7 +43,7 @@ class FedKA(Method):
     mu: int = 10  # μ: the most samples an anchor has
     sampling: Literal["random", "hard", "proficient"] = "random"
     anchors: Literal["both", "non-dominant", "missing"] = "both"
-    shared: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()  # ids of the shared samples, one for each class in order; () draws them
     logits: Literal["raw", "centred"] = "raw"
 
     def check(self) -> None:
