@@ -224,6 +224,18 @@ def test_diagnose_own_counts(tmp_path):
     assert "Most like" in good("diagnose", tmp_path / "counts.csv")
 
 
+def test_diagnose_names_the_table_its_methods_come_from(tmp_path):
+    named = ["client,cat,dog,eel"] + [f"{k},{'9,9,0' if k % 2 else '0,9,9'}" for k in range(10)]
+    (tmp_path / "named.csv").write_text("\n".join(named))
+    told = json.loads(good("diagnose", tmp_path / "named.csv", "--json"))
+    assert told["measures"]["samples"] == 180
+    assert all(found["table"].startswith("results/") for found in told["measured"])
+    said = good("diagnose", tmp_path / "named.csv")
+    assert told["measured"][0]["table"] in said
+    assert told["measured"][0]["scores"][0]["method"] in said
+
+
+
 # What there is --------------------------------------------------------------------------------------------
 
 

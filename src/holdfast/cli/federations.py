@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from holdfast.data.federation import Federation
+    from holdfast.papers.measured import Measured
 
 Save = Annotated[Path | None, typer.Option(help="Write the federation, to use it again with --federation.")]
 Draw = Annotated[Path | None, typer.Option(help="Draw it: a .png, .svg or .pdf file.")]
+
+FAR = 0.3  # distance beyond which a published setting says little of a federation
 
 MEASURES = {
     "label_skew": "label skew (0: all clients alike, 1: nothing in common)",
@@ -64,31 +69,58 @@ def stream(
 
 def diagnose(
     file: Annotated[
-        Path, typer.Argument(help="An experiment (.yaml), a federation (.json) or label counts (.csv).")
+        Path,
+        typer.Argument(help="An experiment (.yaml), a federation (.json), label counts (.csv) or a run."),
     ],
     as_json: Json = False,
 ) -> None:
-    """Say how heterogeneous a federation is, and which published setting it is most like.
+    """Say how heterogeneous a federation is, which published setting it is most like, and what did best there.
 
-    A .csv file has one row per client and one column per class: numbers of samples.
+    A .csv file has one row per client and one column per class: numbers of samples. A first row of names is
+    passed over, and so is a first column that it calls "client". Methods are named by measured tables alone.
 
     Example:  holdfast diagnose label_counts.csv
     """
     from holdfast.data.diagnosis import diagnose as measure
     from holdfast.data.diagnosis import nearest_regime
+    from holdfast.papers.measured import ALIKE, measured_like
 
-    counts = _label_counts(file)
-    measures, nearest = measure(counts), nearest_regime(counts)
+    counts, streaming = _label_counts(file)
+    measures, nearest = measure(counts), nearest_regime(counts, streaming=streaming)
+    measured = measured_like(nearest["measures"], streaming=streaming)
+    in_regime = bool(measured) and measured[0][0] <= ALIKE
     if as_json:
-        print_json({"measures": measures, "nearest": nearest})
+        told = [{"in_regime": in_regime, "distance": apart, **asdict(found)} for apart, found in measured]
+        print_json({"measures": measures, "nearest": nearest, "measured": told})
         return
     here, there = measures, nearest["measures"]
     rows = [[text, f"{here[key]:.3g}", f"{there[key]:.3g}"] for key, text in MEASURES.items()]
     head = f"{measures['clients']} clients, {measures['classes']} classes, {measures['samples']} samples"
     print_table(head, ["", " here", f" {nearest['regime']}"], rows)
-    told = f"Most like: {nearest['regime']} ({nearest['source']}), at distance {nearest['distance']:.2f}."
-    best = nearest["methods"]
-    console().print(f"{told} Best there: {best}." if best else told, soft_wrap=True)
+    out = console()
+    far = ", which is far: no paper has its like" if nearest["distance"] > FAR else ""
+    out.print(
+        f"Most like: {nearest['regime']} ({nearest['source']}), at distance {nearest['distance']:.2f}{far}.",
+        soft_wrap=True,
+    )
+    if not in_regime:
+        other = (
+            ", and nothing like it" if not measured else f"; the nearest at distance {measured[0][0]:.2f}:"
+        )
+        out.print(f"What does best in that regime has not been measured yet{other}", soft_wrap=True)
+    for _, found in measured:
+        out.print(f"{found.score} in {found.table}: {_best(found)}", soft_wrap=True)
+
+
+def _best(found: Measured, most: int = 3) -> str:
+    """The best methods of a table, and FedAvg's place among them."""
+    shown = [(place, score) for place, score in enumerate(found.scores, 1) if place <= most]
+    shown += [(p, s) for p, s in enumerate(found.scores, 1) if s.method == "fedavg" and p > most]
+    told = []
+    for place, score in shown:
+        spread = "one seed" if score.deviation is None else f"± {score.deviation:.1f}, {score.seeds} seeds"
+        told.append(f"{place}. {score.method} {score.mean:.1f} ({spread})")
+    return f"{', '.join(told)}; of {len(found.scores)} methods."
 
 
 def _show(federation: Federation, save: Path | None, draw: Path | None, as_json: bool) -> None:
@@ -124,12 +156,13 @@ def _show(federation: Federation, save: Path | None, draw: Path | None, as_json:
 
 
 def _counts(federation: Federation) -> np.ndarray:
-    """Samples per client and class ``[K, C]``, per stage ``[T, K, C]`` in a stream."""
+    """Samples per client and class ``[K, C]``; in a stream what arrives at each stage ``[T, K, C]``."""
     import numpy as np
 
+    arriving = replace(federation, cumulative=False)
     if federation.stages == 1:
-        return federation.label_counts()
-    return np.stack([federation.label_counts(stage=stage) for stage in range(federation.stages)])
+        return arriving.label_counts()
+    return np.stack([arriving.label_counts(stage=stage) for stage in range(federation.stages)])
 
 
 def _domains(federation: Federation) -> list[str] | None:
@@ -138,20 +171,22 @@ def _domains(federation: Federation) -> list[str] | None:
     return [names[place] for place in clients] if names else None
 
 
-def _label_counts(file: Path) -> np.ndarray:
-    """Samples per client and class, from whatever describes a federation."""
+def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
+    """Samples per client and class, from whatever describes a federation, and whether it is a stream."""
     import numpy as np
 
     from holdfast.data.federation import Federation
     from holdfast.data.sources import load
     from holdfast.experiment import Experiment
 
+    file = file / "federation.json" if file.is_dir() else file
     if file.suffix in (".yaml", ".yml"):
-        return Experiment.from_file(file).build_federation().label_counts()
+        federation = Experiment.from_file(file).build_federation()
+        return federation.label_counts(), federation.stages > 1
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".csv":
-            return np.loadtxt(text.splitlines(), delimiter=",", ndmin=2)
+            return _table(text), False
         content = json.loads(text)
     except OSError as error:
         raise HoldfastError(f"cannot read '{file}': {error.strerror}") from None
@@ -159,7 +194,21 @@ def _label_counts(file: Path) -> np.ndarray:
         raise HoldfastError(f"'{file}' is not what its ending says: {error}") from None
     if isinstance(content, dict) and "label_counts" in content:
         counts = np.asarray(content["label_counts"])
-        return counts.sum(0) if counts.ndim == 3 else counts
+        return (counts.sum(0), True) if counts.ndim == 3 else (counts, False)
     if not isinstance(content, dict) or "dataset" not in content:
         raise HoldfastError(f"'{file}' is not a federation: make one with `holdfast partition --save {file}`")
-    return Federation.load(file, load(content["dataset"])).label_counts()
+    federation = Federation.load(file, load(content["dataset"]))
+    return federation.label_counts(), federation.stages > 1
+
+
+def _table(text: str) -> np.ndarray:
+    """The numbers of a .csv file, without a first row of names or a first column of clients."""
+    import numpy as np
+
+    rows = [row for row in csv.reader(text.splitlines()) if row]
+    named = bool(rows) and not all(cell.strip().replace(".", "").isdigit() for cell in rows[0])
+    first = 1 if named and rows[0][0].strip().lower() == "client" else 0
+    numbers = [[float(cell) for cell in row[first:]] for row in rows[named:]]
+    if len({len(row) for row in numbers}) != 1:
+        raise ValueError("it must have as many numbers in each row, one for each class")
+    return np.array(numbers)

@@ -139,33 +139,41 @@ REGIMES: tuple[Regime, ...] = (
 """The papers' settings that differ in who holds which classes; domains and writers do not show in counts."""
 
 
-def nearest_regime(label_counts: ArrayLike, best_methods: Mapping[str, str] | None = None) -> dict[str, Any]:
+def nearest_regime(label_counts: ArrayLike, *, streaming: bool = False) -> dict[str, Any]:
     """The setting of the papers that is most like this federation.
 
-    Settings are compared by label skew, Gini coefficient, share of missing classes and half the decimal
-    logarithm of the imbalance ratio, each about 0 to 1; ``distance`` is Euclidean.
+    Settings are compared by `distance`; a federation that gets its data in stages (``streaming``) with the
+    papers' streams alone, and any other with none of them.
 
     Args:
-        label_counts: samples per client and class ``[K, C]``.
-        best_methods: by regime name, what did best there, from measured tables. Without an entry for the
-            nearest regime, ``methods`` is None: nothing is guessed.
+        label_counts: samples per client and class ``[K, C]``, over all stages.
+        streaming: whether the data arrives in stages.
 
     Returns:
-        ``regime``, ``source`` (paper and table), ``distance``, ``measures`` (the regime's own `diagnose`) and
-        ``methods``.
+        ``regime``, ``source`` (paper and table), ``distance`` and ``measures`` (the regime's own `diagnose`).
     """
-    here = _place(diagnose(label_counts))
-    measured = _measured_regimes()
-    distances = [float(np.linalg.norm(_place(measures) - here)) for measures in measured]
-    nearest = int(np.argmin(distances))
-    regime = REGIMES[nearest]
+    here = diagnose(label_counts)
+    alike = [
+        (distance(measures, here), regime, measures)
+        for regime, measures in zip(REGIMES, _measured_regimes(), strict=True)
+        if (regime.tasks > 1) == streaming
+    ]
+    apart, regime, measures = min(alike, key=lambda found: found[0])
     return {
         "regime": regime.name,
         "source": regime.source,
-        "distance": distances[nearest],
-        "measures": dict(measured[nearest]),
-        "methods": (best_methods or {}).get(regime.name),
+        "distance": apart,
+        "measures": dict(measures),
     }
+
+
+def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """How unlike two federations are by what `diagnose` says of them.
+
+    Euclidean, over label skew, Gini coefficient, share of missing classes and half the decimal logarithm of
+    the imbalance ratio, each about 0 to 1.
+    """
+    return float(np.linalg.norm(_place(one) - _place(other)))
 
 
 @lru_cache(maxsize=1)

@@ -95,7 +95,7 @@ class StreamTests:
                 "backward_transfer": float(metrics.backward_transfer(ours)),
                 "forward_transfer": float(metrics.forward_transfer(ours, initial[row, own])),
             })  # fmt: skip
-        means = {}
+        means: dict[str, float] = {}
         for name in ("average_forgetting", "backward_transfer", "forward_transfer"):
             values = [values[name] for values in told if not np.isnan(values[name])]
             means |= {name: float(np.mean(values))} if values else {}
