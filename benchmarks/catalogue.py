@@ -166,7 +166,7 @@ def results(name: str) -> list[dict[str, Any]]:
     return [
         {
             "data": data, "split": split, "method": method, "seeds": len(group),
-            "accuracy": round(100 * fmean(r["final" if "ccvr" in method else "accuracy"] for r in group), 1),
+            "accuracy": round(100 * fmean(r["accuracy"] for r in group), 1),
             "forgetting": round(100 * fmean(r["forgetting"] for r in group), 1),
         }
         for (data, split, method), group in sorted(groups.items())

@@ -71,11 +71,13 @@ def run(data: str, setting: str, split: str, method: str, seed: int, device: str
     outcome = hf.train(
         parse_method(method), model, federation, seed=seed, device=device, evaluate_locals=False, **settings
     )
-    ends = range(len(outcome.class_accuracy) - RECENT + 1, len(outcome.class_accuracy) + 1)
+    rounds = len(outcome.records)
+    recent = 1 if "ccvr" in method else RECENT  # a calibration after the last round changes that one alone
+    ends = range(rounds - recent + 1, rounds + 1)
     forgetting = [hf.metrics.backward_transfer_forgetting(outcome.class_accuracy[:end]) for end in ends]
     return {
         "final": outcome.accuracy,
-        "accuracy": float(np.mean([r["accuracy"] for r in outcome.records[-RECENT:]])),
+        "accuracy": float(np.mean([r["accuracy"] for r in outcome.records[-recent:]])),
         "forgetting": float(np.mean(forgetting)),
         "curve": [round(float(r["accuracy"]), 4) for r in outcome.records],
         "seconds": round(time.perf_counter() - began, 1),
@@ -104,12 +106,10 @@ def page() -> None:
                 accuracy, forgetting, final = (
                     100 * np.array([r[key] for r in found]) for key in ("accuracy", "forgetting", "final")
                 )
-                # Calibration after the last round changes that one alone.
-                rank = final if "ccvr" in method else accuracy
-                shown = ["–", "–"] if "ccvr" in method else [spread(accuracy), spread(forgetting)]
                 bold = "**" if set(method.split("+")) & set(FIVE) else ""
-                cells = [f"{bold}{method}{bold}", *shown, spread(final), str(len(found))]
-                table.append((float(rank.mean()), f"| {' | '.join(cells)} |"))
+                numbers = [spread(values) for values in (accuracy, forgetting, final)]
+                cells = [f"{bold}{method}{bold}", *numbers, str(len(found))]
+                table.append((float(accuracy.mean()), f"| {' | '.join(cells)} |"))
             lines += [line for _, line in sorted(table, key=lambda entry: -entry[0])]
     PAGE.write_text("\n".join(lines) + "\n")
 
