@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast.data.partitions as partitions
 from holdfast.data.partitions import (
     IID,
     PARTITIONS,
@@ -22,9 +21,11 @@ from holdfast.data.partitions import (
     QuantitySkew,
     Shards,
     WriterTransfer,
+    dirichlet,
     parse_partition,
     partition_from,
 )
+from holdfast.data.partitions import draws as candidates
 from holdfast.errors import HoldfastError
 from holdfast.random import generator
 
@@ -242,7 +243,7 @@ def test_a_vanishing_alpha_gives_everything_to_somebody(kind):
 
 
 def test_unreachable_min_size_is_told_after_bounded_work(monkeypatch):
-    monkeypatch.setattr(partitions, "_MOST_SHARES", 100_000)
+    monkeypatch.setattr(candidates, "MOST_SHARES", 100_000)
     with pytest.raises(HoldfastError, match=r"none of \d+ draws gave every client 28 samples .* min_size="):
         Dirichlet(0.05, min_size=28).assign(pool_of(300, 3), 10, generator(0, "test"))
 
@@ -253,13 +254,11 @@ def test_redrawing_takes_the_first_candidate_that_has_enough_not_the_best(monkey
 
     def tables(alpha, class_sizes, clients, capped, n, rng):
         sizes = np.array(blocks.get(n, [[5, 5]] * n))
-        return partitions._Tables(sizes.astype(float), np.cumsum(sizes, axis=1)[None])
+        return candidates.Tables(sizes.astype(float), np.cumsum(sizes, axis=1)[None])
 
-    monkeypatch.setattr(partitions, "_dirichlet_tables", tables)
+    monkeypatch.setattr(candidates, "dirichlet_tables", tables)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    assert partitions._dirichlet_counts(1.0, np.array([10]), 2, 3, True, generator(0, "")).tolist() == [
-        [3, 7]
-    ]
+    assert candidates.dirichlet_counts(1.0, np.array([10]), 2, 3, True, generator(0, "")).tolist() == [[3, 7]]
 
 
 def test_a_partition_does_not_depend_on_the_number_of_cores(monkeypatch):
@@ -293,7 +292,7 @@ def sequential_inner(labels, clients, alpha, rng):
 
 def test_dirichlet_inner_has_the_law_of_the_sequential_procedure(monkeypatch):
     # Blocks of a few draws, so that used-up classes fall in the middle and at the ends of blocks.
-    monkeypatch.setattr(partitions, "_SHARES_AT_ONCE", 50)
+    monkeypatch.setattr(dirichlet, "SHARES_AT_ONCE", 50)
     labels = np.repeat(np.arange(4), [40, 60, 30, 30])
     draws, clients = 250, 8
     ours = np.array(
@@ -324,13 +323,13 @@ def test_dirichlet_two_stage_deals_groups_of_ten_apart():
 
 def test_dirichlet_two_stage_asks_for_half_the_mean_within_a_group(monkeypatch):
     asked = []
-    inner = partitions._dirichlet
+    inner = dirichlet._dirichlet
 
     def spy(pool, clients, alpha, min_size, capped, rng):
         asked.append((len(pool.labels), clients, min_size, capped))
         return inner(pool, clients, alpha, min_size, capped, rng)
 
-    monkeypatch.setattr(partitions, "_dirichlet", spy)
+    monkeypatch.setattr(dirichlet, "_dirichlet", spy)
     DirichletTwoStage(1.0).assign(pool_of(2500, 5), 25, generator(0, "test"))
     assert asked == [(1000, 10, 50, True), (1000, 10, 50, True), (500, 5, 50, True)]
 

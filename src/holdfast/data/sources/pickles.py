@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from typing import Any, Self
 
 import numpy as np
@@ -89,16 +90,28 @@ class _Reader(pickle.Unpickler):
         return _STANDS_FOR[module_name, global_name]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, _Array | _ArrayFromBuffer):
-        return value.value
-    if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_plain(item) for item in value)
+def _check_memo(content: bytes) -> None:
+    """Refuse places in the memo beyond any that this pickle can need: room would be made for all before them."""
+    for instruction, argument, _ in pickletools.genops(content):
+        if instruction.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) >= len(content):
+            raise pickle.UnpicklingError(f"it keeps a value at place {argument}")
+
+
+def _plain(value: Any, known: dict[int, Any]) -> Any:
+    """Without the stand-ins; ``known`` holds what was done before: a value may be named in many places."""
     if isinstance(value, bytes):
         return value.decode("latin1")
-    return value
+    if isinstance(value, _Array | _ArrayFromBuffer):
+        return value.value
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if id(value) not in known:
+        if isinstance(value, dict):
+            made: Any = {_plain(key, known): _plain(item, known) for key, item in value.items()}
+        else:
+            made = type(value)(_plain(item, known) for item in value)
+        known[id(value)] = made
+    return known[id(value)]
 
 
 def read_pickled_arrays(content: bytes, name: str) -> Any:
@@ -108,6 +121,7 @@ def read_pickled_arrays(content: bytes, name: str) -> Any:
     refused. Arrays are read-only.
     """
     try:
-        return _plain(_Reader(io.BytesIO(content), encoding="bytes").load())
+        _check_memo(content)
+        return _plain(_Reader(io.BytesIO(content), encoding="bytes").load(), {})
     except Exception as error:  # a broken pickle may raise anything at all
         raise HoldfastError(f"{name} is refused as a file of arrays: {error}") from error
