@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from holdfast.engine.choice import choose_device, choose_engine, choose_precisio
 from holdfast.engine.evaluation import TestSet
 from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, on_device
 from holdfast.engine.loop import Engine, Loop
+from holdfast.engine.memory import peak_bytes
 from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.settings import Settings
 from holdfast.engine.task import device_data, make_task
@@ -62,6 +63,7 @@ class Run:
     records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
     model: nn.Module
     path: Path | None = None
+    peak_bytes: int | None = None  # memory held at most: of the GPU if trained there, else RAM of this process
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -368,7 +370,8 @@ class Training:
                 (directory.path / "probe.json").write_text(json.dumps(loop.picture) + "\n", encoding="utf-8")
             if directory is not None:
                 directory.save_model(model.state_dict())
-            return Run(experiment, records, model, None if directory is None else directory.path)
+            path = None if directory is None else directory.path
+            return Run(experiment, records, model, path, peak_bytes(self.device))
 
     def _directory(self, out: str | Path, experiment: dict[str, Any], resume: bool) -> RunDirectory:
         if not resume:
@@ -467,7 +470,8 @@ def write_federation(path: Path, federation: Federation, most: int = 10_000) -> 
     """Who holds what, for people and for the report: federation.json (the first ``most`` clients)."""
     shown = np.arange(min(federation.clients, most))
     stages = range(federation.stages)
-    counts = [federation.label_counts(shown, stage).tolist() for stage in stages]
+    arriving = replace(federation, cumulative=False)
+    counts = [arriving.label_counts(shown, stage).tolist() for stage in stages]
     domains, of_clients = federation.client_domains()
     content = {
         "clients": federation.clients,

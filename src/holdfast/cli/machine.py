@@ -24,7 +24,7 @@ EXTRAS = {
 LEGEND = """work: a client's, × FedAvg's; aug.: the same where inputs are augmented
 up, down, keeps: of each client, × the model (2.2 million parameters)
 alone: the server looks at single uploads, which secure aggregation would hide
-digits, fashion(-mnist): accuracy/forgetting in percent, Dirichlet 0.1
+digits, fashion(-mnist): accuracy/forgetting in percent over the last ten rounds, Dirichlet 0.1
 Combine methods: --method fedntd+fedprox:mu=0.1"""
 
 
@@ -116,8 +116,6 @@ def _examine() -> dict[str, dict[str, str]]:
 
     from holdfast import __version__
     from holdfast.data.sources.files import search_roots
-    from holdfast.engine.choice import SMALL_MODEL
-    from holdfast.kernels import unavailable
 
     cuda = torch.cuda.is_available()
     versions = {"holdfast": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
@@ -133,16 +131,7 @@ def _examine() -> dict[str, dict[str, str]]:
     else:
         reason = "torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
         device["cuda"] = f"not used: {reason}"
-    small = f"models of up to {SMALL_MODEL:,} parameters without convolutions"
-    kernels = unavailable(torch.device("cuda" if cuda else "cpu"), torch.float32)
-    engines = {
-        "sequential": "ready: one client after another",
-        "lanes": f"ready: clients as lanes of one program, {'in CUDA graphs' if cuda else 'batched by vmap'}",
-        "kernels": "active: own convolutions for lanes" if kernels is None else f"not used: {kernels}",
-        "ray": "ready: clients over a cluster" if find_spec("ray") else "not ready: Ray is not installed",
-        "auto": "lanes, since there is a GPU" if cuda else f"lanes for {small}, else sequential (no GPU)",
-        "precision": "TF32 matrix products, float32 elsewhere" if cuda else "float32",
-    }
+    engines = _paths(cuda)
     extras = {
         extra: "installed"
         if (missing := [p for p in packages if find_spec(p) is None]) == []
@@ -151,3 +140,35 @@ def _examine() -> dict[str, dict[str, str]]:
     }
     roots = {str(root): "there" if root.exists() else "does not exist" for root in search_roots(None)}
     return {"versions": versions, "device": device, "engines": engines, "extras": extras, "data": roots}
+
+
+def _paths(cuda: bool) -> dict[str, str]:
+    """Which ways of computing are open here, and why not the others."""
+    import torch
+
+    from holdfast.engine.choice import MOST_LANES, MOST_WORKERS, SMALL_STEP
+    from holdfast.kernels import unavailable
+
+    kernels = unavailable(torch.device("cuda" if cuda else "cpu"), torch.float32)
+    workers = min(torch.get_num_threads(), MOST_WORKERS)
+    small = f"{SMALL_STEP >> 20} MiB a client"
+    crew = f", {workers} at a time where a step touches more than {small}" if workers > 1 else ""
+    room = "the GPU's memory" if cuda else "RAM"
+    return {
+        "sequential": "ready: one client after another" + ("" if cuda else crew),
+        "lanes": "ready: clients as lanes of one program",
+        "lane count": f"as many as clients a round, at most {MOST_LANES}, that fit {room}",
+        "CUDA graphs": "active: a step of lanes is captured once" if cuda else "not used: no CUDA device",
+        "recorded steps": "not used: CUDA graphs are"
+        if cuda
+        else "active: a step of lanes is recorded once and replayed without vmap",
+        "kernels": "active: own convolutions for lanes" if kernels is None else f"not used: {kernels}",
+        "channels last": "not used: a layout for CPUs"
+        if cuda
+        else "active: convolutions one client after another",
+        "ray": "ready: clients over a cluster" if find_spec("ray") else "not ready: Ray is not installed",
+        "auto": "lanes, since there is a GPU"
+        if cuda
+        else f"lanes where a step touches at most {small}, else sequential (no GPU)",
+        "precision": "TF32 matrix products, float32 elsewhere" if cuda else "float32",
+    }

@@ -145,6 +145,7 @@ def _summary(done: Run) -> dict[str, Any]:
         **({"domain_accuracy": {k: float(v[-1]) for k, v in domains.items()}} if domains else {}),
         "seconds": sum(record["seconds"]["total"] for record in done.records),
         "engine": done.experiment["engine"],
+        "peak_bytes": done.peak_bytes,
         "hash": done.experiment["hash"],
     }
 
@@ -155,7 +156,8 @@ def _print_run(done: Run) -> None:
     out = console()
     out.print(
         f"{told['method']}  accuracy {told['accuracy']:.2%}{forgetting}  "
-        f"{told['rounds']} rounds in {told['seconds']:.1f} s on {told['engine']}",
+        f"{told['rounds']} rounds in {told['seconds']:.1f} s on {told['engine']}, "
+        f"{told['peak_bytes'] / 2**30:.1f} GiB at most",
         style="bold",
         soft_wrap=True,
     )

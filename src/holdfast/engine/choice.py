@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.func import grad, vmap
 
+from holdfast.engine.crew import Crew
 from holdfast.engine.deadline import Punctual
 from holdfast.engine.lanes import Lanes
 from holdfast.engine.local import DeviceData
 from holdfast.engine.loop import Engine
+from holdfast.engine.memory import available_bytes
 from holdfast.engine.sequential import Sequential
 from holdfast.engine.settings import Settings
 from holdfast.errors import HoldfastError, unknown
@@ -18,8 +21,9 @@ from holdfast.methods.context import Task
 
 ENGINES = ("auto", "sequential", "lanes", "ray")
 PRECISIONS = ("auto", "float32", "tf32", "float64")
-SMALL_MODEL = 300_000  # parameters up to which a CPU trains clients faster side by side than one by one
+SMALL_STEP = 8 << 20  # bytes a step may touch for a CPU to train clients faster as lanes than one by one
 MOST_LANES = 64
+MOST_WORKERS = 16
 
 
 def choose_device(name: str) -> torch.device:
@@ -81,26 +85,46 @@ def _local_engine(
     lanes: int | None,
 ) -> Engine:
     """One of the engines that work in this process."""
-    if name == "auto":
-        parameters = sum(p.numel() for p in task.network.params.values())
-        images = data.x.dim() == 4 and any(p.dim() == 4 for p in task.network.params.values())
-        name = (
-            "lanes"
-            if task.device.type == "cuda" or (parameters <= SMALL_MODEL and not images)
-            else "sequential"
-        )
-    if name == "sequential":
-        return Sequential(method, task, data, settings)
-    width = min(settings.batch_size + task.network.has_batch_norm, int(sizes.max()))
     cohort = min(settings.sample or len(sizes), len(sizes))
+    width = min(settings.batch_size + task.network.has_batch_norm, int(sizes.max()))
+    on_cpu = task.device.type == "cpu"
+    heavy = on_cpu and name != "lanes" and step_bytes(task, data, width) > SMALL_STEP
+    if name == "auto":
+        name = "sequential" if heavy else "lanes"
+    if name == "sequential":
+        # Short steps would wait for one another in the interpreter; long ones are spent outside of it.
+        workers = min(torch.get_num_threads(), cohort, MOST_WORKERS) if heavy else 1
+        if workers > 1:
+            return Crew(method, task, data, settings, workers)
+        return Sequential(method, task, data, settings)
     return Lanes(method, task, data, settings, lanes or fitting_lanes(task, data, cohort, width), width)
 
 
+def step_bytes(task: Task, data: DeviceData, width: int) -> int:
+    """What one client's step touches: weights, their gradient, and what the backward pass needs of a batch."""
+    network = task.network
+    weights = sum(p.numel() * p.element_size() for p in network.params.values())
+    if weights > SMALL_STEP:
+        return 2 * weights
+    params = {k: v.detach().requires_grad_() for k, v in network.params.items()}
+    buffers = {k: v.clone() for k, v in network.buffers.items()}
+    x = torch.zeros((width, *data.x.shape[1:]), dtype=task.dtype, device=task.device)
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network.apply(params, buffers, network.arranged(x), train=True)
+    return 2 * weights + sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
 def fitting_lanes(task: Task, data: DeviceData, cohort: int, width: int) -> int:
-    """As many lanes as clients a round, as long as they fit the device's memory several times over."""
+    """As many lanes as clients a round, as long as they fit the memory several times over."""
     most = min(cohort, MOST_LANES)
     if task.device.type != "cuda":
-        return most
+        return int(max(1, min(most, 0.4 * available_bytes() // (4 * step_bytes(task, data, width)))))
     params = {k: v.unsqueeze(0) for k, v in task.network.params.items()}
     buffers = {k: v.unsqueeze(0) for k, v in task.network.buffers.items()}
     x = torch.zeros((1, width, *data.x.shape[1:]), dtype=task.dtype, device=task.device)

@@ -116,6 +116,7 @@ class Lanes:
         self.teachers: dict[str, Tensors] = {}
         self.tables: Tensors = {}
         self.steps: dict[str, Tensor] = {}
+        self.rows = 0  # that tables need: one for each sample of the round's clients
 
     def _stacked(self, value: Tensor) -> Tensor:
         return torch.empty((self.lanes, *value.shape), dtype=value.dtype, device=value.device)
@@ -126,6 +127,7 @@ class Lanes:
         """Train all clients; results come as clients finish, always in the same order."""
         layout = self._take(sent.round, jobs)
         legs, masked = layout.legs, layout.padded
+        self.rows = sum(len(planned.ids) for planned in layout.planned)
         copy_(self.sent, sent.params)
         self.lr.fill_(self.settings.lr_at(sent.round))
         for name, values in layout.arrays.items():
@@ -166,33 +168,30 @@ class Lanes:
         planned = [self.side.plan(job, round) for job in jobs]
         legs = assign_lanes(planned, self.lanes)
         steps = max(leg.last for leg in legs) + 1
-        shape = (steps, self.lanes, self.width)
-        rows, ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        width, shape = self.width, (steps, self.lanes, self.width)
+        # Sample ids, rows of tables, epoch and dropout key, side by side: a step picks them up in one go.
+        places = np.zeros((steps, self.lanes, 2 * width + 2), np.int64)
+        ids, rows = places[..., :width], places[..., width : 2 * width]
         mask = np.zeros(shape, np.float32)
-        epoch, keys = np.zeros(shape[:2], np.int64), np.zeros(shape[:2], np.int64)
-        augments = self.data.preprocess.augments
-        draws = np.zeros((*shape, 5) if augments else (steps, 1, 1, 5), np.int16)
+        draws = np.zeros((*shape, 5) if self.data.preprocess.augments else (0, 0, 0, 5), np.int16)
         padded = False
         for leg in legs:
             plan, span = leg.planned.plan, slice(leg.first, leg.last + 1)
-            real = np.arange(self.width) < plan.sizes[:, None]
+            real = np.arange(width) < plan.sizes[:, None]
             padded |= not real.all()
             rows[span, leg.lane][real] = plan.order + leg.row
             ids[span, leg.lane][real] = leg.planned.ids[plan.order]
             mask[span, leg.lane] = real
-            epoch[span, leg.lane] = plan.epoch
+            places[span, leg.lane, -2] = plan.epoch
             if plan.drawn is not None:
                 draws[span, leg.lane][real] = plan.drawn
             if len(plan.keys):
-                keys[span, leg.lane] = plan.keys
-        arrays: dict[str, np.ndarray] = {
-            "ids": ids,
-            "rows": rows,
-            "mask": mask,
-            "epoch": epoch,
-            "keys": keys,
-            "draws": draws,
-        }
+                places[span, leg.lane, -1] = plan.keys
+        arrays: dict[str, np.ndarray] = {"places": places}
+        if padded:
+            arrays["mask"] = mask
+        if self.data.preprocess.augments:
+            arrays["draws"] = draws
         return Layout(round, planned, legs, arrays, padded)
 
     def _put(self, name: str, values: Tensor) -> None:
@@ -253,7 +252,7 @@ class Lanes:
             if held is None or len(held) < need:
                 self._forget_programs()
                 room = int(need * (1.0 if held is None else 1.5))
-                grown = values.new_zeros((max(room, int(self.steps["rows"].max()) + 1), *values.shape[1:]))
+                grown = values.new_zeros((max(room, self.rows), *values.shape[1:]))
                 if held is not None:
                     grown[: len(held)] = held
                 self.tables[name] = grown
@@ -268,8 +267,9 @@ class Lanes:
         for leg in legs:
             assert leg.started is not None
             lane = leg.lane
-            params, buffers = _read_lane(self.params, lane), _read_lane(self.buffers, lane)
-            carry, loss = _read_lane(self.carry, lane), losses[lane] / (leg.last - leg.first + 1)
+            params, buffers = ({k: v[lane] for k, v in kept.items()} for kept in (self.params, self.buffers))
+            carry = _copy_lane(self.carry, lane)  # may go into what is sent, which outlives the lane
+            loss = losses[lane] / (leg.last - leg.first + 1)
             yield self.side.finish(leg.started, params, buffers, carry, loss, finite[lane])
 
     # A step ---------------------------------------------------------------------------------------------
@@ -376,20 +376,21 @@ class Lanes:
 
     def _batches(self, n: int, masked: bool) -> tuple[Any, ...]:
         """This step's samples, labels, masks, epochs, dropout keys, tables and teachers, lane by lane."""
-        at = {name: values.index_select(0, self.cursor)[0, :n] for name, values in self.steps.items()}
-        ids = at["ids"].reshape(-1)
-        draws = at["draws"].reshape(-1, 5) if self.data.preprocess.augments else None
+        at = lambda name: self.steps[name].index_select(0, self.cursor)[0, :n]  # noqa: E731
+        places = at("places")
+        ids, rows = (part.reshape(-1) for part in places[:, :-2].chunk(2, dim=1))
+        epoch, key = places[:, -2], places[:, -1]
+        draws = at("draws").reshape(-1, 5) if self.data.preprocess.augments else None
         x = self.data.preprocess(self.data.x.index_select(0, ids), draws, dtype=self.data.dtype)
         x = x.view(n, self.width, *x.shape[1:])
         y = self.data.y.index_select(0, ids).view(n, self.width)
-        rows = at["rows"].reshape(-1)
         tables = {
             k: v.index_select(0, rows).view(n, self.width, *v.shape[1:]) for k, v in self.tables.items()
         }
         teachers = {name: {k: v[:n] for k, v in w.items()} for name, w in self.teachers.items()}
         frozen = {k: v[:n] for k, v in self.frozen_buffers.items()}
-        mask = at["mask"] if masked else at["mask"][:, :0]
-        return x, y, mask, at["epoch"], at["keys"], tables, teachers, frozen
+        mask = at("mask") if masked else x.new_empty((n, 0))
+        return x, y, mask, epoch, key, tables, teachers, frozen
 
     def _batch(
         self, x: Tensor, y: Tensor, mask: Tensor, epoch: Tensor, key: Tensor, tables: Tensors,
@@ -533,8 +534,8 @@ def _write_lane(stacked: Tree, tree: Tree, lane: int) -> None:
             stacked[key][lane].copy_(value)
 
 
-def _read_lane(stacked: Tree, lane: int) -> Tree:
-    return {k: _read_lane(v, lane) if isinstance(v, dict) else v[lane] for k, v in stacked.items()}
+def _copy_lane(stacked: Tree, lane: int) -> Tree:
+    return {k: _copy_lane(v, lane) if isinstance(v, dict) else v[lane].clone() for k, v in stacked.items()}
 
 
 def _first(tree: Tree, n: int) -> Tree:

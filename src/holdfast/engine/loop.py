@@ -19,7 +19,7 @@ from holdfast.engine.local import Broadcast, Incident, Job, LocalSide, Result
 from holdfast.engine.probe import Probe
 from holdfast.engine.settings import Settings
 from holdfast.engine.streaming import StreamTests
-from holdfast.engine.trees import add_, leaves, size_in_bytes
+from holdfast.engine.trees import add_, detached, leaves, size_in_bytes
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Task
@@ -344,11 +344,9 @@ class _LocalRecords:
             torch._foreach_sub([result.params[k] for k in server.params], list(server.params.values()))
         )
         self.divergence.append(torch.stack(apart).norm())
-        state = result.memory.get("method", {})
-        # They are tested later, together with others; a single one is tested at once, where it lies.
-        keep = loop.engine.group > 1
-        params, buffers = ({k: v.clone() if keep else v for k, v in tree.items()}
-                           for tree in (result.params, result.buffers))  # fmt: skip
+        params, buffers, state = result.params, result.buffers, result.memory.get("method", {})
+        if loop.engine.group > 1:  # they are tested later, when the engine needs its memory for others
+            params, buffers, state = (detached(tree, loop.task.device) for tree in (params, buffers, state))
         self.pending.append((params, buffers, lambda out: loop.method.personal(out, state)))
         self.seconds += time.perf_counter() - began
         if len(self.pending) >= loop.engine.group:

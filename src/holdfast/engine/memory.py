@@ -1,0 +1,38 @@
+"""How much memory there is, and how much a run has taken."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+
+def available_bytes() -> int:
+    """RAM that this process may still take: what the machine has left, or its container if that is less."""
+    rooms = [_machine_bytes()]
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        rooms += [] if limit == "max" else [int(limit) - int(used)]
+    except (OSError, ValueError):
+        pass  # no control groups here
+    return max(0, min(rooms))
+
+
+def _machine_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = dict(line.split(":", 1) for line in lines)["MemAvailable"]
+        return 1024 * int(free.split()[0])
+    except (OSError, KeyError, ValueError):
+        return 4 << 30  # not Linux: what any machine of today can spare
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory this process has held so far: of the GPU if it works there, else RAM."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
