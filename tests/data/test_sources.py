@@ -129,11 +129,22 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path, protocol):
         b"\x80\x02cnumpy\nndarray\n}U\x0c__setstate__K\x01sb.",
         # An array of four bytes that claims to hold 4,000,000.
         pickle.dumps(np.zeros(4, np.uint8), 2).replace(b"K\x04\x85", b"J\x00\x09\x3d\x00\x85"),
+        # A value to be kept at place 2,147,483,647: the unpickler would make room for all before it.
+        b"\x80\x02K\x01r\xff\xff\xff\x7f.",
     ],
 )
 def test_what_is_not_plain_arrays_is_refused(content):
     with pytest.raises(HoldfastError, match="batch is refused"):
         read_pickled_arrays(content, "batch")
+
+
+def test_a_value_named_in_many_places_is_read_once():
+    """Forty lists, each of which holds the one before it twice: a million million if they were copied."""
+    nested = []
+    for _ in range(40):
+        nested = [nested, nested]
+    got = read_pickled_arrays(pickle.dumps(nested), "batch")
+    assert got[0] is got[1]
 
 
 # Formats, each written as published and read through `load`.
