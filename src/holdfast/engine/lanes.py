@@ -376,11 +376,12 @@ class Lanes:
 
     def _batches(self, n: int, masked: bool) -> tuple[Any, ...]:
         """This step's samples, labels, masks, epochs, dropout keys, tables and teachers, lane by lane."""
-        at = lambda name: self.steps[name].index_select(0, self.cursor)[0, :n]  # noqa: E731
-        places = at("places")
+        at = {name: values.index_select(0, self.cursor)[0, :n] for name, values in self.steps.items()
+              if name != "mask" or masked}  # fmt: skip
+        places = at["places"]
         ids, rows = (part.reshape(-1) for part in places[:, :-2].chunk(2, dim=1))
         epoch, key = places[:, -2], places[:, -1]
-        draws = at("draws").reshape(-1, 5) if self.data.preprocess.augments else None
+        draws = at["draws"].reshape(-1, 5) if self.data.preprocess.augments else None
         x = self.data.preprocess(self.data.x.index_select(0, ids), draws, dtype=self.data.dtype)
         x = x.view(n, self.width, *x.shape[1:])
         y = self.data.y.index_select(0, ids).view(n, self.width)
@@ -389,7 +390,7 @@ class Lanes:
         }
         teachers = {name: {k: v[:n] for k, v in w.items()} for name, w in self.teachers.items()}
         frozen = {k: v[:n] for k, v in self.frozen_buffers.items()}
-        mask = at("mask") if masked else x.new_empty((n, 0))
+        mask = at["mask"] if masked else x.new_empty((n, 0))
         return x, y, mask, epoch, key, tables, teachers, frozen
 
     def _batch(
