@@ -31,7 +31,7 @@ from holdfast.engine.flower.messages import (
     record_of,
     tree_of,
 )
-from holdfast.engine.local import Broadcast, Job, LocalSide, Result, on_device
+from holdfast.engine.local import Broadcast, Job, Result, on_device
 from holdfast.engine.sequential import Sequential
 from holdfast.engine.task import device_data, make_task
 from holdfast.engine.wire import form_of, unpack
@@ -184,7 +184,6 @@ class Work:
             read=_no_samples,
         )
         self.method = plan.method
-        self.side = LocalSide(self.method, self.task, data, plan.settings)
         self.engine = Sequential(self.method, self.task, data, plan.settings)
         self.memory = SiteMemory(node, orders.run)
         self.content = message.content
@@ -212,7 +211,7 @@ class Work:
     def survey(self, client: int) -> dict[str, Any]:
         """One client's word on the final model."""
         job = Job(client, self.site.ids(client, self.orders.stage), self.orders.stage)
-        return {f"client {client}": record_of(self.side.survey(job, self.sent))}
+        return {f"client {client}": record_of(self.engine.side.survey(job, self.sent))}
 
     def _broadcast(self) -> Broadcast:
         network, device = self.task.network, self.task.device
