@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from holdfast import __version__, metrics
+from holdfast import __version__, kernels, metrics
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule, describe_schedule
 from holdfast.data.sources import DATASETS
@@ -63,7 +63,9 @@ class Run:
     records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
     model: nn.Module
     path: Path | None = None
-    peak_bytes: int | None = None  # memory held at most: of the GPU if trained there, else RAM of this process
+    peak_bytes: int | None = (
+        None  # memory held at most: of the GPU if trained there, else RAM of this process
+    )
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -219,6 +221,9 @@ class Training:
         shape, classes = dataset.shape, dataset.num_classes
         net = model.build(shape, classes, settings.seed) if isinstance(model, ModelSpec) else model
         network = Network(net.to(self.device, dtype), classifier, norm)
+        share = min(settings.sample or federation.clients, federation.clients) / federation.clients
+        trained = settings.rounds * settings.epochs * share * len(federation.indices) / federation.stages
+        network.own_kernels = trained >= kernels.REPAID_AFTER
         self.norm, self.classifier = norm, classifier
         if network.num_outputs != dataset.num_classes:
             raise HoldfastError(

@@ -7,6 +7,8 @@ import importlib.util
 import torch
 from torch import nn
 
+REPAID_AFTER = 1_000_000  # samples to train on, before which compiling them takes longer than it saves
+
 
 def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot be used here, or None if they can."""

@@ -212,6 +212,7 @@ class Network:
         linear.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
         some = next(iter(self.params.values()))
         self.channels_last = some.device.type == "cpu" and any(p.dim() == 4 for p in self.params.values())
+        self.own_kernels = True  # whether lanes may use ours, where they are available
         self._lanes: nn.Module | None = None
 
     def module(self) -> nn.Module:
@@ -293,7 +294,7 @@ class Network:
             if isinstance(module, _BatchNorm):
                 module.pure = True
         some = next(iter(self.params.values()))
-        if kernels.unavailable(some.device, some.dtype) is None:
+        if self.own_kernels and kernels.unavailable(some.device, some.dtype) is None:
             kernels.install(lanes)
         if some.device.type == "cpu":
             for module in lanes.modules():
