@@ -11,7 +11,7 @@ from holdfast.data.federation import Federation
 from holdfast.data.partitions import IID, ClassShards, Dirichlet, DirichletTwoStage, Pool
 from holdfast.data.schedules import EveryN, GlobalEpochs, check_schedule, describe_schedule, schedule_from
 from holdfast.data.skew import LongTail
-from holdfast.data.streams import federation_from, local_tests, stream
+from holdfast.data.streams import federation_from, stream
 from holdfast.errors import HoldfastError
 from holdfast.random import generator
 
@@ -138,25 +138,6 @@ def test_a_hundred_thousand_clients_stream_from_50000_samples(cifar):
     federation = stream(cifar, Dirichlet(0.1, min_size=0), clients=100_000)
     assert len(federation.offsets) == 500_001
     assert sorted(federation.indices.tolist()) == list(range(50_000))
-
-
-def test_local_tests_look_like_the_tasks(cifar):
-    federation = stream(cifar, ClassShards(2), clients=20, seed=3)
-    indices, offsets = local_tests(federation)
-    assert sorted(indices.tolist()) == list(range(10_000))
-    for task in range(100):
-        trained = np.bincount(
-            cifar.y_train[federation.indices[slice(*federation.offsets[task : task + 2])]], minlength=10
-        )
-        tested = np.bincount(cifar.y_test[indices[slice(*offsets[task : task + 2])]], minlength=10)
-        np.testing.assert_allclose(tested, trained / 5, atol=1)
-
-
-def test_local_tests_leave_out_classes_nobody_trains_on(toy):
-    federation = Federation(toy, np.array([0, 6, 12, 1]), np.array([0, 1, 3, 4]))
-    indices, offsets = local_tests(federation)
-    assert np.diff(offsets).tolist() == [4, 6, 10]
-    assert sorted(toy.y_test[indices].tolist()) == [0] * 10 + [1] * 10
 
 
 def test_the_papers_schedule_runs_all_stages_every_epoch():

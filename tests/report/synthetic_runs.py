@@ -132,6 +132,15 @@ def records(counts, keeps, seed, rounds, sample, total, probe=True, stream=False
                     "A_loc_t": now[total // 2 :].mean() * 0.6,
                     "A_glo_t": now[total // 2 :].mean() * 0.8,
                     "average_forgetting": 0.3 * (1 - keeps),
+                    "transfer": [
+                        {
+                            "client": int(client),
+                            "average_forgetting": 0.3 * (1 - keeps) + 0.01 * client,
+                            "backward_transfer": -0.3 * (1 - keeps),
+                            "forward_transfer": None if client == chosen[0] else 0.2 * keeps,
+                        }
+                        for client in chosen
+                    ],
                 }
         if domains:
             record["domain_accuracy"] = {"mnist": now.mean(), "svhn": now.mean() * 0.7}

@@ -161,6 +161,15 @@ def test_stream_accuracy_on_all_classes_and_on_each_task(streamed):
     np.testing.assert_allclose(panels[3].frames[0].values, expected)
 
 
+def test_forgetting_and_transfer_of_each_client_at_the_end(streamed):
+    panel = built("stages", [streamed[0]]).panels[-1]
+    last = records_of(streamed[0])[-1]["stream"]["transfer"]
+    assert panel.categories == [str(values["client"]) for values in last]
+    assert [bar.name for bar in panel.bars] == ["forgetting", "backward transfer", "forward transfer"]
+    np.testing.assert_allclose(panel.bars[0].values, [values["average_forgetting"] for values in last])
+    assert np.isnan(panel.bars[2].values[0])
+
+
 def test_every_figure_is_built_from_some_run(compared, streamed):
     for name in FIGURES:
         paths = streamed if name in ("stages", "domains") else compared

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from holdfast.data.dataset import Dataset
-from holdfast.data.dealing import Ints, in_order_of, offsets_of, ranges, shuffled_by_class
+from holdfast.data.dealing import Ints, offsets_of, ranges, shuffled_by_class
 from holdfast.data.federation import Federation, describe_setting, federate, share_with_server, with_skew
 from holdfast.data.partitions import Assignment, Partition, Pool, partition_from
 from holdfast.data.schedules import GlobalEpochs, StageSchedule
@@ -117,28 +117,6 @@ def federation_from(
     if streaming is None:
         return federate(dataset, partition, **setting)
     return stream(dataset, partition, schedule=schedule, **streaming, **setting)
-
-
-def local_tests(federation: Federation, seed: int = 0) -> Assignment:
-    """Test samples for every task: ids of the test set, laid out like the federation's ``offsets``.
-
-    The test samples of a class are shared by the tasks that train on it, in proportion to how many training
-    samples of it they have, so that what a client is tested on looks like what it has seen. Each test sample
-    goes to one task.
-    """
-    classes, tasks = federation.dataset.num_classes, len(federation.offsets) - 1
-    labels = federation.dataset.y_train.numpy()[federation.indices]
-    task_of = np.repeat(np.arange(tasks), np.diff(federation.offsets))[in_order_of(labels)]
-    trained = np.bincount(labels, minlength=classes)
-    test_labels = federation.dataset.y_test.numpy()
-    tested = np.bincount(test_labels, minlength=classes)
-    ids = shuffled_by_class(test_labels, generator(seed, "local tests"))
-    ids = ids[trained[test_labels[ids]] > 0]
-    # Test sample i of n of a class goes where training sample i / n of that class is, tasks being in order.
-    label = test_labels[ids]
-    nth = ranges(np.zeros(classes, np.int64), np.where(trained > 0, tested, 0))
-    task = task_of[offsets_of(trained)[label] + nth * trained[label] // tested[label]]
-    return Assignment(ids[np.argsort(task, kind="stable")], offsets_of(np.bincount(task, minlength=tasks)))
 
 
 def _presence(

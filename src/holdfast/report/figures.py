@@ -123,8 +123,8 @@ FIGURES: dict[str, FigureKind] = {
     "stages": FigureKind(
         "Accuracy on a stream",
         "From stage to stage new tasks arrive; a curve that falls slowly forgets slowly. Dashed lines "
-        "count only the minority classes. In the last panels a column that fades downwards is a task that "
-        "later tasks displaced.",
+        "count only the minority classes. In the grids a column that fades downwards is a task that later "
+        "tasks displaced; bars tell what each client's own tasks lost and gained by it.",
         "FedMLP Fig. 3 and 4",
         progress_figures.stages,
     ),

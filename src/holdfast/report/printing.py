@@ -145,6 +145,8 @@ def _lines(axes: "Axes", panel: Lines) -> None:
             )
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     axes.margins(x=0)
+    if all(np.all(line.x == np.round(line.x)) for line in panel.lines):  # there is no round 0.5
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if panel.percent:
         _percent(axes.yaxis)
     if panel.x_percent:
@@ -271,6 +273,13 @@ def _legend(drawing: "Drawing", axes: Sequence["Axes"], panels: Sequence[Panel])
     for place, (handles, labels) in zip(axes, named, strict=False):
         if len(labels) > 1:
             below = -0.24 if place.get_xlabel() or len(place.get_xticks()) else -0.02
+            # A legend wider than its panel would squeeze all panels: about 50 letters fit beside the marks.
+            across = max(1, min(3, 50 // (4 + max(map(len, labels)))))
             place.legend(
-                handles, labels, ncols=3, loc="upper center", bbox_to_anchor=(0.5, below), markerscale=1.6
+                handles,
+                labels,
+                ncols=across,
+                loc="upper center",
+                bbox_to_anchor=(0.5, below),
+                markerscale=1.6,
             )

@@ -16,8 +16,8 @@ from holdfast.report.curves import (
     recording,
     with_seed,
 )
-from holdfast.report.loading import Group, Run, columns, matrix
-from holdfast.report.panels import Frame, Grid, Lines, Panel, thin
+from holdfast.report.loading import Group, Run, columns, matrix, vector
+from holdfast.report.panels import Bar, Bars, Frame, Grid, Lines, Panel, thin
 
 MOST_COLUMNS = 400  # of a heat map
 
@@ -80,6 +80,14 @@ def domains(groups: Sequence[Group]) -> Shown:
     return panels, "At the last round: " + "; ".join(told) + "."
 
 
+MOST_CLIENTS = 40  # of a panel of bars
+
+TRANSFER = {
+    "average_forgetting": "forgetting",
+    "backward_transfer": "backward transfer",
+    "forward_transfer": "forward transfer",
+}
+
 STREAM_ACCURACIES = (
     ("A_glo", "Global model, all test classes"),
     ("A_loc", "Clients' own models, all test classes"),
@@ -96,11 +104,12 @@ def stages(groups: Sequence[Group]) -> Shown:
         lines = []
         for group in groups:
             whole = over_seeds(group, recording(f"stream.{key}"))
-            rare = over_seeds(group, recording(f"stream.{key}_t"), dashed=True, suffix=", minority classes")
+            rare = over_seeds(group, recording(f"stream.{key}_t"), dashed=True, suffix=", minority")
             lines += [line for line in (whole, rare) if line is not None]
         if lines:
             panels.append(Lines(title, "round", key, lines))
     panels += [panel for group in groups if (panel := _task_matrix(group)) is not None]
+    panels += [panel for group in groups if (panel := _transfer(group)) is not None]
     return panels, f"A_sel at the last stage: {ends(seen)}."
 
 
@@ -147,3 +156,18 @@ def _task_matrix(group: Group) -> Grid | None:
     names = [f"stage {stage}" for stage in sorted(rows)]
     title = f"{with_seed(group)}: accuracy on each task"
     return Grid(title, "task", "after", [str(task) for task in range(tasks)], [Frame("", names, values)])
+
+
+def _transfer(group: Group) -> Bars | None:
+    """Forgetting and transfer of each client at the end of the last epoch."""
+    told = [(record.get("stream") or {}).get("transfer") for record in group.runs[0].records]
+    last = next((values for values in reversed(told) if values), None)
+    if last is None:
+        return None
+    shown = [last[place] for place in thin(len(last), MOST_CLIENTS)]
+    bars = [
+        Bar(label, vector([values[key] for values in shown]), number)
+        for number, (key, label) in enumerate(TRANSFER.items())
+    ]
+    clients = [str(values["client"]) for values in shown]
+    return Bars(f"{with_seed(group)}: each client's own tasks", "points of accuracy", clients, bars)
