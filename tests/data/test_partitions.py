@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.data.dataset import Dataset, Group
+from holdfast.data.federation import federate
 from holdfast.data.partitions import (
     IID,
     PARTITIONS,
@@ -26,6 +29,8 @@ from holdfast.data.partitions import (
     partition_from,
 )
 from holdfast.data.partitions import draws as candidates
+from holdfast.data.skew import LongTail
+from holdfast.data.streams import stream
 from holdfast.errors import HoldfastError
 from holdfast.random import generator
 
@@ -489,3 +494,30 @@ def test_a_partition_that_cannot_be_made_is_refused(partition, clients, message)
 def test_the_number_of_clients_is_asked_for():
     with pytest.raises(HoldfastError, match="needs the number of clients"):
         IID().default_clients(pool_of(10, 2))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "iid", "shards:2", "class-shards:2", "dirichlet:0.5,min_size=1", "dirichlet-uncapped:0.5,min_size=1",
+        "dirichlet-inner:0.5", "dirichlet-two-stage:5", "classes:2", "quantity:1,min_size=1", "by-domain:iid",
+        "by-writer", "writer-transfer",
+    ],
+)  # fmt: skip
+def test_a_long_tail_goes_with_every_partition_and_with_streams(text):
+    assert text.split(":")[0] in PARTITIONS
+    samples, classes = 4000, 10
+    writers = np.random.default_rng(0).integers(0, 40, samples)
+    groups = {
+        "writer": Group(tuple(map(str, range(40))), writers, np.zeros(classes, int)),
+        "domain": Group(("a", "b"), np.arange(samples) % 2, np.zeros(classes, int)),
+    }
+    y = torch.arange(samples) % classes
+    data = Dataset(
+        "toy", torch.zeros(samples, 1), y, torch.zeros(classes, 1), y[:classes], tuple("abcdefghij"),
+        groups=groups,
+    )  # fmt: skip
+    tail, partition = LongTail(0.05), parse_partition(text)
+    expected = [int(400 * 0.05 ** (i / 9) + 1e-6) for i in range(classes)]
+    assert federate(data, partition, clients=10, long_tail=tail).class_counts.tolist() == expected
+    assert stream(data, partition, clients=4, long_tail=tail).class_counts.tolist() == expected

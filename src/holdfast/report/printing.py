@@ -125,6 +125,8 @@ def _variant(number: int) -> int:
 
 
 def _lines(axes: "Axes", panel: Lines) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     style = "steps-post" if panel.stepped else "default"
     for line in panel.lines:
         dash = (5, 3) if line.dashed else DASHES[_variant(line.colour)]
@@ -146,7 +148,7 @@ def _lines(axes: "Axes", panel: Lines) -> None:
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     axes.margins(x=0)
     if all(np.all(line.x == np.round(line.x)) for line in panel.lines):  # there is no round 0.5
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     if panel.percent:
         _percent(axes.yaxis)
     if panel.x_percent:

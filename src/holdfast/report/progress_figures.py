@@ -108,8 +108,8 @@ def stages(groups: Sequence[Group]) -> Shown:
             lines += [line for line in (whole, rare) if line is not None]
         if lines:
             panels.append(Lines(title, "round", key, lines))
-    panels += [panel for group in groups if (panel := _task_matrix(group)) is not None]
-    panels += [panel for group in groups if (panel := _transfer(group)) is not None]
+    for build in (_task_matrix, _transfer):
+        panels += [panel for group in groups if (panel := build(group)) is not None]
     return panels, f"A_sel at the last stage: {ends(seen)}."
 
 
