@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+# A token of its own, as docs/cluster.md asks for, whatever the machine's user has; Ray reads it when it is imported.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @pytest.fixture(scope="session")
