@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="only write docs/streams.md")
     asked = parser.parse_args()
     if not asked.page:
-        deadline = None if asked.minutes is None else time.time() + 60 * asked.minutes
+        deadline = None if asked.minutes is None or asked.tiny else time.time() + 60 * asked.minutes
         sweep = Sweep(asked.results, asked.work, asked.device, deadline)
         sweep.run(cells(asked.columns, asked.seeds, asked.tiny), asked.workers, tell)
     if not asked.tiny:
