@@ -8,7 +8,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 
 demo: .venv/.ready  ## FedAvg against the forgetting-aware methods on digits: a leaderboard and a report
 	rm -rf runs/demo
-	$(ONE_THREAD) $(BIN)/holdfast compare fedavg fedntd fedka flashback fedfa fedmlp:head=shared \
+	$(ONE_THREAD) $(BIN)/holdfast compare fedavg fedntd fedka:logits=centred,beta=0.1 flashback fedfa fedmlp:head=shared \
 	    --experiment examples/experiment.yaml --seeds 3 --out runs/demo --report
 
 test: .venv/.ready  ## everything; Flower and Ray too where their environments exist
