@@ -255,6 +255,8 @@ def test_doctor_names_versions_and_engines():
     told = json.loads(good("doctor", "--json"))
     assert told["versions"]["torch"] == torch.__version__
     assert set(told["engines"]) >= {"sequential", "lanes", "auto"}
+    active = "CUDA graphs" if torch.cuda.is_available() else "recorded steps"
+    assert told["engines"][active].startswith("active")
 
 
 # What is wrong --------------------------------------------------------------------------------------------

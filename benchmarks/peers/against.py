@@ -1,0 +1,91 @@
+"""Rounds of another framework, of Holdfast and of the bare loop in turn, in one process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from holdfast.engine.settings import Settings
+from holdfast.methods import FedAvg
+from holdfast.models import parse_model
+from holdfast.training import Memories, Training, machine
+from work import BareLoop, cifar_shaped, equal_federation
+
+LR, MOMENTUM = 0.01, 0.9
+
+
+@dataclass
+class Work:
+    """What is trained: all ``clients`` in every round, one epoch each of SGD with `LR` and `MOMENTUM`."""
+
+    clients: list[tuple[Tensor, Tensor]]  # inputs, ready for the model, and labels
+    net: nn.Module
+    batch_size: int
+
+
+CASES = {
+    "W": {"model": "ntd-cifar", "each": 500, "batch_size": 50},
+    "O1": {"model": "linear", "each": 500, "batch_size": 50},
+    "O2": {"model": "ntd-cifar", "each": 2, "batch_size": 2},
+}
+"""W with one epoch, and the two of overhead.py; 10 clients."""
+
+
+def measure(case: dict, rounds_of: Callable[[Work], Callable[[], object]], passes: int) -> dict[str, float]:
+    batch, cpu = case["batch_size"], torch.device("cpu")
+    federation = equal_federation(cifar_shaped(10 * case["each"] + 1000), 10, case["each"])
+    spec = parse_model(case["model"])
+    net = spec.build(federation.dataset.shape, 10, 0)
+    settings = Settings(
+        rounds=10**6, epochs=1, batch_size=batch, lr=LR, momentum=MOMENTUM, evaluate_every=10**6,
+        evaluate_locals=False,
+    )  # fmt: skip
+    loop = Training(FedAvg(), spec, federation, settings, device="cpu").loop(Memories(None, None))
+    bare = BareLoop(net, federation, cpu, batch_size=batch, epochs=1, lr=LR, momentum=MOMENTUM)
+    ids = [torch.from_numpy(federation.client(k)) for k in range(10)]
+    peer = rounds_of(Work([(bare.x[i], bare.y[i]) for i in ids], net, batch))
+    numbers = iter(range(1, 10**6))
+    works = {
+        "bare": lambda: bare.round(np.arange(10)),
+        "peer": peer,
+        "holdfast": lambda: loop.round(next(numbers)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(passes + 1):  # the first warms up
+        for name, work in works.items():
+            began = time.perf_counter()
+            work()
+            times[name].append(1e3 * (time.perf_counter() - began))
+    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+
+
+def main(name: str, rounds_of: Callable[[Work], Callable[[], object]]) -> None:
+    """Measure a framework whose ``rounds_of(work)`` gives a function that does one round."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(f"{machine(torch.device('cpu'))}; medians of {arguments.passes} passes; × bare loop in brackets")
+    print(f"{'work':6} {'bare ms':>9} {f'{name} ms':>24} {'holdfast ms':>20}")
+    report: dict = {"peer": name, "machine": machine(torch.device("cpu")), "passes": arguments.passes}
+    for case in arguments.only:
+        found = report[case] = measure(CASES[case], rounds_of, arguments.passes)
+        shown = {key: f"{found[key]:.0f} ({found[key] / found['bare']:.2f})" for key in ("peer", "holdfast")}
+        print(f"{case:6} {found['bare']:9.0f} {shown['peer']:>24} {shown['holdfast']:>20}", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
