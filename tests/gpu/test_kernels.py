@@ -3,11 +3,14 @@
 import copy
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+
+from holdfast.data.preprocess import Preprocess
 
 pytestmark = [
     pytest.mark.gpu,
@@ -102,6 +105,35 @@ def test_relu_and_pooling(shape, monkeypatch):
     framed = frame.unpool(dy[None], code[None], frame.Frame(0, (shape[2], shape[3])))
     got = framed.values[0].permute(0, 3, 1, 2)[:, : shape[1]]
     assert torch.equal(got, want.float())
+
+
+@pytest.mark.parametrize("stored", [torch.uint8, torch.float32])
+@pytest.mark.parametrize(
+    "preprocess",
+    [
+        Preprocess(),
+        Preprocess((0.5,), (0.3,)),
+        Preprocess((0.5, 0.4, 0.3), (0.3, 0.2, 0.1), 4, flip=True, cutout=6),
+        Preprocess((0.5,), (0.2,), 3, "reflect", flip=True),
+    ],
+)
+def test_samples_are_read_as_preprocessing_says(preprocess, stored):
+    from holdfast.kernels.read import read
+
+    rng = np.random.default_rng()
+    x = torch.from_numpy(rng.integers(0, 256, (20, 3, 12, 10))).to("cuda", stored)
+    ids = torch.from_numpy(rng.integers(0, 20, 7)).cuda()
+    draws = torch.from_numpy(preprocess.draw(rng, 7, (3, 12, 10))).cuda() if preprocess.augments else None
+    want = preprocess(x.index_select(0, ids), draws)
+    assert torch.allclose(read(x, ids, draws, preprocess), want, rtol=1e-6, atol=1e-4)
+
+
+def test_largest_values():
+    from holdfast.kernels import frame
+
+    dense = torch.randn(3, 2, 5, 70, 60, device="cuda")
+    for x in (dense, dense.transpose(2, 4), dense.permute(0, 1, 4, 2, 3), dense[::2], dense * 0):
+        assert torch.equal(frame.largest(x), x.abs().amax((1, 2, 3, 4)))
 
 
 def test_layers_under_vmap_and_grad(monkeypatch):

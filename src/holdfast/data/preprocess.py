@@ -81,12 +81,19 @@ class Preprocess:
         if moves is not None and (self.crop or self.flip):
             x = self._move(x, moves)
         if self.mean:
-            x = _normalise(x, self.mean, self.std, dtype)
+            scale, shift = self.constants(x, dtype)
+            # The copy is ours to change in place, unless x had the right type and there was none.
+            x = (x * scale if x.dtype == dtype else x.to(dtype).mul_(scale)).add_(shift)
         else:
             x = x.to(dtype) if x.is_floating_point() else x.to(dtype).div_(255)
         if moves is not None and self.cutout:
             x = x * self._kept(x, moves)
         return x
+
+    def constants(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Scale and shift, by channel or for all, that turn stored samples like ``x`` into normalised ones."""
+        full = 1.0 if x.is_floating_point() else 255.0
+        return _constants(self.mean or (0.0,), self.std or (1.0,), full, x.ndim - 2, x.device, dtype)
 
     def _move(self, x: Tensor, draws: Tensor) -> Tensor:
         """Crop and flip by saying, for every output pixel, which input pixel it shows."""
@@ -115,15 +122,6 @@ class Preprocess:
 def _mirror(index: Tensor, size: int) -> Tensor:
     """Positions beyond an image's edge, mirrored into it: |i| at the first pixel, last - |last - i| after."""
     return size - 1 - (size - 1 - index.abs()).abs()
-
-
-def _normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> Tensor:
-    """(x - mean) / std, of 0..255 or of floats, as one multiplication and one addition."""
-    full = 1.0 if x.is_floating_point() else 255.0
-    scale, shift = _constants(mean, std, full, x.ndim - 2, x.device, dtype)
-    # The copy is ours to change in place, unless x had the right type and there was none.
-    scaled = x * scale if x.dtype == dtype else x.to(dtype).mul_(scale)
-    return scaled.add_(shift)
 
 
 @lru_cache(maxsize=256)

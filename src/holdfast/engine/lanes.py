@@ -382,7 +382,7 @@ class Lanes:
         ids, rows = (part.reshape(-1) for part in places[:, :-2].chunk(2, dim=1))
         epoch, key = places[:, -2], places[:, -1]
         draws = at["draws"].reshape(-1, 5) if self.data.preprocess.augments else None
-        x = self.data.preprocess(self.data.x.index_select(0, ids), draws, dtype=self.data.dtype)
+        x = self._read(ids, draws)
         x = x.view(n, self.width, *x.shape[1:])
         y = self.data.y.index_select(0, ids).view(n, self.width)
         tables = {
@@ -392,6 +392,14 @@ class Lanes:
         frozen = {k: v[:n] for k, v in self.frozen_buffers.items()}
         mask = at["mask"] if masked else x.new_empty((n, 0))
         return x, y, mask, epoch, key, tables, teachers, frozen
+
+    def _read(self, ids: Tensor, draws: Tensor | None) -> Tensor:
+        data = self.data
+        if self.task.network.uses_kernels and data.x.dim() == 4 and data.x.is_contiguous():
+            from holdfast.kernels.read import read
+
+            return read(data.x, ids, draws, data.preprocess)
+        return data.preprocess(data.x.index_select(0, ids), draws, dtype=data.dtype)
 
     def _batch(
         self, x: Tensor, y: Tensor, mask: Tensor, epoch: Tensor, key: Tensor, tables: Tensors,

@@ -59,6 +59,26 @@ def _frame(
         tl.store(out + PH * PW * CP + tail, tl.zeros((SLACK,), value.dtype))
 
 
+@triton.jit
+def _largest(x, out, total, per_lane, BLOCK: tl.constexpr):
+    """out[lane] = the largest |x| of the lane, as bits: those of positive floats are ordered as the floats are."""
+    lane = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + lane * per_lane + at, mask=at < total, other=0.0)
+    bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    tl.atomic_max(out + lane, tl.max(bits, 0), sem="relaxed")
+
+
+def largest(x: Tensor) -> Tensor:
+    """Each lane's largest absolute value, ``[L]`` from ``[L, B, C, H, W]``."""
+    if not (x.is_contiguous() or x.permute(0, 1, 3, 4, 2).is_contiguous()):
+        return torch.linalg.vector_norm(x, float("inf"), dim=(1, 2, 3, 4))
+    most = torch.zeros(len(x), device=x.device)
+    each, block = x[0].numel(), 4096
+    _largest[(triton.cdiv(each, block), len(x))](x, most.view(torch.int32), each, x.stride(0), BLOCK=block)
+    return most
+
+
 def halves() -> bool:
     """Whether operands of convolutions are stored in half precision."""
     return torch.backends.cudnn.allow_tf32
@@ -113,7 +133,7 @@ def _framed(x: Tensor, code: Tensor | None, frame: Frame) -> Padded:
     flat = torch.empty(
         total + SLACK.value, dtype=torch.float16 if halves() else torch.float32, device=x.device
     )
-    most = torch.linalg.vector_norm(x, float("inf"), dim=(1, 2, 3, 4)) if halves() else x.new_ones(lanes)
+    most = largest(x) if halves() else x.new_ones(lanes)
     block_c = triton.next_power_of_2(wide)
     pixels = max(1, 2048 // block_c)
     _frame[(triton.cdiv(frame.size[0] * frame.size[1], pixels), lanes * batch)](

@@ -215,6 +215,12 @@ class Network:
         self.own_kernels = True  # whether lanes may use ours, where they are available
         self._lanes: nn.Module | None = None
 
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether lanes run on kernels of our own."""
+        some = next(iter(self.params.values()))
+        return self.own_kernels and kernels.unavailable(some.device, some.dtype) is None
+
     def module(self) -> nn.Module:
         """A copy of the module as the user gave it, to be loaded with trained weights."""
         net = copy.deepcopy(self._original)
@@ -293,10 +299,9 @@ class Network:
         for module in lanes.modules():
             if isinstance(module, _BatchNorm):
                 module.pure = True
-        some = next(iter(self.params.values()))
-        if self.own_kernels and kernels.unavailable(some.device, some.dtype) is None:
+        if self.uses_kernels:
             kernels.install(lanes)
-        if some.device.type == "cpu":
+        if next(iter(self.params.values())).device.type == "cpu":
             for module in lanes.modules():
                 if type(module) is nn.Linear:
                     module.__class__ = _LaneLinear
