@@ -97,7 +97,9 @@ class FedCurv(Method):
         total = {k: torch.zeros_like(p) for k, p in params.items()}
         for start, end in pairwise([*starts, most]):
             length = min(size, end - start)
-            found = of_several(params, x[start:end].view(-1, length, *x.shape[1:]), y[start:end].view(-1, length))
+            found = of_several(
+                params, x[start:end].view(-1, length, *x.shape[1:]), y[start:end].view(-1, length)
+            )
             for k, g in found.items():
                 total[k] += g.square().sum(0)
         return {k: t / -(-most // size) for k, t in total.items()}
