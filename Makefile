@@ -36,10 +36,9 @@ format: .venv/.ready
 	$(BIN)/ruff format .
 
 bench: .venv/.ready  ## the CPU's part; nothing else should run meanwhile
-	mkdir -p results/benchmarks
-	$(BIN)/python benchmarks/overhead.py --json results/benchmarks/overhead.json
-	$(BIN)/python benchmarks/cpu.py --json results/benchmarks/cpu.json
-	$(BIN)/python benchmarks/scale.py --json results/benchmarks/scale.json --plot docs/images/scale.svg
+	$(BIN)/python benchmarks/overhead.py --json results/overhead.json
+	$(BIN)/python benchmarks/cpu.py --json results/cpu.json
+	$(BIN)/python benchmarks/scale.py --json results/scale.json --plot docs/images/scale.svg
 	$(BIN)/python benchmarks/partitions.py
 	$(BIN)/python benchmarks/methods.py
 

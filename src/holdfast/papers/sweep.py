@@ -49,6 +49,7 @@ class Sweep:
         if workers == 1:
             self.work_off(cells, tell)
             return
+        Results(self.results)  # damaged results are told of once, and here
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         threads = max(1, (os.cpu_count() or 1) // workers)
         started = [
