@@ -22,17 +22,25 @@ def available_bytes() -> int:
 
 
 def _machine_bytes() -> int:
+    free = _kilobytes("/proc/meminfo", "MemAvailable")
+    return 4 << 30 if free is None else 1024 * free  # not Linux: what any machine of today can spare
+
+
+def _kilobytes(path: str, name: str) -> int | None:
+    """A line of one of Linux's tables."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = dict(line.split(":", 1) for line in lines)["MemAvailable"]
-        return 1024 * int(free.split()[0])
+        lines = dict(line.split(":", 1) for line in Path(path).read_text().splitlines())
+        return int(lines[name].split()[0])
     except (OSError, KeyError, ValueError):
-        return 4 << 30  # not Linux: what any machine of today can spare
+        return None
 
 
 def peak_bytes(device: torch.device) -> int:
     """The most memory this process has held so far: of the GPU if it works there, else RAM."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    peak = _kilobytes("/proc/self/status", "VmHWM")  # ru_maxrss would count the process that started this one
+    if peak is None:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else 1024 * most
+    return 1024 * peak
