@@ -41,8 +41,8 @@ BASELINES = [
     "feddf", "fedreg", "fedrep", "fedproto", "creff", "fedavg+ccvr", "fedala", "fedrod", "fedfomo", "fedpac",
 ]  # fmt: skip
 FIVE = [
-    "fedntd", "fedka", "fedka:beta=0.01", "fedka:logits=centred,beta=0.1", "flashback", "fedfa", "fedmlp",
-    "fedmlp:head=shared",
+    "fedntd", "fedka", "fedka:beta=0.01", "fedka:logits=centred,beta=0.01", "fedka:logits=centred,beta=0.1",
+    "flashback", "fedfa", "fedmlp", "fedmlp:head=shared",
 ]  # fmt: skip
 STACKS = ["fedntd+fedfa", "fedfa+ccvr"]
 
@@ -98,17 +98,18 @@ def page() -> None:
             lines += ["| method | accuracy | forgetting | final | seeds |", "|---|---|---|---|---|"]
             table = []
             for method in dict.fromkeys(r["method"] for r in here):
-                found = [r for r in here if r["method"] == method and "accuracy" in r]
+                ran = [r for r in here if r["method"] == method]
+                found = [r for r in ran if "accuracy" in r]
                 if not found:
-                    error = next(r["error"] for r in here if r["method"] == method)
-                    table.append((-1.0, f"| {method} | failed: {error} | | | |"))
+                    table.append((-1.0, f"| {method} | failed: {ran[0]['error']} | | | |"))
                     continue
                 accuracy, forgetting, final = (
                     100 * np.array([r[key] for r in found]) for key in ("accuracy", "forgetting", "final")
                 )
                 bold = "**" if set(method.split("+")) & set(FIVE) else ""
                 numbers = [spread(values) for values in (accuracy, forgetting, final)]
-                cells = [f"{bold}{method}{bold}", *numbers, str(len(found))]
+                failed = f", {len(ran) - len(found)} failed" if len(ran) > len(found) else ""
+                cells = [f"{bold}{method}{bold}", *numbers, f"{len(found)}{failed}"]
                 table.append((float(accuracy.mean()), f"| {' | '.join(cells)} |"))
             lines += [line for _, line in sorted(table, key=lambda entry: -entry[0])]
     PAGE.write_text("\n".join(lines) + "\n")

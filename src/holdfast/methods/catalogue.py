@@ -60,7 +60,9 @@ CATALOGUE: dict[str, Entry] = {
         client="up to μ = 10 anchor samples go through the model with every batch",
         server="holds the shared set",
         leaves="one raw training sample of each class, once, from some client to all (unless `shared` is public)",
-        run_as=("fedka", "fedka:beta=0.01", "fedka:logits=centred,beta=0.1"),
+        run_as=(
+            "fedka", "fedka:beta=0.01", "fedka:logits=centred,beta=0.01", "fedka:logits=centred,beta=0.1",
+        ),
     ),
     "flashback": Entry(
         "the server has a small labelled public set, and label counts may be known",

@@ -31,8 +31,8 @@ class FedKA(Method):
     ``shared``: the samples of S; drawn by the seed if none are given.
     ``logits``: ``raw`` as printed, or ``centred``: z less its mean over all classes, to which softmax is blind.
     Raw, the term stops the missing classes' logits from falling but not the dominant ones' from rising, so all
-    logits rise round by round until training breaks down; the larger β and the step, the sooner. Centred they
-    cannot, and β = 0.1 is safe.
+    logits rise round by round until steps overshoot and training breaks down; the larger β and the learning
+    rate, the sooner. Centred they do not, and β may be about ten times as large.
     The anchor is never augmented; it passes through the model along with each batch.
     """
 
