@@ -34,7 +34,8 @@ def sweep(
                 row |= future.result()
             except Exception as error:  # one method's failure must not lose the others' results
                 row |= {"error": str(error)[:300]}
-            done.append(row)
+            # Read again: another sweep may have added its own since.
+            done = [*(json.loads(results.read_text()) if results.exists() else []), row]
             results.write_text(json.dumps(sorted(done, key=key), indent=0) + "\n")
             print({k: v for k, v in row.items() if k != "curve"}, flush=True)
             if time.monotonic() - began > limit:
