@@ -11,14 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from holdfast import Dirichlet, federate, methods
+from holdfast import Dirichlet, Experiment, compare, federate, methods
 from holdfast.data.federation import Federation
 from holdfast.engine.settings import Settings
 from holdfast.models import parse_model
+from holdfast.runs import RunDirectory
 from holdfast.training import Memories, Training, machine
 from work import BareLoop, cifar_shaped, equal_federation, seconds
 
@@ -85,7 +90,10 @@ def unequal(report: dict) -> None:
     dataset = cifar_shaped(50_000)
     cases = {
         "100 equal clients, 10 a round": (equal_federation(dataset, 100, 500), 10),
-        "100 clients, Dirichlet 0.1, 10 a round": (federate(dataset, Dirichlet(0.1), clients=100, seed=0), 10),
+        "100 clients, Dirichlet 0.1, 10 a round": (
+            federate(dataset, Dirichlet(0.1), clients=100, seed=0),
+            10,
+        ),
         "10 equal clients": (equal_federation(dataset, 10, 5000), None),
         "10 clients, Dirichlet 0.1": (federate(dataset, Dirichlet(0.1), clients=10, seed=0), None),
     }
@@ -123,7 +131,34 @@ def models(report: dict) -> None:
         print(model, report["models"][model], flush=True)
 
 
-PARTS = {"W": work_w, "unequal": unequal, "models": models}
+def comparison(report: dict) -> None:
+    """7 methods, 3 seeds, 20 rounds of W, kept on disk: everything against the training alone."""
+    with TemporaryDirectory() as folder:
+        data, dataset = Path(folder) / "random.npz", cifar_shaped(50_000)
+        arrays = (dataset.x_train, dataset.y_train, dataset.x_train[:10_000], dataset.y_train[:10_000])
+        np.savez(
+            data,
+            **dict(zip(("x_train", "y_train", "x_test", "y_test"), map(Tensor.numpy, arrays), strict=True)),
+        )
+        experiment = Experiment(
+            data=str(data), partition="iid", clients=100, sample=10, model="ntd-cifar", rounds=20, epochs=5,
+            batch_size=50, lr=0.01, momentum=0.9, evaluate_locals=False, device="cuda",
+        )  # fmt: skip
+        compare(
+            COMPARED, replace(experiment, rounds=2), seeds=1, out=Path(folder) / "warm"
+        )  # compiles kernels
+        began = time.perf_counter()
+        found = compare(COMPARED, experiment, seeds=3, out=Path(folder) / "runs")
+        total = time.perf_counter() - began
+        trained = sum(
+            r["seconds"]["train"] for path in found.paths for r in RunDirectory.open(path).records()
+        )
+    report["comparison"] = {"total s": total, "training s": trained, "ratio": total / trained}
+    print(report["comparison"], flush=True)
+
+
+COMPARED = ["fedavg", "fedprox", "fedntd", "fedka", "fedfa", "moon", "scaffold"]
+PARTS = {"W": work_w, "unequal": unequal, "models": models, "comparison": comparison}
 
 
 def main() -> None:

@@ -223,7 +223,7 @@ class Training:
         network = Network(net.to(self.device, dtype), classifier, norm)
         share = min(settings.sample or federation.clients, federation.clients) / federation.clients
         trained = settings.rounds * settings.epochs * share * len(federation.indices) / federation.stages
-        network.own_kernels = trained >= kernels.REPAID_AFTER
+        network.own_kernels = kernels.worthwhile(network.net, shape, settings.batch_size, trained)
         self.norm, self.classifier = norm, classifier
         if network.num_outputs != dataset.num_classes:
             raise HoldfastError(
@@ -354,9 +354,11 @@ class Training:
             for tracker in trackers:
                 tracker.start(experiment)
                 stack.callback(tracker.finish)  # also when the run is interrupted
-            saved = time.monotonic()
+            saved, network = time.monotonic(), self.task.network
             for number in range(len(records) + 1, self.settings.rounds + 1):
                 record = loop.round(number)
+                if number == 1 and network.uses_kernels:
+                    kernels.remember(network.net, self.federation.dataset.shape, self.settings.batch_size)
                 if number == self.settings.rounds:
                     record |= self._conclude(loop)
                 records.append(record)

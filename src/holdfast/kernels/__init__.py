@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
 
 import torch
 from torch import nn
 
 REPAID_AFTER = 1_000_000  # samples to train on, before which compiling them takes longer than it saves
+
+
+def worthwhile(net: nn.Module, shape: tuple[int, ...], batch_size: int, samples: float) -> bool:
+    """Whether a run that trains on so many samples in all gains by the kernels, or has them compiled already."""
+    return samples >= REPAID_AFTER or _note(net, shape, batch_size).exists()
+
+
+def remember(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> None:
+    """Note, beside Triton's compiled kernels, that those of such a network are among them."""
+    note = _note(net, shape, batch_size)
+    with suppress(OSError):  # then they will be thought of as not compiled
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch()
+
+
+def _note(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> Path:
+    layers = [str(module) for module in net.modules() if isinstance(module, nn.Conv2d)]
+    source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    what = repr((layers, shape, batch_size, torch.__version__)).encode() + source
+    root = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+    return Path(root) / "holdfast" / blake2b(what, digest_size=16).hexdigest()
 
 
 def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
