@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from damage import copied, damaged
@@ -209,6 +210,35 @@ def test_a_network_cut_for_a_while_is_waited_out(tmp_path: Path, monkeypatch: py
     world.run()
     assert asked == [101, 102, 101, 102]
     assert world.incidents() == [(2, k, "late") for k in range(len(SIZES))]
+    assert world.records[1]["participants"] == list(range(len(SIZES)))
+    assert apart(world.model, reference(METHODS["scaffold"]()).model.state_dict()) <= 1e-9
+
+
+def test_a_superlink_that_refuses_single_calls_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engine.flower.server.PAUSE_SECONDS", 0.0)
+    world = World(tmp_path, method="scaffold", wait=60)
+    calls = {"send": 0, "nodes": 0}
+    send, nodes = world.grid.send_and_receive, world.grid.get_node_ids
+
+    def refused(call: str, turns: tuple[int, ...]) -> None:
+        calls[call] += 1
+        if calls[call] in turns:
+            raise httpx.ReadTimeout("500 Internal Server Error")
+
+    def send_and_receive(messages: Any, **more: Any) -> list[Message]:
+        refused("send", (1, 4))  # who is there at all; the training of round 2
+        return send(messages, **more)
+
+    def get_node_ids() -> Any:
+        refused("nodes", (3,))  # before round 2
+        return nodes()
+
+    world.grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
+    world.grid.get_node_ids = get_node_ids  # type: ignore[method-assign]
+    world.run()
+    assert world.incidents() == [(2, k, "not reached") for k in range(len(SIZES))]
     assert world.records[1]["participants"] == list(range(len(SIZES)))
     assert apart(world.model, reference(METHODS["scaffold"]()).model.state_dict()) <= 1e-9
 

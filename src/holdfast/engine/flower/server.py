@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import torch
 from flwr.app import Message
@@ -80,6 +81,11 @@ def serve(app: FlowerApp, plan: Plan, grid: Grid) -> None:
     _log.info("Holdfast: finished; see %s", out)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error of Flower's transport, which says the most."""
+    return str(error).partition("\n")[0][:500] or type(error).__name__
+
+
 def _report(record: dict[str, Any]) -> None:
     accuracy = f", accuracy {record['accuracy']:.2%}" if "accuracy" in record else ""
     incidents = [f"client {i['client']}: {i['kind']}" for i in record["incidents"]]
@@ -97,12 +103,17 @@ class Nodes:
         self.of_client: dict[int, int] = {}
 
     def look(self, seconds: float = LOOK_SECONDS) -> None:
-        """See who has come and who has gone."""
-        online = set(self.grid.get_node_ids())
+        """See who has come and who has gone; where Flower does not say, all is as it was."""
+        try:
+            online = set(self.grid.get_node_ids())
+            strangers = sorted(online - self.reports.keys())
+            asked = [message(DESCRIBE, node, {}, ttl=seconds) for node in strangers]
+            replies = list(self.grid.send_and_receive(asked, timeout=seconds)) if asked else []
+        except httpx.HTTPError as error:
+            _log.warning("Holdfast: the SuperLink does not answer: %s", first_line(error))
+            return
         self.reports = {node: report for node, report in self.reports.items() if node in online}
-        strangers = sorted(online - self.reports.keys())
-        asked = [message(DESCRIBE, node, {}, ttl=seconds) for node in strangers]
-        for reply in self.grid.send_and_receive(asked, timeout=seconds) if asked else ():
+        for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
                 _log.warning("Holdfast: node %s: %s", node, plain(reply.error.reason))
@@ -155,7 +166,10 @@ class Nodes:
         """Send each node its records and wait for the replies: those that came, and what is known of the others."""
         sent = {node: message(kind, node, records, ttl=seconds) for node, records in content.items()}
         replies, faults = {}, {}  # type: dict[int, Message], dict[int, Incident]
-        received = list(self.grid.send_and_receive(list(sent.values()), timeout=seconds)) if sent else []
+        try:
+            received = list(self.grid.send_and_receive(list(sent.values()), timeout=seconds)) if sent else []
+        except httpx.HTTPError as error:  # an overloaded SuperLink refuses single calls
+            return {}, {node: Incident(-1, "not reached", first_line(error)) for node in sent}
         node_of = {one.metadata.message_id: node for node, one in sent.items()}
         for reply in received:
             # A reply that Flower makes up for a dead node does not name it.
