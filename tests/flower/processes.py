@@ -35,13 +35,21 @@ def free_port() -> int:
 class Deployment:
     """A SuperLink, its nodes, which reach it through a proxy, and an app that `holdfast flower new` wrote.
 
-    ``isolated``: the server's tasks are handed out only to a process that knows a secret.
+    ``isolated``: the server's tasks are handed out only to a process that knows a secret. ``database``: the
+    SuperLink's state outlives it, at the price of a file that every call waits for.
     """
 
     def __init__(
-        self, folder: Path, nodes: int, clients: int, app: str | None = None, isolated: bool = False
+        self,
+        folder: Path,
+        nodes: int,
+        clients: int,
+        app: str | None = None,
+        isolated: bool = False,
+        database: bool = True,
     ) -> None:
         self.folder, self.count, self.clients, self.isolated = folder, nodes, clients, isolated
+        self.database = ["--database", f"{folder}/state.db"] if database else []
         self.link_port = free_port()
         self.proxy = Proxy(self.link_port)
         self.app = folder / "two-sites"
@@ -105,14 +113,13 @@ class Deployment:
             )
 
     def start_link(self) -> None:
-        """The server, which keeps its state in a database."""
+        """The server."""
         secret = ["--isolation", "process", "--superexec-auth-secret-file", f"{self.keys}/superexec.secret"]
         self.link = self.start(
             "link", f"{BIN}/flower-superlink", "--ssl-ca-certfile", f"{self.keys}/ca.crt",
             "--ssl-certfile", f"{self.keys}/server.pem", "--ssl-keyfile", f"{self.keys}/server.key",
             "--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.link_port),
-            "--database", f"{self.folder}/state.db", "--disable-runtime-dependency-installation",
-            *(secret if self.isolated else []),
+            "--disable-runtime-dependency-installation", *self.database, *(secret if self.isolated else []),
         )  # fmt: skip
         wait_until(lambda: _listens(self.link_port), 60)
 

@@ -232,7 +232,7 @@ def test_a_thousand_clients_on_four_sites(tmp_path: Path) -> None:
 def test_twelve_sites(tmp_path: Path) -> None:
     """The app as it is written, on digits, on one machine; where that is overloaded, who is lost is named."""
     out = tmp_path / "run"
-    with Deployment(tmp_path, 12, 12) as deployment:
+    with Deployment(tmp_path, 12, 12, database=False) as deployment:
         run = deployment.submit(out=str(out), method="fedavg", rounds=3, deadline=200, min_clients=6)
         wait_until(lambda: len(records(out)) >= 2, 800)
         print(f"memory of all processes: {deployment.memory() / 1e6:.0f} MB")
