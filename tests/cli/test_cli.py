@@ -235,7 +235,6 @@ def test_diagnose_names_the_table_its_methods_come_from(tmp_path):
     assert told["measured"][0]["scores"][0]["method"] in said
 
 
-
 # What there is --------------------------------------------------------------------------------------------
 
 

@@ -115,7 +115,9 @@ def _converted(method: str, key: str, value: Any, default: Any) -> Any:
         return float(value) if isinstance(default, float) else value
     if isinstance(default, tuple):
         if not isinstance(value, (list, tuple)) or not all(type(item) is int for item in value):
-            raise HoldfastError(f"{method}: {key} is {value!r}; it must be a list of whole numbers, as [4,17]")
+            raise HoldfastError(
+                f"{method}: {key} is {value!r}; it must be a list of whole numbers, as [4,17]"
+            )
         return tuple(value)
     return value
 
