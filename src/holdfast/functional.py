@@ -17,6 +17,15 @@ def kl_divergence(
     return (weight * teacher_log_probs.exp() * (teacher_log_probs - student_log_probs)).sum(-1)
 
 
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """-log softmax(z)_y for each sample: ``[B]`` from logits ``[B, C]``."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(
+        logits
+    ):  # under vmap torch's takes two dozen operations
+        return -F.log_softmax(logits, dim=-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return F.cross_entropy(logits, y, reduction="none")
+
+
 def not_true(logits: Tensor, y: Tensor) -> Tensor:
     """The logits of the classes a sample does not belong to: ``[B, C-1]`` from ``[B, C]``."""
     places = torch.arange(logits.shape[-1] - 1, device=logits.device)

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from holdfast.errors import HoldfastError
+from holdfast.functional import cross_entropy
 from holdfast.models.network import Output
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Method:
 
     def task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
         """The loss of the task itself: cross-entropy."""
-        return batch.mean(F.cross_entropy(out.logits, batch.y, reduction="none"))
+        return batch.mean(cross_entropy(out.logits, batch.y))
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
         """The method's own term, added to the task's loss."""

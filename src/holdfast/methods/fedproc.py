@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.functional import cross_entropy
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Client, Task
 from holdfast.methods.fedfa import FedFA
@@ -86,7 +87,7 @@ class FedProc(Method):
         if self.variant == "original":
             features = F.normalize(features, dim=-1) / self.tau
         similarity = torch.where(known > 0, features @ carry["prototypes"].T, FAR)
-        contrast = F.cross_entropy(similarity, batch.y, reduction="none") * known[batch.y]
+        contrast = cross_entropy(similarity, batch.y) * known[batch.y]
         term: Tensor = (1 - carry["alpha"]) * batch.mean(contrast)
         return term
 

@@ -5,9 +5,8 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from holdfast.functional import classifier_inputs, classifier_matrix
+from holdfast.functional import classifier_inputs, classifier_matrix, cross_entropy
 from holdfast.methods.base import Batch, Method, Tensors, Tree
 from holdfast.methods.context import Client
 from holdfast.models.network import Output
@@ -45,7 +44,7 @@ class FedRoD(Method):
 
     def task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
         """Cross-entropy of the balanced softmax."""
-        return batch.mean(F.cross_entropy(out.logits + carry["log_counts"], batch.y, reduction="none"))
+        return batch.mean(cross_entropy(out.logits + carry["log_counts"], batch.y))
 
     def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
         """A step of the personal head."""
