@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -132,13 +133,15 @@ def test_trackers_are_told(tmp_path):
 def test_interrupt_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     process = subprocess.Popen(
-        [*PROGRAM, "run", *SMALL, "--rounds", "1000000", "--out", str(out)], stderr=subprocess.PIPE, text=True
-    )
+        [*PROGRAM, "run", *SMALL, "--rounds", "1000000", "--out", str(out)], stderr=subprocess.PIPE, text=True,
+        # Whoever runs these tests in the background ignores interrupts, and so would the process.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     while not (out / "metrics.jsonl").exists():
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(2)
-    assert process.wait() == 130
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=120) == 130
     assert process.stderr.read().strip() == f"holdfast: stopped; continue with: holdfast resume {out}"
 
 
