@@ -102,7 +102,7 @@ def test_stream_figures_have_marks(opened, streamed, tmp_path):
     assert min(page.evaluate(MARKS)) > 60
     before = page.evaluate(PICTURE, "partition")
     page.locator("[data-figure=partition] input[type=range]").press("ArrowRight")
-    assert page.locator("[data-figure=partition] output").inner_text() == "stage 2"
+    assert page.locator("[data-figure=partition] output").inner_text() == "stage 1"
     assert page.evaluate(PICTURE, "partition") != before
 
 
