@@ -63,9 +63,7 @@ class Run:
     records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
     model: nn.Module
     path: Path | None = None
-    peak_bytes: int | None = (
-        None  # memory held at most: of the GPU if trained there, else RAM of this process
-    )
+    peak_bytes: int | None = None  # held at most, of the GPU if trained there, else of RAM
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -354,11 +352,9 @@ class Training:
             for tracker in trackers:
                 tracker.start(experiment)
                 stack.callback(tracker.finish)  # also when the run is interrupted
-            saved, network = time.monotonic(), self.task.network
+            saved = time.monotonic()
             for number in range(len(records) + 1, self.settings.rounds + 1):
                 record = loop.round(number)
-                if number == 1 and network.uses_kernels:
-                    kernels.remember(network.net, self.federation.dataset.shape, self.settings.batch_size)
                 if number == self.settings.rounds:
                     record |= self._conclude(loop)
                 records.append(record)

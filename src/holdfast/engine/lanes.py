@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from holdfast import kernels
 from holdfast.engine.local import (
     Broadcast,
     DeviceData,
@@ -331,6 +332,8 @@ class Lanes:
             gc.enable()
         for tensor, value in zip(state, saved, strict=True):
             tensor.copy_(value)
+        if self.task.network.uses_kernels:
+            kernels.remember(self.task.network.net, tuple(self.data.x.shape[1:]), self.settings.batch_size)
         return graph.replay
 
     def _cursor_at(self, state: Sequence[Tensor]) -> int:
