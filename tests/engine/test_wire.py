@@ -39,7 +39,7 @@ trees = st.recursive(
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     a, b = dict(leaves(one)), dict(leaves(other))
-    return list(a) == list(b) and all(
+    return a.keys() == b.keys() and all(
         a[k].dtype == b[k].dtype
         and a[k].shape == b[k].shape
         and a[k].numpy().tobytes() == b[k].numpy().tobytes()
@@ -51,14 +51,29 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 @given(trees)
 def test_what_is_unpacked_is_what_was_packed(tree: dict[str, Any]) -> None:
     assert same(unpack(pack(tree)), tree)
-    assert same(unpack(pack(tree), form_of(tree)), tree)
+    known = unpack(pack(tree), form_of(tree))
+    assert same(known, tree)
+    assert list(form_of(known)) == list(form_of(tree))
 
 
-def test_the_content_is_numpys_own_format() -> None:
-    for path, one in pack(TREE).items():
+def test_each_dtype_is_one_array_in_numpys_own_format() -> None:
+    tensors = dict(leaves(TREE))
+    packed = pack(TREE)
+    assert [one.dtype for one in packed.values()] == ["float32", "int64", "bool", "float64"]
+    for manifest, one in packed.items():
         read = np.load(io.BytesIO(one.data), allow_pickle=False)
         assert (read.dtype.name, read.shape) == (one.dtype, one.shape)
-        assert np.array_equal(read, dict(leaves(TREE))[path].numpy())
+        paths = [line.rpartition(" ")[0] for line in manifest.split("\n")]
+        assert np.array_equal(read, np.concatenate([tensors[path].numpy().ravel() for path in paths]))
+
+
+def test_the_manifest_is_short_and_plain() -> None:
+    assert next(iter(pack(TREE))) == "params/w 2,3\nparams/b 3\nnone 0,4"
+
+
+def test_tensors_do_not_keep_each_other_in_memory() -> None:
+    tree = unpack(pack({"large": torch.zeros(1000), "small": torch.zeros(1)}))
+    assert tree["small"].untyped_storage().nbytes() == 4
 
 
 def test_views_and_transposes_travel_by_value() -> None:
@@ -73,35 +88,66 @@ def test_the_overhead_is_small() -> None:
     assert sum(len(one.data) for one in pack(tree).values()) <= 1.05 * raw
 
 
-def changed(path: str, **values: Any) -> dict[str, Packed]:
-    packed = pack(TREE)
-    return packed | {path: replace(packed[path], **values)}
+MANIFESTS = {one.dtype: manifest for manifest, one in pack(TREE).items()}
+FLOATS, KNOWN = pack(TREE)[MANIFESTS["float32"]], pack(TREE)[MANIFESTS["bool"]]
 
 
-W = pack(TREE)["params/w"]
+def changed(dtype: str, manifest: str | None = None, /, **values: Any) -> dict[str, Packed]:
+    """The message with another manifest or other content for one dtype."""
+    return {
+        (manifest if manifest is not None and one.dtype == dtype else name): (
+            replace(one, **values) if one.dtype == dtype else one
+        )
+        for name, one in pack(TREE).items()
+    }
+
+
+def without(dtype: str) -> dict[str, Packed]:
+    return {manifest: one for manifest, one in pack(TREE).items() if one.dtype != dtype}
+
+
+DOUBLES = {name: value.double() for name, value in TREE["params"].items()}
+EMPTY = pack({"z": torch.zeros(0)})["z 0"]
 DAMAGED = {
     "wrong keys": [
-        {k: v for k, v in pack(TREE).items() if k != "one"},
-        pack(TREE) | {"extra": W},
+        without("float64"),
+        pack(TREE) | {"extra 0": EMPTY},
+        changed("float32", "params/w 2,3\nparams/b 3"),
+        changed("float32", "params/w 2,3\nparams/c 3\nnone 0,4"),
+        changed("float32", "params/w 2,3\nparams/b 3\nnone 0,4\nnone 0,4"),
+        changed("float32", "params/w 2,3\nparams/b 3\nparams/b 3\nnone 0,4"),
+        changed("float32", "params/w 2,3\nparams/b 3\nnone 0,4\ncounts 0"),
+        pack(TREE) | {"one ": pack(TREE)[MANIFESTS["float64"]], "one 1": EMPTY},
     ],
     "wrong dtype": [
-        changed("params/w", dtype="float64"),
-        changed("params/w", dtype="object"),
-        changed("params/w", dtype="int32"),
-        changed("known", data=pack(TREE)["known"].data[:-1] + b"\x07"),
+        changed("float32", dtype="float64"),
+        changed("float32", dtype="object"),
+        changed("float32", dtype="int32"),
+        pack(TREE | {"params": DOUBLES}),
+        changed("bool", data=KNOWN.data[:-1] + b"\x07"),
+        # params/b among the doubles
+        changed("float32", "params/w 2,3\nnone 0,4")
+        | {"params/b 3": pack({"b": torch.zeros(3, dtype=torch.float64)})["b 3"]},
     ],
     "wrong shape": [
-        changed("params/w", shape=(3, 2)),
-        changed("params/w", shape=(6,)),
-        changed("params/w", shape=(2**40, 2**40)),
+        changed("float32", "params/w 3,2\nparams/b 3\nnone 0,4"),
+        changed("float32", "params/w 6\nparams/b 3\nnone 0,4"),
+        changed("float32", "params/w 2,4\nparams/b 1\nnone 0,4"),
+        changed("float32", f"params/w {2**40},{2**40}\nparams/b 3\nnone 0,4"),
     ],
     "wrong size": [
-        changed("params/w", data=W.data[:-1]),
-        changed("params/w", data=W.data + b"\0"),
-        changed("params/w", data=b""),
-        changed("params/w", data=b"\x80\x04K\x01." + W.data[5:]),
+        changed("float32", shape=(3, 3)),
+        changed("float32", shape=(8,)),
+        changed("float32", data=FLOATS.data[:-1]),
+        changed("float32", data=FLOATS.data + b"\0"),
+        changed("float32", data=FLOATS.data + FLOATS.data[-4:], shape=(10,)),
+        changed("float32", data=b""),
+        changed("float32", data=b"\x80\x04K\x01." + FLOATS.data[5:]),
     ],
-    "absurd size": [changed("params/w", data=bytes(1 << 20))],
+    "absurd size": [
+        changed("float32", data=bytes(1 << 20)),
+        pack(TREE) | {"long" * 2000: EMPTY},
+    ],
 }
 
 
@@ -115,27 +161,61 @@ def test_damage_is_named(kind: str, damaged: dict[str, Packed]) -> None:
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "manifest",
     [
-        {"": W},
-        {"a//b": W},
-        {"/a": W},
-        {"a": W, "a/b": W},
-        {"a/b/c": W, "a": W},
-        {"x" * 2000: W},
-        {"/".join("abcdefghijkl"): W},
-        {"new\nline": W},
-        {7: W},
-        {"w": replace(W, shape=(2, -3))},
-        {"w": replace(W, shape=(2, 3.0))},
-        {"w": replace(W, shape=(2, True))},
-        {"w": replace(W, shape=(1,) * 99)},
-        {"w": replace(W, shape=(2**47,))},
+        "",
+        " ",
+        "0",
+        " 0",
+        "a",
+        "a 0\n",
+        "\na 0",
+        "a//b 0",
+        "/a 0",
+        "a 0\na/b 0",
+        "a/b/c 0\na 0",
+        "a 0\nb 0\na 0",
+        f"{'x' * 2000} 0",
+        "/".join("abcdefghijkl") + " 0",
+        "carriage\rreturn 0",
+        "a\t0",
+        "a -0",
+        "a +0",
+        "a 0.0",
+        "a 0,",
+        "a ,0",
+        "a 0,,1",
+        "a 0x1",
+        "a 0 ,1",
+        "a ٠",  # a digit, but not one of ours
+        "a " + "0," * 98 + "0",
+        f"a {2**40},{2**40},0",  # empty, but no array can have it
+        f"a {'9' * 5000},0",
+        f"a {2**47}",
+        "a 1",
+        "a ",  # a scalar
     ],
 )
-def test_without_a_form_names_and_shapes_must_make_sense(odd: Any) -> None:
+def test_a_manifest_must_make_sense_and_fit_its_array(manifest: str) -> None:
     with pytest.raises(WireError):
-        unpack(odd)
+        unpack({manifest: EMPTY})
+
+
+def test_a_manifest_is_bounded_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.engine.wire.LONGEST_MANIFEST", 7)
+    assert unpack({"a 0\nb 0": EMPTY}).keys() == {"a", "b"}
+    with pytest.raises(WireError) as raised:
+        unpack({"a 0\nbb 0": EMPTY})
+    assert raised.value.kind == "absurd size"
+
+
+def test_one_group_may_be_free() -> None:
+    form = {path: of for path, of in form_of(TREE).items() if not path.startswith("params/")}
+    assert same(unpack(pack(TREE), form, free="params"), TREE)
+    for odd in ({"more": torch.zeros(1)}, {"params": torch.zeros(1)}, {"paramsx": {"y": torch.zeros(1)}}):
+        with pytest.raises(WireError) as raised:
+            unpack(pack(TREE | odd), form, free="params")
+        assert raised.value.kind == "wrong keys"
 
 
 def test_the_whole_is_bounded() -> None:
@@ -153,35 +233,44 @@ def test_any_bytes_give_a_tree_or_the_one_error() -> None:
     """Random damage to real messages; nothing but `WireError` may come out, and what is accepted is whole."""
     rng = np.random.default_rng(0)
     whole, form = pack(TREE), form_of(TREE)
-    paths, names = list(whole), [*DTYPES, "object", "<f4", "", "complex64", "float128", "void"]
+    names, letters = [*DTYPES, "object", "<f4", "", "complex64", "float128", "void"], "params/bw 0123,\n\0é"
     accepted = 0
     for turn in range(INPUTS):
         message = dict(whole)
         for _ in range(rng.integers(1, 4)):
-            path = paths[rng.integers(len(paths))]
-            one = message.get(path, W)
-            match rng.integers(7):
+            manifests = list(message) or list(whole)
+            manifest = manifests[rng.integers(len(manifests))]
+            one = message.get(manifest, FLOATS)
+            match rng.integers(8):
                 case 0:
                     data = bytearray(one.data or b"x")
                     data[rng.integers(len(data))] ^= 1 << rng.integers(8)
-                    message[path] = replace(one, data=bytes(data))
+                    message[manifest] = replace(one, data=bytes(data))
                 case 1:
-                    message[path] = replace(one, data=one.data[: rng.integers(len(one.data) + 1)])
+                    message[manifest] = replace(one, data=one.data[: rng.integers(len(one.data) + 1)])
                 case 2:
-                    message[path] = replace(one, data=rng.bytes(rng.integers(300)))
+                    message[manifest] = replace(one, data=rng.bytes(rng.integers(300)))
                 case 3:
                     shape = tuple(int(n) for n in rng.integers(-2, 2 ** rng.integers(2, 60), rng.integers(5)))
-                    message[path] = replace(one, shape=shape)
+                    message[manifest] = replace(one, shape=shape)
                 case 4:
-                    message[path] = replace(one, dtype=names[rng.integers(len(names))])
+                    message[manifest] = replace(one, dtype=names[rng.integers(len(names))])
                 case 5:
-                    message.pop(path, None)
-                case 6:
-                    message[path + "/" * rng.integers(3) + "ab/"[: rng.integers(4)]] = one
+                    message.pop(manifest, None)
+                case 6:  # a letter more, fewer or another
+                    at, letter = rng.integers(len(manifest) + 1), letters[rng.integers(len(letters))]
+                    message.pop(manifest, None)
+                    message[manifest[:at] + letter * rng.integers(2) + manifest[at + rng.integers(2) :]] = one
+                case 7:  # lines lost, doubled, swapped
+                    lines = manifest.split("\n")
+                    message.pop(manifest, None)
+                    message["\n".join(rng.choice(lines, rng.integers(1, len(lines) + 2)))] = one
         try:
-            tree = unpack(message, form if turn % 2 else None)
+            tree = unpack(message, form if turn % 2 else None, free="params" if turn % 3 == 0 else None)
         except WireError:
             continue
         accepted += 1
-        assert {p: v.shape for p, v in leaves(tree)} == {p: one.shape for p, one in message.items()}
+        if turn % 6 in (1, 5):
+            assert form_of(tree) == form
+        assert sum(v.numel() for _, v in leaves(tree)) == sum(one.shape[0] for one in message.values())
     assert 0 < accepted < INPUTS  # flipped bits of the values themselves are nobody's business here

@@ -9,6 +9,8 @@ from holdfast.engine.wire import DTYPES
 
 NONSENSE = [float("nan"), float("inf"), -1, 2**63 - 1, "x" * 20, "", b"\0", [1, -2], [0.5], [], 2.5, True]
 
+LETTERS = "params/bw 0123,\n\0é"
+
 
 def copied(content: RecordDict) -> RecordDict:
     return RecordDict({k: type(v)(dict(v)) for k, v in content.items()})
@@ -25,7 +27,7 @@ def damaged(content: RecordDict, rng: np.random.Generator) -> RecordDict:
             continue
         keys = list(record)
         key = keys[rng.integers(len(keys))] if keys else "none"
-        match rng.integers(6):
+        match rng.integers(7):
             case 0:
                 content.pop(name)
             case 1:
@@ -44,4 +46,9 @@ def damaged(content: RecordDict, rng: np.random.Generator) -> RecordDict:
             case 5:
                 content.pop(name)
                 content[name] = ConfigRecord({"a": 1}) if isinstance(record, ArrayRecord) else ArrayRecord()
+            case 6 if (
+                isinstance(record, ArrayRecord) and keys
+            ):  # a letter of the manifest more, fewer or another
+                at, letter = rng.integers(len(key) + 1), LETTERS[rng.integers(len(LETTERS))]
+                record[key[:at] + letter * rng.integers(2) + key[at + rng.integers(2) :]] = record.pop(key)
     return content

@@ -80,7 +80,7 @@ class Weather:
                         Array(np.zeros(5_000_000)),
                     ][rng.integers(3)]
                 elif kind == 6:
-                    record.pop(path) if rng.random() < 0.5 else record.update(more=record[path])
+                    record.pop(path) if rng.random() < 0.5 else record.update({"more 1": Array(value[:1])})
                 else:
                     name = tensors[0].replace("client", "result")
                     facts = dict(content[name]) | {"round": round - 1}

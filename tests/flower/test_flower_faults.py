@@ -19,6 +19,7 @@ from flower_world import SIZES, World, apart, reference
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 
 import holdfast as hf
+from holdfast.engine.flower.messages import record_of, tree_of
 from holdfast.errors import HoldfastError
 from holdfast.methods.registry import METHODS
 from holdfast.runs import files
@@ -42,9 +43,17 @@ def tampered(world: World, change: Callable[[RecordDict], Any], round: int = 2) 
 
 
 def array(content: RecordDict, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Change the values that lie under the first manifest."""
     record = content[f"client {LIAR}"]
-    path = next(iter(record))
-    record[path] = Array(change(record[path].numpy().copy()))
+    manifest = next(iter(record))
+    record[manifest] = Array(change(record[manifest].numpy().copy()))
+
+
+def manifest(content: RecordDict, change: Callable[[list[str]], list[str]]) -> None:
+    """Change the lines of the first manifest, each a name and a shape."""
+    record = content[f"client {LIAR}"]
+    old = next(iter(record))
+    record["\n".join(change(old.split("\n")))] = record.pop(old)
 
 
 def set_fact(content: RecordDict, key: str, value: Any) -> None:
@@ -62,7 +71,10 @@ LIES: dict[str, list[Callable[[RecordDict], Any]]] = {
         lambda c: array(c, lambda a: first(a, np.inf)),
         lambda c: set_fact(c, "loss", float("nan")),
     ],
-    "wrong shape": [lambda c: array(c, lambda a: a.T.copy())],
+    "wrong shape": [
+        lambda c: manifest(c, lambda lines: [lines[0].replace("8,16", "16,8"), *lines[1:]]),
+        lambda c: manifest(c, lambda lines: [lines[0].replace("8,16", "128"), *lines[1:]]),
+    ],
     "wrong dtype": [
         lambda c: array(c, lambda a: a.astype(np.float32)),
         lambda c: array(c, lambda a: a.astype(np.int64)),
@@ -70,7 +82,13 @@ LIES: dict[str, list[Callable[[RecordDict], Any]]] = {
     ],
     "wrong keys": [
         lambda c: c[f"client {LIAR}"].pop(next(iter(c[f"client {LIAR}"]))),
+        lambda c: c[f"client {LIAR}"].update({"extra 1": Array(np.zeros(1, np.float32))}),
         lambda c: c[f"client {LIAR}"].update(extra=Array(np.zeros(1, np.float32))),
+        lambda c: c[f"client {LIAR}"].update({"memory/more 1": Array(np.zeros(1, np.float32))}),
+        lambda c: manifest(c, lambda lines: lines[1:]),
+        lambda c: manifest(c, lambda lines: [*lines, lines[0]]),
+        lambda c: manifest(c, lambda lines: [*lines, "more 0"]),
+        lambda c: manifest(c, lambda lines: []),
         lambda c: c.pop(f"client {LIAR}"),
         lambda c: c.pop(f"result {LIAR}"),
         lambda c: c.update({f"client {LIAR}": ConfigRecord({"a": 1})}),
@@ -84,15 +102,19 @@ LIES: dict[str, list[Callable[[RecordDict], Any]]] = {
         lambda c: set_fact(c, "label-counts", [1, 2]),
         lambda c: set_fact(c, "round", "2"),
     ],
-    "wrong size": [lambda c: _cut(c)],
+    "wrong size": [
+        lambda c: _cut(c),
+        lambda c: array(c, lambda a: a[:-1]),
+        lambda c: array(c, lambda a: a.reshape(2, -1)),
+    ],
 }
 
 
 def _cut(content: RecordDict) -> None:
     record = content[f"client {LIAR}"]
-    path = next(iter(record))
-    old = record[path]
-    record[path] = Array(dtype=old.dtype, shape=old.shape, stype=old.stype, data=old.data[:-1])
+    name = next(iter(record))
+    old = record[name]
+    record[name] = Array(dtype=old.dtype, shape=old.shape, stype=old.stype, data=old.data[:-1])
 
 
 @pytest.mark.parametrize(("kind", "lie"), [(kind, lie) for kind, several in LIES.items() for lie in several])
@@ -279,7 +301,8 @@ def test_a_stranger_that_talks_nonsense_is_ignored(tmp_path: Path) -> None:
 
     def fault(asked: Message, reply: Message) -> list[Message]:
         if asked.metadata.dst_node_id == 666 and "site" in reply.content:
-            reply.content["site"]["counts"] = Array(-np.ones((3, 1, 4), np.int64))
+            counted = tree_of(reply.content, "site")
+            reply.content["site"] = record_of(counted | {"counts": -counted["counts"]})
         return [reply]
 
     world.grid.fault = fault

@@ -1,15 +1,17 @@
 """Tensors that come from another machine: nothing is unpickled, and nothing is believed before it is checked.
 
-A tree of tensors travels as a flat dictionary, path to `Packed`: the dtype's name, the shape, and the content
-in NumPy's ``.npy`` format. What arrives must be exactly as long as its dtype and shape say and begin with the
-header that these make; no header is parsed, and no memory is taken beyond what has already arrived.
+A tree of tensors travels as a flat array for each dtype that occurs in it, in NumPy's ``.npy`` format, under the name
+of its manifest: a line for each tensor in it, path and shape, such as ``params/fc.weight 10,64``. The tensors lie one
+after another without gaps, so they cannot overlap. An array must be exactly as long as its manifest and dtype say and
+begin with the header that these make; no header is parsed, and no memory is taken beyond what has already arrived.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,8 +37,10 @@ DTYPES = {
 """What may travel, by NumPy's names."""
 
 MOST_BYTES = 8 << 30  # of one message, where no exact form is expected
-MOST_TENSORS = 1_000_000
+LONGEST_MANIFEST = 16 << 20  # letters: some hundred thousand tensors
 LONGEST_PATH, DEEPEST, MOST_DIMENSIONS = 1_000, 8, 16
+
+_LINE = re.compile(r"(.+) ((?:\d{1,15}(?:,\d{1,15})*)?)", re.ASCII)
 
 Form = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 """The dtype and shape of each tensor of a tree, by path."""
@@ -52,10 +56,10 @@ class WireError(HoldfastError):
 
 @dataclass(frozen=True)
 class Packed:
-    """One tensor on its way."""
+    """All tensors of one dtype on their way."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the flat array: the number of its values
     data: bytes
 
 
@@ -65,93 +69,137 @@ def form_of(tree: Tree) -> Form:
 
 
 def pack(tree: Tree) -> dict[str, Packed]:
-    """A tree of tensors, ready to be sent."""
-    packed = {}
+    """A tree of tensors, ready to be sent: manifests, and what they are of."""
+    arrays: dict[str, dict[str, np.ndarray]] = {}
     for path, value in leaves(tree):
-        array = np.ascontiguousarray(value.detach().cpu().numpy())
+        array = value.detach().cpu().numpy()
         dtype = array.dtype.name
         if dtype not in DTYPES:
             raise HoldfastError(
                 f"'{path}' is of type {dtype}, which does not travel; use {', '.join(DTYPES)}"
             )
-        shape = tuple(value.shape)
-        packed[path] = Packed(dtype, shape, _header(dtype, shape) + array.tobytes())
+        arrays.setdefault(dtype, {})[path] = array
+    packed = {}
+    for dtype, named in arrays.items():
+        manifest = "\n".join(f"{path} {','.join(map(str, array.shape))}" for path, array in named.items())
+        count = sum(array.size for array in named.values())
+        values = (array.tobytes() for array in named.values())
+        packed[manifest] = Packed(dtype, (count,), b"".join([_header(dtype, count), *values]))
     return packed
 
 
-def unpack(packed: Mapping[str, Packed], expected: Form | None = None, most_bytes: int = MOST_BYTES) -> Tree:
+def unpack(
+    packed: Mapping[str, Packed],
+    expected: Form | None = None,
+    free: str | None = None,
+    most_bytes: int = MOST_BYTES,
+) -> Tree:
     """The tree that was packed; `WireError` where anything is not as it must be.
 
-    ``expected``: the very paths, dtypes and shapes that must come. Without it any tree of at most
-    ``most_bytes`` is accepted.
+    ``expected``: the very paths, dtypes and shapes that must come; beside them only what is in the group ``free``
+    may be anything. Without it any tree of at most ``most_bytes`` is accepted.
     """
-    size = sum(len(one.data) for one in packed.values())
-    if len(packed) > MOST_TENSORS or size > _limit(expected, most_bytes):
-        raise WireError("absurd size", f"{len(packed)} tensors of {size} bytes are more than can be meant")
-    if expected is not None and packed.keys() != expected.keys():
-        odd = min(packed.keys() ^ expected.keys(), key=str)
-        fault = "missing" if odd in expected else "not expected"
-        raise WireError("wrong keys", f"{odd!r:.80} is {fault}")
-    flat = {}
-    for path, one in packed.items():
+    size = sum(len(manifest) + len(one.data) for manifest, one in packed.items())
+    if size > (most_bytes if expected is None or free else _limit(expected)):
+        raise WireError("absurd size", f"{size} bytes are more than can be meant")
+    lines = {manifest: _lines(manifest) for manifest in packed}
+    form: Form = {}
+    for manifest, one in packed.items():
+        if one.dtype not in DTYPES:
+            raise WireError("wrong dtype", f"tensors are of type {one.dtype!r:.40}, which does not travel")
+        for path, shape in lines[manifest]:
+            if path in form:
+                raise WireError("wrong keys", f"'{path:.80}' comes twice")
+            form[path] = DTYPES[one.dtype], shape
+    _check_tree(form)
+    if expected is not None:
+        told = {path: of for path, of in form.items() if free is None or not path.startswith(f"{free}/")}
+        _check_form(told, expected)
+    flat: dict[str, Tensor] = {}
+    for manifest, one in packed.items():
+        flat |= _tensors(one, lines[manifest])
+    return unflatten({path: flat[path] for path in expected or ()} | flat)  # in the order expected
+
+
+def _limit(expected: Form) -> int:
+    """The most bytes that are looked at: twice the values, so that doubles for singles are named as what they are."""
+    values = sum(math.prod(shape) * dtype.itemsize for dtype, shape in expected.values())
+    manifests = sum(len(path) + 20 * (len(shape) + 1) for path, (_, shape) in expected.items())
+    return 2 * values + manifests + 256 * len(DTYPES)
+
+
+def _lines(manifest: str) -> list[tuple[str, tuple[int, ...]]]:
+    """The path and shape of each tensor that a manifest names."""
+    if len(manifest) > LONGEST_MANIFEST:
+        raise WireError("absurd size", f"a manifest of {len(manifest)} letters is more than can be meant")
+    lines = []
+    for line in manifest.split("\n"):
+        said = _LINE.fullmatch(line)
+        if said is None:
+            raise WireError("wrong keys", f"{line!r:.80} is not a tensor's name and shape")
+        path, sizes = said.groups()
         _check_path(path)
-        if expected is not None:
-            _check_form(path, one, *expected[path])
-        flat[path] = _tensor(path, one)
-    _check_tree(flat)
-    return unflatten(flat)
+        shape = tuple(int(size) for size in sizes.split(",") if size)
+        # An empty tensor's other sizes are bounded too: no array can have them.
+        if len(shape) > MOST_DIMENSIONS or math.prod(size or 1 for size in shape) > MOST_BYTES:
+            raise WireError("wrong shape", f"'{path:.80}' has the impossible shape {shape!r:.80}")
+        lines.append((path, shape))
+    return lines
 
 
-def _limit(expected: Form | None, most_bytes: int) -> int:
-    if expected is None:
-        return most_bytes
-    headers = 256 * len(expected)
-    return headers + sum(math.prod(shape) * dtype.itemsize for dtype, shape in expected.values())
-
-
-def _check_path(path: object) -> None:
-    right = isinstance(path, str) and 0 < len(path) <= LONGEST_PATH and path.isprintable()
-    if not right or not all(parts := str(path).split("/")) or len(parts) > DEEPEST:
+def _check_path(path: str) -> None:
+    parts = path.split("/")
+    if len(path) > LONGEST_PATH or not path.isprintable() or not all(parts) or len(parts) > DEEPEST:
         raise WireError("wrong keys", f"{path!r:.80} is no name for a tensor")
 
 
-def _check_form(path: str, one: Packed, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if DTYPES.get(one.dtype) != dtype:
-        raise WireError("wrong dtype", f"'{path}' is of type {one.dtype!r:.40}; it must be {dtype}")
-    if tuple(one.shape) != shape:
-        raise WireError("wrong shape", f"'{path}' has the shape {one.shape!r:.80}; it must be {shape}")
-
-
-def _tensor(path: str, one: Packed) -> Tensor:
-    if one.dtype not in DTYPES:
-        raise WireError("wrong dtype", f"'{path}' is of type {one.dtype!r:.40}, which does not travel")
-    shape = tuple(one.shape)
-    if len(shape) > MOST_DIMENSIONS or any(type(n) is not int or not 0 <= n < 2**48 for n in shape):
-        raise WireError("wrong shape", f"'{path}' has the impossible shape {shape!r:.80}")
-    dtype = np.dtype(one.dtype).newbyteorder("<")
-    size = math.prod(shape) * dtype.itemsize
-    header = _header(one.dtype, shape) if size <= len(one.data) <= size + 1024 else b""
-    if not header or len(one.data) != len(header) + size or not one.data.startswith(header):
-        sentence = f"'{path}' has {len(one.data)} bytes, which are not {shape!r:.80} of {one.dtype}"
-        raise WireError("wrong size", sentence)
-    content = np.frombuffer(one.data, dtype, offset=len(header))
-    if dtype == np.bool_ and content.view(np.uint8).max(initial=0) > 1:
-        raise WireError("wrong dtype", f"'{path}' is of type bool, but holds other values than 0 and 1")
-    return torch.from_numpy(content.astype(dtype.newbyteorder("=")).reshape(shape))
-
-
-def _check_tree(flat: Mapping[str, Tensor]) -> None:
+def _check_tree(form: Form) -> None:
     """A path that leads on cannot also be a tensor's own."""
-    inner = {path.rsplit("/", depth)[0] for path in flat for depth in range(1, path.count("/") + 1)}
-    both = inner & flat.keys()
+    inner = {path.rsplit("/", depth)[0] for path in form for depth in range(1, path.count("/") + 1)}
+    both = inner & form.keys()
     if both:
         raise WireError("wrong keys", f"'{min(both)}' is both a tensor and a group of tensors")
 
 
-@lru_cache(4096)
-def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What stands before the values in a ``.npy`` file of this dtype and shape."""
+def _check_form(form: Form, expected: Form) -> None:
+    if form.keys() != expected.keys():
+        odd = min(form.keys() ^ expected.keys())
+        raise WireError("wrong keys", f"'{odd:.80}' is {'missing' if odd in expected else 'not expected'}")
+    for path, (dtype, shape) in form.items():
+        right_dtype, right_shape = expected[path]
+        if dtype != right_dtype:
+            raise WireError("wrong dtype", f"'{path}' is of type {dtype}; it must be {right_dtype}")
+        if shape != right_shape:
+            raise WireError("wrong shape", f"'{path}' has the shape {shape}; it must be {right_shape}")
+
+
+def _tensors(one: Packed, lines: Sequence[tuple[str, tuple[int, ...]]]) -> Iterator[tuple[str, Tensor]]:
+    """Cut an array into the tensors that lie in it; each is a copy, so that none keeps the others in memory."""
+    dtype = np.dtype(one.dtype).newbyteorder("<")
+    count = sum(math.prod(shape) for _, shape in lines)
+    if one.shape != (count,):
+        raise WireError(
+            "wrong size", f"an array of shape {one.shape!r:.80} is not the {count} values of its manifest"
+        )
+    header = _header(one.dtype, count)
+    if len(one.data) != len(header) + count * dtype.itemsize or not one.data.startswith(header):
+        raise WireError(
+            "wrong size", f"an array has {len(one.data)} bytes, which are not {count} of {one.dtype}"
+        )
+    values = np.frombuffer(one.data, dtype, offset=len(header))
+    if dtype == np.bool_ and values.view(np.uint8).max(initial=0) > 1:
+        raise WireError("wrong dtype", "an array is of type bool, but holds other values than 0 and 1")
+    start = 0
+    for path, shape in lines:
+        end = start + math.prod(shape)
+        yield path, torch.from_numpy(values[start:end].astype(dtype.newbyteorder("=")).reshape(shape))
+        start = end
+
+
+@lru_cache(256)
+def _header(dtype: str, count: int) -> bytes:
+    """What stands before the values in a ``.npy`` file of so many of them."""
     head = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(np.dtype(dtype).newbyteorder("<"))
-    np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": (count,)})
     return head.getvalue()

@@ -21,29 +21,19 @@ NUMPY = "numpy.ndarray"  # Flower's own name for the format, so that its mods ca
 def record_of(tree: Tree) -> ArrayRecord:
     """A tree of tensors as a record."""
     arrays = {
-        path: Array(dtype=one.dtype, shape=tuple(one.shape), stype=NUMPY, data=one.data)
-        for path, one in pack(tree).items()
+        manifest: Array(dtype=one.dtype, shape=one.shape, stype=NUMPY, data=one.data)
+        for manifest, one in pack(tree).items()
     }
     return ArrayRecord(arrays)
 
 
-def tree_of(content: RecordDict, name: str, expected: Form | None = None) -> Tree:
-    """The tree in a record; without ``expected`` any."""
-    return unpack(packed(content, name), expected)
-
-
-def packed(content: RecordDict, name: str) -> dict[str, Packed]:
-    """A record's tensors, not yet believed."""
+def tree_of(content: RecordDict, name: str, expected: Form | None = None, free: str | None = None) -> Tree:
+    """The tree in a record, which must be as ``expected``, but for the group ``free``; without ``expected`` any."""
     record = content.get(name)
     if not isinstance(record, ArrayRecord):
         raise WireError("wrong keys", f"there are no tensors called '{name}'")
-    return {path: Packed(one.dtype, tuple(one.shape), one.data) for path, one in record.items()}
-
-
-def part_of(whole: Mapping[str, Packed], name: str) -> dict[str, Packed]:
-    """The tensors under one name, by the rest of their path."""
-    prefix = f"{name}/"
-    return {path.removeprefix(prefix): one for path, one in whole.items() if path.startswith(prefix)}
+    packed = {manifest: Packed(one.dtype, tuple(one.shape), one.data) for manifest, one in record.items()}
+    return unpack(packed, expected, free)
 
 
 class Facts:

@@ -29,18 +29,16 @@ from holdfast.engine.flower.messages import (
     Facts,
     Orders,
     message,
-    packed,
-    part_of,
     record_of,
     tree_of,
 )
 from holdfast.engine.flower.population import Population, SiteReport, describe_clients, plain
-from holdfast.engine.flower.site import travels, uploaded
+from holdfast.engine.flower.site import memory_travels, travels, uploaded
 from holdfast.engine.local import Broadcast, DeviceData, Incident, Job, Result, on_device
 from holdfast.engine.loop import Engine, Loop
 from holdfast.engine.sequential import Sequential
 from holdfast.engine.trees import leaves
-from holdfast.engine.wire import Form, WireError, form_of, unpack
+from holdfast.engine.wire import Form, WireError, form_of
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method, Tree
 from holdfast.methods.context import Task
@@ -305,11 +303,11 @@ class FlowerEngine:
             yield Incident(client, error.kind, str(error))
 
     def _checked(self, job: Job, sent: Broadcast, facts: Facts, content: Any) -> Result:
-        whole, device = packed(content, f"client {job.client}"), self.task.device
+        form = self._expected(sent, job)
         # What it remembers stays at its site (or is a copy for tests); the server keeps from which round it is.
-        memory = on_device(unpack(part_of(whole, "memory")), device)
-        told = {path: one for path, one in whole.items() if not path.startswith("memory/")}
-        tree = on_device(unpack(told, self._expected(sent, job)), device)
+        free = "memory" if memory_travels(self.method, self.task, self.plan) else None
+        tree = on_device(tree_of(content, f"client {job.client}", form, free), self.task.device)
+        memory = tree.get("memory", {})
         shared = sent.params | tree.get("params", {})
         samples = facts.whole("samples", 1, len(job.ids))
         weight = facts.number("weight")

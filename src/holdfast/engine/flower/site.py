@@ -26,15 +26,13 @@ from holdfast.engine.flower.messages import (
     SURVEY,
     TRAIN,
     Orders,
-    packed,
-    part_of,
     record_of,
     tree_of,
 )
 from holdfast.engine.local import Broadcast, Job, Result, on_device
 from holdfast.engine.sequential import Sequential
 from holdfast.engine.task import device_data, make_task
-from holdfast.engine.wire import form_of, unpack
+from holdfast.engine.wire import form_of
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method, Tree
 from holdfast.methods.context import Task
@@ -214,17 +212,15 @@ class Work:
         return {f"client {client}": record_of(self.engine.side.survey(job, self.sent))}
 
     def _broadcast(self) -> Broadcast:
-        network, device = self.task.network, self.task.device
-        whole = packed(self.content, "sent")
-        travelling = travels(self.method, self.task, self.plan)
-        params = unpack(part_of(whole, "params"), form_of({k: network.params[k] for k in travelling}))
-        buffers = unpack(part_of(whole, "buffers"), form_of(network.buffers))
-        payload = unpack(part_of(whole, "payload"))
+        network = self.task.network
+        travelling = {name: network.params[name] for name in travels(self.method, self.task, self.plan)}
+        form = form_of({"params": travelling, "buffers": network.buffers})
+        sent = on_device(tree_of(self.content, "sent", form, free="payload"), self.task.device)
         return Broadcast(
             self.orders.round,
-            network.params | on_device(params, device),
-            on_device(buffers, device),
-            on_device(payload, device),
+            network.params | sent.get("params", {}),
+            sent.get("buffers", {}),
+            sent.get("payload", {}),
         )
 
     def _own(self, client: int) -> Tree:
@@ -237,6 +233,11 @@ def travels(method: Method, task: Task, plan: Plan) -> list[str]:
     return [k for k in task.network.params if plan.settings.evaluate_locals or method.travels(k, task)]
 
 
+def memory_travels(method: Method, task: Task, plan: Plan) -> bool:
+    """Whether the server tests what a client remembers."""
+    return plan.settings.evaluate_locals and (method.overrides("personal") or task.stages > 1)
+
+
 def uploaded(result: Result, method: Method, task: Task, plan: Plan) -> Tree:
     """What of a result leaves the site."""
     told: Tree = {
@@ -244,11 +245,10 @@ def uploaded(result: Result, method: Method, task: Task, plan: Plan) -> Tree:
         "buffers": result.buffers,
         "sums": result.sums,
     }
-    if plan.settings.evaluate_locals:
-        if method.overrides("share"):
-            told["local"] = result.params
-        if method.overrides("personal") or task.stages > 1:
-            told["memory"] = result.memory
+    if plan.settings.evaluate_locals and method.overrides("share"):
+        told["local"] = result.params
+    if memory_travels(method, task, plan):
+        told["memory"] = result.memory
     return told
 
 
