@@ -22,8 +22,8 @@ from holdfast.data.schedules import check_schedule, describe_schedule
 from holdfast.data.sources import DATASETS
 from holdfast.engine.choice import choose_device, choose_engine, choose_precision
 from holdfast.engine.evaluation import TestSet
-from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, on_device
-from holdfast.engine.loop import Engine, Loop
+from holdfast.engine.local import Broadcast, DeviceData, Incident, Job, LocalSide, on_device
+from holdfast.engine.loop import Engine, Loop, too_few
 from holdfast.engine.memory import peak_bytes
 from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.settings import Settings
@@ -356,7 +356,7 @@ class Training:
             for number in range(len(records) + 1, self.settings.rounds + 1):
                 record = loop.round(number)
                 if number == self.settings.rounds:
-                    record |= self._conclude(loop)
+                    self._conclude(loop, record)
                 records.append(record)
                 if directory is not None:
                     directory.append(record)
@@ -389,23 +389,31 @@ class Training:
                 )
         return directory
 
-    def _conclude(self, loop: Loop) -> dict[str, Any]:
-        """What a method does once after the last round, over all clients (CCVR)."""
+    def _conclude(self, loop: Loop, record: dict[str, Any]) -> None:
+        """What a method does once after the last round, over all clients (CCVR); it belongs to that round's record."""
         if not self.method.overrides("survey"):
-            return {}
+            return
         before = loop.server
         sums: Tree = {}
         stage = loop.stage(self.settings.rounds)
         sent = Broadcast(self.settings.rounds, before.params, before.buffers, {})
         holders = np.flatnonzero(self.federation.sizes(stage)).tolist()
         jobs = [Job(k, self.federation.client(k, stage), stage) for k in holders]
+        usable, incidents = 0, []
         for said in self.survey(loop, sent, jobs):
-            add_(sums, said)
+            if isinstance(said, Incident):
+                incidents.append(said)
+            else:
+                add_(sums, said)
+                usable += 1
+        if usable < min(self.settings.min_clients, len(jobs)):
+            raise too_few(self.settings.rounds, usable, self.settings.min_clients, incidents)
         loop.server = self.method.conclude(before, sums, self.task)
-        return loop.test_final()
+        record["incidents"] += [incident.record() for incident in incidents]
+        record |= loop.test_final()
 
-    def survey(self, loop: Loop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree]:
-        """What each client says of the final model."""
+    def survey(self, loop: Loop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree | Incident]:
+        """What each client says of the final model, or why it says nothing."""
         for job in jobs:
             yield loop.side.survey(job, sent)
 

@@ -127,6 +127,49 @@ def test_a_lie_is_named_and_left_out(kind: str, lie: Callable[[RecordDict], Any]
     assert world.records[2]["participants"] == list(range(len(SIZES)))
 
 
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("not finite", lambda c: array(c, lambda a: first(a, np.nan))),
+        ("wrong shape", lambda c: manifest(c, lambda lines: [lines[0].replace(" 4", " 2,2"), *lines[1:]])),
+        ("wrong keys", lambda c: c.pop(f"client {LIAR}")),
+        ("wrong keys", lambda c: manifest(c, lambda lines: ["count 4", "sum 4,8", "other 4,8,8"])),
+        ("failed", lambda c: c.update({f"failed {LIAR}": ConfigRecord({"detail": "OSError: gone"})})),
+    ],
+)
+def test_a_lie_about_the_final_model_is_named_too(
+    kind: str, change: Callable[[RecordDict], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CCVR asks every client once more; whoever answers first does not decide what is right."""
+    monkeypatch.setattr(f"{__name__}.LIAR", 0)
+    world = World(tmp_path, method="ccvr")
+
+    def fault(asked: Message, reply: Message) -> list[Message]:
+        if asked.metadata.message_type != "query.survey" or LIAR not in asked.content["orders"]["clients"]:
+            return [reply]
+        content = copied(reply.content)
+        change(content)
+        reply.__dict__["_content"] = content
+        return [reply]
+
+    world.grid.fault = fault
+    world.run()
+    assert world.incidents() == [(3, LIAR, kind)]
+    assert all(value.isfinite().all() for value in world.model.values())
+
+
+def test_nobody_speaks_of_the_final_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.engine.flower.engine.PAUSE_SECONDS", 0.0)
+    world = World(tmp_path, method="ccvr")
+    world.grid.fault = lambda asked, reply: [] if asked.metadata.message_type == "query.survey" else [reply]
+    with pytest.raises(HoldfastError, match=r"round 3: no usable update is left .*client 0: late"):
+        world.run()
+    assert [r["round"] for r in world.records] == [1, 2]
+    world.grid.fault = lambda asked, reply: [reply]
+    world.run()
+    assert apart(world.model, reference(METHODS["ccvr"]()).model.state_dict()) <= 1e-9
+
+
 def test_the_report_counts_and_names_what_went_wrong(tmp_path: Path) -> None:
     from holdfast.report.page import write_report
 
@@ -178,7 +221,7 @@ def test_a_site_that_does_not_answer_in_time(tmp_path: Path) -> None:
 def test_too_few_answers_stop_the_run_which_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.flower.server.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.engine.flower.engine.PAUSE_SECONDS", 0.0)
     world = World(tmp_path, method="fedavg", min_clients=4)
     world.grid.fault = lambda asked, reply: (
         []
@@ -218,7 +261,7 @@ def test_what_flower_says_of_a_lost_site(code: int, kind: str, tmp_path: Path) -
 
 
 def test_a_network_cut_for_a_while_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.engine.flower.server.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.engine.flower.engine.PAUSE_SECONDS", 0.0)
     world = World(tmp_path, method="scaffold", deadline=5.0)
     asked: list[int] = []
 
@@ -239,7 +282,7 @@ def test_a_network_cut_for_a_while_is_waited_out(tmp_path: Path, monkeypatch: py
 def test_a_superlink_that_refuses_single_calls_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.flower.server.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.engine.flower.engine.PAUSE_SECONDS", 0.0)
     world = World(tmp_path, method="scaffold", wait=60)
     calls = {"send": 0, "nodes": 0}
     send, nodes = world.grid.send_and_receive, world.grid.get_node_ids

@@ -6,14 +6,18 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 from damage import damaged
 from flower_world import CLASSES, SIZES, World
 from flwr.app import Message
 
 from holdfast.engine.flower.app import Plan
-from holdfast.engine.flower.messages import Orders
+from holdfast.engine.flower.engine import FlowerEngine
+from holdfast.engine.flower.messages import Orders, record_of, tree_of
+from holdfast.engine.flower.nodes import Nodes
 from holdfast.engine.flower.population import Population, SiteReport
-from holdfast.engine.flower.server import FlowerEngine, FlowerTraining, Nodes
+from holdfast.engine.flower.server import FlowerTraining
 from holdfast.engine.local import Broadcast, Incident, Job, Result
 from holdfast.engine.loop import flaw
 from holdfast.engine.wire import WireError
@@ -53,7 +57,7 @@ def test_replies(tmp_path: Path) -> None:
     whole, rng, used = reply.content, np.random.default_rng(0), 0
     for _ in range(INPUTS):
         reply.__dict__["_content"] = damaged(whole, rng)
-        for said in engine._result(job, sent, reply):
+        for said in engine._answer(job, sent, {nodes.of_client[0]: reply}, {}, engine._result):
             if isinstance(said, Incident):
                 assert said.kind in KINDS
             else:
@@ -77,6 +81,18 @@ def test_reports_of_sites(tmp_path: Path) -> None:
         assert report.counts.shape == (len(report.clients), report.counts.shape[1], CLASSES)
         assert report.counts.min(initial=0) >= 0
     assert 0 < used < INPUTS
+
+
+def test_a_report_whose_sum_wraps_around(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg", rounds=1).run()
+    reply = message(world, "facts")
+    site = tree_of(reply.content, "site")
+    counts = torch.full_like(site["counts"], 1 << 61)
+    assert counts[:2].sum() == 0
+    reply.content["site"] = record_of(site | {"counts": counts})
+    with pytest.raises(WireError) as raised:
+        SiteReport.read(reply, CLASSES)
+    assert raised.value.kind == "absurd size"
 
 
 def test_orders_of_servers(tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ class SiteReport:
         right = right and counts.shape[1] >= 1 and leaves.shape in ((0,), (len(clients),))
         if not right or min(clients.min(initial=0), counts.min(initial=0), leaves.min(initial=0)) < 0:
             raise WireError("wrong shape", f"a site's counts must be of [clients, stages, {classes}]")
-        if counts.sum() >= 1 << 40 or len(set(clients.tolist())) < len(clients):
+        # In floating point, where a sum does not wrap around.
+        if counts.sum(dtype=np.float64) >= 1 << 40 or len(set(clients.tolist())) < len(clients):
             raise WireError("absurd size", "a site's report counts more than there can be")
         low, high = facts.numbers("bounds", 2)
         return cls(

@@ -233,11 +233,6 @@ def travels(method: Method, task: Task, plan: Plan) -> list[str]:
     return [k for k in task.network.params if plan.settings.evaluate_locals or method.travels(k, task)]
 
 
-def memory_travels(method: Method, task: Task, plan: Plan) -> bool:
-    """Whether the server tests what a client remembers."""
-    return plan.settings.evaluate_locals and (method.overrides("personal") or task.stages > 1)
-
-
 def uploaded(result: Result, method: Method, task: Task, plan: Plan) -> Tree:
     """What of a result leaves the site."""
     told: Tree = {
@@ -245,10 +240,11 @@ def uploaded(result: Result, method: Method, task: Task, plan: Plan) -> Tree:
         "buffers": result.buffers,
         "sums": result.sums,
     }
-    if plan.settings.evaluate_locals and method.overrides("share"):
-        told["local"] = result.params
-    if memory_travels(method, task, plan):
-        told["memory"] = result.memory
+    if plan.settings.evaluate_locals:
+        if method.overrides("share"):
+            told["local"] = result.params
+        if method.overrides("personal") or task.stages > 1:
+            told["memory"] = result.memory
     return told
 
 
