@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flower_world import CLASSES, SIZES, World, apart, federation, reference
+from flwr.clientapp.mod import LocalDpMod
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from torch import nn
 
@@ -143,6 +144,21 @@ def test_the_payload_is_the_tensors_and_little_else(model: str, tmp_path: Path) 
         print(f"{model}: {raw} bytes in {len(world.model)} tensors, {size - raw} more, {size / raw - 1:.2%}")
         assert raw < size <= 1.05 * raw
         assert size - raw <= 1100 + 30 * len(world.model)
+
+
+def test_flowers_own_mods_can_read_what_is_sent(tmp_path: Path) -> None:
+    """Local differential privacy, with hardly any noise: it needs the same arrays down and up."""
+    world = World(tmp_path, nodes=len(SIZES), method="fedavg")
+    train, noisy = world.grid.app, LocalDpMod(clipping_norm=1e6, sensitivity=1e-6, epsilon=1.0, delta=1e-5)
+    world.grid.app = lambda message, context: (
+        noisy(message, context, train)
+        if message.metadata.message_type == "train"
+        else train(message, context)
+    )
+    world.run()
+    assert world.incidents() == []
+    difference = apart(world.model, reference(hf.FedAvg()).model.state_dict())
+    assert 1e-9 < difference < 1e-3
 
 
 def test_samples_leave_a_site_only_where_it_says_so(tmp_path: Path) -> None:
