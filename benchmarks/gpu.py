@@ -142,8 +142,8 @@ def comparison(report: dict) -> None:
         )
         experiment = Experiment(
             data=str(data), partition="iid", clients=100, sample=10, model="ntd-cifar", rounds=20, epochs=5,
-            batch_size=50, lr=0.01, momentum=0.9, evaluate_locals=False, device="cuda",
-        )  # fmt: skip
+            batch_size=50, lr=0.001, momentum=0.9, evaluate_locals=False, device="cuda",
+        )  # fmt: skip  # random labels: a larger rate would diverge
         compare(
             COMPARED, replace(experiment, rounds=2), seeds=1, out=Path(folder) / "warm"
         )  # compiles kernels

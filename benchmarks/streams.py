@@ -1,6 +1,6 @@
 """Methods on streams: clients' data arrive in stages, under a long-tailed class distribution.
 
-    python benchmarks/streams.py [--columns mnist:s=4 cifar10:s=2] [--seeds 3] [--workers 2] [--minutes 6]
+    python benchmarks/streams.py [--columns mnist:s=4 cifar10:s=2] [--cumulative] [--seeds 3] [--workers 2]
 
 The settings and methods of FedMLP's Table 1 (20 clients, 10 a round, 5 tasks each, imbalance 0.5, every global
 epoch through the stages 1 to 5), with a shorter schedule and, on CIFAR-10, a smaller network. Every run is stored
@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from holdfast.papers.cells import Cell, plan
@@ -33,8 +34,12 @@ METHODS = {
     "fedrep": "fedrep:body_epochs=2",
     "creff": "creff:epochs=50",
     "fedmlp-personal": "fedmlp:alpha=1",
+    "fedmlp-reversed": "fedmlp:alpha=1,head=epoch,inter_task_kl=memory-feature",
 }
-"""Where the shorter schedule needs another parameter, and a row of our own: heads that are never averaged."""
+"""Where the shorter schedule needs another parameter, and rows of our own: heads that are never averaged, and the
+divergence of L_I in the other direction."""
+
+OF_FEDMLP = ("fedmlp", "fedmlp-reversed", "fedmlp-personal")
 
 MEASURES = {"A_loc": "A_loc", "A_loc_t": "A_loc-t", "A_glo": "A_glo", "A_glo_t": "A_glo-t"}
 TINY = {
@@ -47,19 +52,19 @@ TINY = {
 }
 
 
-def cells(columns: Sequence[str], seeds: int, tiny: bool = False) -> list[Cell]:
+def cells(columns: Sequence[str], seeds: int, cumulative: bool = False, tiny: bool = False) -> list[Cell]:
     """The runs, seed by seed, FedMLP and FedAvg first and CReFF last; ``tiny`` is a few seconds on digits."""
     planned = []
     for cell in plan(_table(), columns, seeds=seeds):
-        rows = ("fedmlp", "fedmlp-personal") if cell.row == "fedmlp" else (cell.row,)
-        for row in rows:
+        for row in OF_FEDMLP if cell.row == "fedmlp" else (cell.row,):
             settings = {**cell.settings, **SHORTER, "model": MODELS[cell.settings["data"]]}
             settings["method"] = METHODS.get(row, settings["method"])
-            planned.append(
-                replace(
-                    cell, table=NAME, row=row, settings={**settings, **TINY, "lr": 0.05} if tiny else settings
-                )
-            )
+            column = cell.column
+            if cumulative:
+                settings["stream"], column = f"{settings['stream']},cumulative=true", f"{column}:cumulative"
+            if tiny:
+                settings |= {**TINY, "lr": 0.05}
+            planned.append(replace(cell, table=NAME, column=column, row=row, settings=settings))
     return sorted(planned, key=lambda cell: cell.row == "creff")  # its server works longer than all clients
 
 
@@ -80,16 +85,19 @@ def page(results: Path) -> str:
         "have lost at its end of the tasks of its earlier stages, in points.",
         "",
         "`fedmlp` begins each global epoch with the average of the clients' heads, as its authors' code of FedPRP",
-        "does; `fedmlp-personal` never averages them. CReFF trains its classifier for 50 epochs a round instead of",
-        "300. Made by `python benchmarks/streams.py`.",
+        "does; `fedmlp-personal` never averages them; `fedmlp-reversed` has KL(memory ‖ feature) in L_I, which is what",
+        "`torch.nn.functional.kl_div` computes when the feature comes first. CReFF trains its classifier for 50 epochs",
+        "a round instead of 300. FedProto averages no weights; its global model is the mean of the clients'.",
+        "With *cumulative* stages a client keeps the data of earlier stages, as FedPRP's loader does; otherwise it has",
+        "those of the current stage alone, as the paper's text says. Made by `python benchmarks/streams.py`.",
     ]
-    for key in _columns():
+    for key, cumulative in product(_columns(), (False, True)):
         by_row: dict[str, list[Entry]] = {}
-        for cell in cells([key], seeds=MOST_SEEDS):
+        for cell in cells([key], MOST_SEEDS, cumulative):
             if cell.hash in stored:
                 by_row.setdefault(cell.row, []).append(stored[cell.hash])
         if by_row:
-            head = f"## {_table().columns[key].label}"
+            head = f"## {_table().columns[key].label}{', cumulative' if cumulative else ''}"
             lines += ["", head, "", *_rows(key, by_row), "", _finding(by_row)]
     return "\n".join(lines) + "\n"
 
@@ -154,6 +162,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--columns", nargs="+", choices=_columns(), default=list(COLUMNS))
+    parser.add_argument("--cumulative", action="store_true", help="clients keep the data of earlier stages")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="processes side by side")
     parser.add_argument("--device", default="auto")
@@ -166,7 +175,7 @@ def main() -> None:
     if not asked.page:
         deadline = None if asked.minutes is None or asked.tiny else time.time() + 60 * asked.minutes
         sweep = Sweep(asked.results, asked.work, asked.device, deadline)
-        sweep.run(cells(asked.columns, asked.seeds, asked.tiny), asked.workers, tell)
+        sweep.run(cells(asked.columns, asked.seeds, asked.cumulative, asked.tiny), asked.workers, tell)
     if not asked.tiny:
         PAGE.write_text(page(asked.results), encoding="utf-8")
 

@@ -128,6 +128,24 @@ def test_samples_are_read_as_preprocessing_says(preprocess, stored):
     assert torch.allclose(read(x, ids, draws, preprocess), want, rtol=1e-6, atol=1e-4)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_descent_of_large_tensors(momentum):
+    from holdfast.engine.optim import sgd_
+    from holdfast.kernels.descend import LARGE
+
+    shapes = [(3, LARGE // 3 + 1), (3, 5, 7)]  # one large tensor, one for torch's kernel
+    w, g, v = ([torch.randn(shape, device="cuda") for shape in shapes] for _ in range(3))
+    expected = []
+    for i in range(2):
+        step = g[i].double() + 0.01 * w[i].double() + momentum * v[i].double()
+        expected.append((w[i].double() - 0.1 * step, step))
+    lr = torch.tensor(0.1, device="cuda")
+    sgd_(w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True)
+    for i, (weight, step) in enumerate(expected):
+        assert relative(w[i], weight) < 1e-6
+        assert relative(v[i], step) < 1e-6 or not momentum
+
+
 def test_largest_values():
     from holdfast.kernels import frame
 

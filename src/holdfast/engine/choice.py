@@ -97,7 +97,8 @@ def _local_engine(
         if workers > 1:
             return Crew(method, task, data, settings, workers)
         return Sequential(method, task, data, settings)
-    return Lanes(method, task, data, settings, lanes or fitting_lanes(task, data, cohort, width), width)
+    lanes = lanes or fitting_lanes(task, data, cohort, width)
+    return Lanes(method, task, data, settings, lanes, width, sizes)
 
 
 def step_bytes(task: Task, data: DeviceData, width: int) -> int:

@@ -80,7 +80,7 @@ class Layout:
     planned: list[Planned]
     legs: list[Leg]
     arrays: dict[str, np.ndarray]  # each [steps, lanes, ...]
-    padded: bool  # whether any batch is filled up
+    padded: np.ndarray  # [steps] bool: whether any lane's batch is filled up
 
 
 class Lanes:
@@ -89,9 +89,16 @@ class Lanes:
     name = "lanes"
 
     def __init__(
-        self, method: Method, task: Task, data: DeviceData, settings: Settings, lanes: int, width: int
+        self,
+        method: Method,
+        task: Task,
+        data: DeviceData,
+        settings: Settings,
+        lanes: int,
+        width: int,
+        sizes: np.ndarray,
     ) -> None:
-        """``width`` is the size of the largest batch that any client can have."""
+        """``width`` is the size of the largest batch that any client can have, ``sizes`` are all clients'."""
         self.method, self.task, self.data, self.settings = method, task, data, settings
         self.side = LocalSide(method, task, data, settings)
         self.lanes, self.width = lanes, width
@@ -117,7 +124,9 @@ class Lanes:
         self.teachers: dict[str, Tensors] = {}
         self.tables: Tensors = {}
         self.steps: dict[str, Tensor] = {}
-        self.rows = 0  # that tables need: one for each sample of the round's clients
+        # What the largest clients need, so that programs, which know addresses, seldom have to be made anew.
+        self.longest = settings.epochs * -(-int(sizes.max()) // settings.batch_size)
+        self.rows = int(np.sort(sizes)[-(settings.sample or len(sizes)) :].sum())  # one for each sample
 
     def _stacked(self, value: Tensor) -> Tensor:
         return torch.empty((self.lanes, *value.shape), dtype=value.dtype, device=value.device)
@@ -127,8 +136,7 @@ class Lanes:
     def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
         """Train all clients; results come as clients finish, always in the same order."""
         layout = self._take(sent.round, jobs)
-        legs, masked = layout.legs, layout.padded
-        self.rows = sum(len(planned.ids) for planned in layout.planned)
+        legs = layout.legs
         copy_(self.sent, sent.params)
         self.lr.fill_(self.settings.lr_at(sent.round))
         for name, values in layout.arrays.items():
@@ -142,16 +150,23 @@ class Lanes:
         last_step = np.zeros(self.lanes, np.int64) - 1  # of each lane; falls with the lane's number
         for leg in legs:
             last_step[leg.lane] = max(last_step[leg.lane], leg.last)
+        # Asking for a result makes a GPU wait: those in lanes that nobody else needs are asked for at the end.
+        patient, done = self.settings.deadline is None, []  # type: bool, list[Leg]
         for at in range(max(ends) + 1):
             self._enter(starts.get(at, ()), sent)
-            self._program(int((last_step >= at).sum()), masked)()
+            self._program(int((last_step >= at).sum()), bool(layout.padded[at]))()
             if at in epochs:
                 self._end_epoch(epochs[at])
             if at == max(ends) and self.graphs and self.upcoming is not None:
                 jobs = self.upcoming(sent.round + 1)
                 self.ahead = self._lay_out(sent.round + 1, jobs) if jobs else None
             if at in ends:
-                yield from self._leave(ends[at])
+                done += ends[at]
+                later = [
+                    leg for leg in done if patient and leg.last == last_step[leg.lane] and at < max(ends)
+                ]
+                yield from self._leave([leg for leg in done if leg not in later])
+                done = later
 
     def _take(self, round: int, jobs: Sequence[Job]) -> Layout:
         """The layout of a round: made ahead, or now."""
@@ -175,11 +190,11 @@ class Lanes:
         ids, rows = places[..., :width], places[..., width : 2 * width]
         mask = np.zeros(shape, np.float32)
         draws = np.zeros((*shape, 5) if self.data.preprocess.augments else (0, 0, 0, 5), np.int16)
-        padded = False
+        padded = np.zeros(steps, bool)
         for leg in legs:
             plan, span = leg.planned.plan, slice(leg.first, leg.last + 1)
             real = np.arange(width) < plan.sizes[:, None]
-            padded |= not real.all()
+            padded[span] |= plan.sizes < width
             rows[span, leg.lane][real] = plan.order + leg.row
             ids[span, leg.lane][real] = leg.planned.ids[plan.order]
             mask[span, leg.lane] = real
@@ -189,7 +204,7 @@ class Lanes:
             if len(plan.keys):
                 places[span, leg.lane, -1] = plan.keys
         arrays: dict[str, np.ndarray] = {"places": places}
-        if padded:
+        if padded.any():
             arrays["mask"] = mask
         if self.data.preprocess.augments:
             arrays["draws"] = draws
@@ -202,7 +217,8 @@ class Lanes:
         held = self.steps.get(name)
         if held is None or len(held) < len(values):
             self._forget_programs()  # they hold the old addresses
-            room = (len(values) if held is None else int(1.5 * len(values)), *values.shape[1:])
+            steps = max(len(values) if held is None else int(1.5 * len(values)), self.longest)
+            room = (steps, *values.shape[1:])
             held = self.steps[name] = torch.zeros(room, dtype=values.dtype, device=self.task.device)
         held[: len(values)].copy_(values, non_blocking=True)
 
@@ -260,11 +276,10 @@ class Lanes:
 
     def _leave(self, legs: Sequence[Leg]) -> Iterator[Result]:
         """The results of the clients that have just had their last step."""
+        if not legs:
+            return
         sums = torch.stack([v.flatten(1).sum(1) for v in self.params.values()]).sum(0)
-        finite, losses = (
-            torch.isfinite(sums).tolist(),
-            self.loss.tolist(),
-        )  # the round's only wait for the GPU
+        finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # here the GPU is waited for
         for leg in legs:
             assert leg.started is not None
             lane = leg.lane
@@ -370,6 +385,7 @@ class Lanes:
                     lr=self.lr,
                     momentum=settings.momentum,
                     weight_decay=settings.weight_decay,
+                    kernels=self.task.network.uses_kernels,
                 )
             if method.overrides("after_step"):
                 new, kept = vmap(self._after_step)(params, features, logits, carry, *lanes)

@@ -16,11 +16,13 @@ def sgd_(
     lr: float | Tensor,
     momentum: float,
     weight_decay: float,
+    kernels: bool = False,
 ) -> None:
     """v <- momentum v + (g + weight_decay w);  w <- w - lr v.  ``buffers`` (v) may be empty without momentum.
 
     One fused pass over memory; the kernel is the one behind ``torch.optim.SGD(fused=True)``. On a GPU it takes a
-    learning rate that lies there only in float32, so float64 goes another way.
+    learning rate that lies there only in float32, so float64 goes another way. Large tensors have a kernel of
+    ours with ``kernels``: torch's divides them among too few processors.
     """
     if isinstance(lr, Tensor) and lr.dtype == torch.float64:
         for i, (w, g) in enumerate(zip(params, grads, strict=True)):
@@ -29,6 +31,18 @@ def sgd_(
                 step = buffers[i].mul_(momentum).add_(step)
             w.sub_(lr * step)
         return
+    if kernels and isinstance(lr, Tensor):
+        from holdfast.kernels.descend import descend_, serves
+
+        small = []
+        for i, (w, g) in enumerate(zip(params, grads, strict=True)):
+            v = buffers[i] if momentum else None
+            if serves(w, v):
+                descend_(w, g, v, lr, momentum, weight_decay)
+            else:
+                small.append(i)
+        params, grads = [params[i] for i in small], [grads[i] for i in small]
+        buffers = [buffers[i] for i in small] if momentum else []
     torch._fused_sgd_(
         list(params),
         list(grads),

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from holdfast.kernels.frame import Frame, Padded, halves, pad, scale_to_half
 
-_PROGRAMS = 264  # of a weight gradient: two for each multiprocessor of an H200
+_PROCESSORS = 132  # of an H200
+_PROGRAMS = 2 * _PROCESSORS  # of a weight gradient
 _WEIGHT_SCALE = 256.0  # weights are small: this keeps 2.4e-7 to 255 within a half's full precision
 
 
@@ -166,34 +167,43 @@ def _fold(
     parts, bias_parts, dw, db, x_largest, dy_largest, splits, lanes, x_each, dy_each,
     C: tl.constexpr, CP: tl.constexpr, O: tl.constexpr, OP: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr, HALF: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
+    AHEAD: tl.constexpr, BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
 ):  # fmt: skip
-    """Add up the splits, in a fixed order, and the outputs that shared a window: dw [lanes, O, C, R, S], db."""
+    """Add up the splits, in a fixed order, and the outputs that shared a window: dw [lanes, O, C, R, S], db.
+
+    The last program of a lane has the bias. AHEAD splits are read before they are added, since reading takes longest.
+    """
     lane = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # in the order of parts, which are many times dw
-    c = at % CP
-    s = at // CP % S
-    r = at // (CP * S) % R
-    o = at // (CP * S * R)
-    real = (c < C) & (o < O)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for split in range(splits):
-        for j in tl.static_range(SHARE):
-            n = (split * lanes + lane) * (SHARE * OP) + j * OP + o
-            total += tl.load(parts + (n * R + r) * RUN + (s + j * STRIDE) * CP + c, mask=real, other=0.0)
     dy_scale = 1.0
     if HALF:
         dy_scale = 1.0 / scale_to_half(tl.load(dy_largest + lane * dy_each))
-        total *= dy_scale / scale_to_half(tl.load(x_largest + lane * x_each))
-    tl.store(dw + ((lane * O + o) * C + c) * (R * S) + r * S + s, total, mask=real)
-    if tl.program_id(0) == 0:
+    if tl.program_id(0) == tl.num_programs(0) - 1:
         output = tl.arange(0, BLOCK_O)
         bias = tl.zeros((BLOCK_O,), tl.float32)
-        for split in range(splits):
-            for j in tl.static_range(SHARE):
-                place = (split * lanes + lane) * (SHARE * OP) + j * OP + output
-                bias += tl.load(bias_parts + place, mask=output < O, other=0.0)
+        for first in range(0, splits, AHEAD):
+            for split in tl.static_range(AHEAD):
+                for j in tl.static_range(SHARE):
+                    place = ((first + split) * lanes + lane) * (SHARE * OP) + j * OP + output
+                    real = (output < O) & (first + split < splits)
+                    bias += tl.load(bias_parts + place, mask=real, other=0.0)
         tl.store(db + lane * O + output, bias * dy_scale, mask=output < O)
+    else:
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # in the order of parts, which are many times dw
+        c = at % CP
+        s = at // CP % S
+        r = at // (CP * S) % R
+        o = at // (CP * S * R)
+        inside = (c < C) & (o < O)
+        total = tl.zeros((BLOCK,), tl.float32)
+        for first in range(0, splits, AHEAD):
+            for split in tl.static_range(AHEAD):
+                for j in tl.static_range(SHARE):
+                    n = ((first + split) * lanes + lane) * (SHARE * OP) + j * OP + o
+                    place = (n * R + r) * RUN + (s + j * STRIDE) * CP + c
+                    total += tl.load(parts + place, mask=inside & (first + split < splits), other=0.0)
+        if HALF:
+            total *= dy_scale / scale_to_half(tl.load(x_largest + lane * x_each))
+        tl.store(dw + ((lane * O + o) * C + c) * (R * S) + r * S + s, total, mask=inside)
 
 
 def _share(outputs: int, across: int, kernel: int, stride: int) -> int:
@@ -218,10 +228,12 @@ def _tile(n: int, most: int) -> int:
     return int(min(most, max(16, triton.next_power_of_2(n))))
 
 
-def _product_tiles(n: int) -> tuple[int, int, int, int]:
-    """Rows and columns of a tile, warps and stages, as measured fastest on an H200."""
+def _product_tiles(n: int, rows: int) -> tuple[int, int, int, int]:
+    """Rows and columns of a tile, warps and stages, as measured fastest on an H200; ``rows`` are all lanes'."""
     columns = _tile(n, 128)
-    return (128, columns, 8 if columns == 128 else 4, 3) if halves() else (64, columns, 4, 2)
+    if not halves() or rows < 128 * _PROCESSORS:  # smaller tiles, so that every processor has one
+        return 64, columns, 4, 2 if not halves() else 3
+    return 128, columns, 8 if columns == 128 else 4, 3
 
 
 def _sum_tiles(n: int) -> tuple[int, int, int, int]:
@@ -256,7 +268,7 @@ def _product(
     )  # fmt: skip
     rows = batch * out[0] * out[1] // share
     y = torch.empty((lanes, batch, *out, outputs), dtype=torch.float32, device=w.device)
-    block_m, block_n, warps, stages = _product_tiles(share * outputs)
+    block_m, block_n, warps, stages = _product_tiles(share * outputs, lanes * rows)
     grid = (triton.cdiv(rows, block_m), lanes, triton.cdiv(share * outputs, block_n))
     _windows[grid](
         x.values, spread, spread if bias is None else bias, y, x.largest,
@@ -350,10 +362,10 @@ def _weight_gradient(
     dw = torch.empty((lanes, *shape), device=device)
     db = torch.empty((lanes, outputs), device=device)
     block = 256
-    _fold[(triton.cdiv(outputs * height * width * padded_inputs, block), lanes)](
+    _fold[(triton.cdiv(outputs * height * width * padded_inputs, block) + 1, lanes)](
         parts, bias_parts, dw, db, x.largest, dy.largest, splits, lanes, x.each, dy.each,
         C=channels, CP=padded_inputs, O=outputs, OP=padded_outputs, R=height, S=width,
         SHARE=share, STRIDE=stride, RUN=chunks * chunk, HALF=halves(),
-        BLOCK=block, BLOCK_O=triton.next_power_of_2(outputs),
+        AHEAD=max(1, 8 // share), BLOCK=block, BLOCK_O=triton.next_power_of_2(outputs),
     )  # fmt: skip
     return dw, db

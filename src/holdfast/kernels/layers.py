@@ -77,6 +77,7 @@ class _Convolve(Function):
         x, w, _, *ctx.geometry = inputs
         ctx.size = (x.shape[-2], x.shape[-1])
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # or zeros would be written as the gradients of what is only kept
         ctx.save_for_backward(w, *output[1:])
 
     @staticmethod
