@@ -235,13 +235,15 @@ def test_a_failure_at_any_step_leaves_a_whole_checkpoint(
 
 def test_an_interrupt_while_saving_leaves_the_old_checkpoint(run: RunDirectory) -> None:
     class Interrupted(dict):
-        def items(self):
-            yield 0, {"c": torch.zeros(1)}
-            raise KeyboardInterrupt
+        def __getitem__(self, client):
+            if client == 1:
+                raise KeyboardInterrupt
+            return super().__getitem__(client)
 
     save(run, 1, clients=(0,))
+    state = {"c": torch.zeros(1)}
     with pytest.raises(KeyboardInterrupt):
-        run.save_checkpoint(2, {"w": torch.zeros(1)}, {}, Interrupted())
+        run.save_checkpoint(2, {"w": torch.zeros(1)}, {}, Interrupted({0: state, 1: state, 2: state}))
     assert loaded(run).round == 1
     assert len(list(run.path.rglob("*.safetensors"))) == 2
     save(run, 2)

@@ -46,17 +46,22 @@ class TestSet:
         self.domains = () if domain is None else domain.names
         ids = np.zeros(len(chosen), np.int64) if domain is None else domain.test[chosen]
         self.domain = torch.from_numpy(ids).to(device)
+        self.of_class = np.bincount(labels[chosen], minlength=task.num_classes)  # how many samples
+        self.of_domain = np.bincount(ids, minlength=len(self.domains))
 
     def __len__(self) -> int:
         return len(self.y)
 
     def evaluate(self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]) -> Evaluation:
         """Test one model; ``scores`` turns its outputs into ``[B, C]``."""
-        forward = self.task.network.apply
-        parts = []
+        network, parts = self.task.network, []
         with torch.no_grad():
             for x in self._inputs():
-                parts.append(scores(forward(params, buffers, self.task.network.arranged(x))))
+                if network.uses_kernels:
+                    out = network.pure(params, buffers, x, train=False)[0]
+                else:
+                    out = network.apply(params, buffers, network.arranged(x))
+                parts.append(scores(out))
         return self._judge(torch.cat(parts))
 
     def evaluate_many(
@@ -88,27 +93,37 @@ class TestSet:
 
     def _judge(self, scores: Tensor) -> Evaluation:
         correct = scores.argmax(-1) == self.y
-        classes = _shares(correct, self.y, self.task.num_classes)
-        domains = _shares(correct, self.domain, len(self.domains)) if self.domains else np.empty(0)
+        loss = F.cross_entropy(scores, self.y).double().view(1)
+        right = [
+            _count(correct, self.y, len(self.of_class)),
+            _count(correct, self.domain, len(self.of_domain)),
+        ]
+        numbers = torch.cat([loss, *right]).cpu().numpy()  # one wait for the GPU, not one for each
+        of_class, of_domain = np.split(numbers[1:], [len(self.of_class)])
+        domains = _shares(of_domain, self.of_domain)[: len(self.domains)].tolist()
         return Evaluation(
-            float(correct.double().mean()),
-            float(F.cross_entropy(scores, self.y)),
-            classes,
-            dict(zip(self.domains, domains.tolist(), strict=True)),
+            float(of_class.sum() / len(self)),
+            float(numbers[0]),
+            _shares(of_class, self.of_class),
+            dict(zip(self.domains, domains, strict=True)),
             correct,
         )
 
     def class_accuracy_within(self, whole: Evaluation) -> np.ndarray:
         """``[C]`` on these samples, of a model already tested on the whole test set that they are part of."""
-        return _shares(whole.correct[self.places], self.y, self.task.num_classes)
+        right = _count(whole.correct[self.places], self.y, len(self.of_class))
+        return _shares(right.cpu().numpy(), self.of_class)
 
 
-def _shares(correct: Tensor, group: Tensor, groups: int) -> np.ndarray:
-    """The share of correct samples in each group."""
-    right = torch.bincount(group[correct], minlength=groups).cpu().numpy()
-    total = torch.bincount(group, minlength=groups).cpu().numpy()
-    with np.errstate(invalid="ignore"):
-        return np.where(total > 0, right / np.maximum(total, 1), np.nan)
+def _count(correct: Tensor, group: Tensor, groups: int) -> Tensor:
+    """How many samples of each group are correct: ``[G]``."""
+    counts = torch.zeros(groups, dtype=torch.float64, device=correct.device)
+    return counts.index_add_(0, group, correct.double())
+
+
+def _shares(right: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """The share of correct samples in each group, NaN where it has none."""
+    return np.where(total > 0, right / np.maximum(total, 1), np.nan)
 
 
 def _balanced(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:

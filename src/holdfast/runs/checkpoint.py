@@ -13,6 +13,7 @@ not changed since the last checkpoint keeps its earlier file.
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -24,6 +25,8 @@ from torch import Tensor
 from holdfast.errors import HoldfastError
 from holdfast.runs import files
 from holdfast.runs.tensors import State, from_bytes, to_bytes
+
+WRITERS = 8  # client files written at a time; as many states are in memory
 
 
 class LazyStates(Mapping[int, State]):
@@ -116,8 +119,7 @@ class CheckpointFolder:
             with files.writing(self._path):
                 (self._path / "clients").mkdir(parents=True, exist_ok=True)
             state = self._write(f"state-{round}", tensors)
-            for client, client_state in changed.items():
-                clients[str(client)] = self._write(f"clients/{client}-{round}", client_state)
+            clients |= self._write_clients(round, changed)
             manifest = _Manifest(
                 round=round, meta=dict(meta), state=state, clients=clients, changed=sorted(changed)
             )
@@ -196,6 +198,15 @@ class CheckpointFolder:
         name = f"{stem}-{digest[:12]}.safetensors"
         files.replace(self._path / name, data)
         return _File(file=name, bytes=len(data), sha256=digest)
+
+    def _write_clients(self, round: int, changed: Mapping[int, Mapping[str, Tensor]]) -> dict[str, _File]:
+        """Write several at a time: hashing, writing and waiting for the disk leave the interpreter to others."""
+        pool = ThreadPoolExecutor(WRITERS)
+        write = lambda client: self._write(f"clients/{client}-{round}", changed[client])  # noqa: E731
+        try:
+            return {str(client): file for client, file in zip(changed, pool.map(write, changed), strict=True)}
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _check_size(self, entry: _File) -> None:
         path = self._path / entry["file"]
