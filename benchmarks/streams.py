@@ -25,6 +25,7 @@ from holdfast.papers.sweep import Sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, WORK, PAGE = ROOT / "results", ROOT / "runs" / "streams", ROOT / "docs" / "streams.md"
+NOTES = Path(__file__).with_name("streams_notes.md")  # what stands above the tables
 NAME = "streams/short"
 MOST_SEEDS = 10
 COLUMNS = ("mnist:s=4", "cifar10:s=2")
@@ -41,7 +42,7 @@ divergence of L_I in the other direction."""
 
 OF_FEDMLP = ("fedmlp", "fedmlp-reversed", "fedmlp-personal")
 
-MEASURES = {"A_loc": "A_loc", "A_loc_t": "A_loc-t", "A_glo": "A_glo", "A_glo_t": "A_glo-t"}
+MEASURES = {"A_sel": "A_sel", "A_loc": "A_loc", "A_loc_t": "A_loc-t", "A_glo": "A_glo", "A_glo_t": "A_glo-t"}
 TINY = {
     "rounds": 5,
     "epochs": 3,
@@ -59,9 +60,8 @@ def cells(columns: Sequence[str], seeds: int, cumulative: bool = False, tiny: bo
         for row in OF_FEDMLP if cell.row == "fedmlp" else (cell.row,):
             settings = {**cell.settings, **SHORTER, "model": MODELS[cell.settings["data"]]}
             settings["method"] = METHODS.get(row, settings["method"])
-            column = cell.column
-            if cumulative:
-                settings["stream"], column = f"{settings['stream']},cumulative=true", f"{column}:cumulative"
+            settings["stream"] = "5,cumulative=true" if cumulative else "5"
+            column = f"{cell.column}:cumulative" if cumulative else cell.column
             if tiny:
                 settings |= {**TINY, "lr": 0.05}
             planned.append(replace(cell, table=NAME, column=column, row=row, settings=settings))
@@ -69,28 +69,9 @@ def cells(columns: Sequence[str], seeds: int, cumulative: bool = False, tiny: bo
 
 
 def page(results: Path) -> str:
-    """The page: a table for each stream, and what it says of FedMLP."""
+    """The page: the notes, a table for each stream, and what it says of FedMLP."""
     stored = {entry["hash"]: entry for entry in Results(results).all() if not entry.get("failed")}
-    lines = [
-        "# Streams, measured",
-        "",
-        "Clients that differ from each other *and* change over time: FedMLP's Table 1, all its methods, with a",
-        f"shorter schedule ({SHORTER['rounds'] // 5} global epochs of 5 stages instead of 50, "
-        f"{SHORTER['epochs']} local epochs instead of 20) and on",
-        "CIFAR-10 the `ntd-cifar` network instead of ResNet-18. 20 clients, 10 a round, 100 tasks of s class shards,",
-        "imbalance 0.5, batches of 32, learning rate 0.01, momentum 0.9. A_loc: every client's private model (the",
-        "global body under its own head); A_glo: the global model; both on the balanced test set, -t on the",
-        "minority classes alone. Percent, mean ± deviation over seeds, of the last ten global epochs. *Paper* are the",
-        "published A_loc and A_glo, with its longer schedule. Forgetting: what the private models of a global epoch",
-        "have lost at its end of the tasks of its earlier stages, in points.",
-        "",
-        "`fedmlp` begins each global epoch with the average of the clients' heads, as its authors' code of FedPRP",
-        "does; `fedmlp-personal` never averages them; `fedmlp-reversed` has KL(memory ‖ feature) in L_I, which is what",
-        "`torch.nn.functional.kl_div` computes when the feature comes first. CReFF trains its classifier for 50 epochs",
-        "a round instead of 300. FedProto averages no weights; its global model is the mean of the clients'.",
-        "With *cumulative* stages a client keeps the data of earlier stages, as FedPRP's loader does; otherwise it has",
-        "those of the current stage alone, as the paper's text says. Made by `python benchmarks/streams.py`.",
-    ]
+    lines = [NOTES.read_text(encoding="utf-8").rstrip()]
     for key, cumulative in product(_columns(), (False, True)):
         by_row: dict[str, list[Entry]] = {}
         for cell in cells([key], MOST_SEEDS, cumulative):
@@ -105,7 +86,7 @@ def page(results: Path) -> str:
 def _rows(column: str, by_row: dict[str, list[Entry]]) -> list[str]:
     lines = [
         f"| method | {' | '.join(MEASURES.values())} | forgetting | paper | seeds |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row, entries in sorted(by_row.items(), key=lambda item: -_mean(item[1], "A_glo")):
         values = [_written(*summarise(measure(name).of(e, None) for e in entries)) for name in MEASURES]

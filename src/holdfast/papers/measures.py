@@ -119,6 +119,7 @@ MEASURES: dict[str, Measure] = {
     "rounds-to-baseline": Measure("rounds to FedAvg's last accuracy", 0, None, _rounds),
     "speedup": Measure("speed-up", 1, "speed-up", _speedup),
     "accuracy-at-target": Measure("accuracy % there", 2, None, _at_target),
+    "A_sel": Measure("A_sel %", 2, "points", _stream("A_sel")),
     "A_loc": Measure("A_loc %", 2, "points", _stream("A_loc")),
     "A_glo": Measure("A_glo %", 2, "points", _stream("A_glo")),
     "A_loc_t": Measure("A_loc-t %", 2, "points", _stream("A_loc_t")),
