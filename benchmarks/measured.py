@@ -44,7 +44,7 @@ def from_tables() -> Iterator[Measured]:
         settings = next(iter(rows.values()))[0]["settings"]
         streaming = "stream" in settings
         measures = measures_of({key: settings[key] for key in FEDERATION if key in settings})
-        for name in ("A_loc", "A_glo") if streaming else ("accuracy",):
+        for name in ("A_sel", "A_loc", "A_glo") if streaming else ("accuracy",):
             values = {
                 method: [measure(name).of(entry, None) for entry in entries]
                 for method, entries in rows.items()

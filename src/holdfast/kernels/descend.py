@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LARGE = 1 << 18  # elements from which a launch of its own is repaid
+LARGE = 1 << 14  # elements from which a launch of its own is repaid
 _BLOCK = 2048
 
 
