@@ -135,6 +135,15 @@ def test_a_run_tells_how_to_run_it_again(federation, tmp_path):
         assert torch.equal(repeated.model.state_dict()[key], value)
 
 
+@pytest.mark.parametrize(("method", "kept"), [(hf.FedRep(), True), (hf.Scaffold(), False)])
+def test_a_finished_run_keeps_the_models_of_clients_alone(federation, tmp_path, method, kept):
+    out = tmp_path / "run"
+    hf.train(method, hf.models.mlp(16), federation, **SMALL, checkpoint_seconds=0.0, out=out)
+    rounds = {path.name.split("-")[1] for path in (out / "checkpoint/clients").iterdir()}
+    assert ("3" in rounds) == kept  # the last round's; the others are of earlier checkpoints
+    assert hf.train(method, hf.models.mlp(16), federation, **SMALL, out=out, resume=True).accuracy > 0
+
+
 def test_resume_refuses_another_experiment(federation, tmp_path):
     hf.train(hf.FedAvg(), hf.models.linear(), federation, out=tmp_path, **SMALL)
     with pytest.raises(hf.HoldfastError, match="already holds a run"):

@@ -427,7 +427,10 @@ def _save(directory: RunDirectory, loop: Loop, memories: Memories) -> None:
     server = loop.server
     tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
     tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.seen().items()}
-    saved = directory.save_checkpoint(server.round, tensors, {}, memories.changed())
+    # Nobody trains again after the last round: what is still of use then are models of the clients' own.
+    own_models = loop.method.overrides("start") or loop.method.overrides("personal")
+    wanted = server.round < loop.settings.rounds or own_models
+    saved = directory.save_checkpoint(server.round, tensors, {}, memories.changed() if wanted else {})
     memories.committed(saved)
 
 
