@@ -135,7 +135,7 @@ def test_a_run_tells_how_to_run_it_again(federation, tmp_path):
         assert torch.equal(repeated.model.state_dict()[key], value)
 
 
-@pytest.mark.parametrize(("method", "kept"), [(hf.FedRep(), True), (hf.Scaffold(), False)])
+@pytest.mark.parametrize(("method", "kept"), [(hf.FedMLP(), True), (hf.Scaffold(), False)])
 def test_a_finished_run_keeps_the_models_of_clients_alone(federation, tmp_path, method, kept):
     out = tmp_path / "run"
     hf.train(method, hf.models.mlp(16), federation, **SMALL, checkpoint_seconds=0.0, out=out)
