@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,12 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from holdfast import kernels
+from holdfast.engine.layout import Layout, Leg, lay_out
 from holdfast.engine.local import (
     Broadcast,
     DeviceData,
     Job,
     LocalSide,
-    Planned,
     Result,
     Started,
     teacher_outputs,
@@ -32,55 +31,21 @@ from holdfast.engine.optim import clip_scale, sgd_
 from holdfast.engine.sequential import split_extra
 from holdfast.engine.settings import Settings
 from holdfast.engine.tape import Tape, Unrepeatable
-from holdfast.engine.trees import changes, copy_
+from holdfast.engine.trees import (
+    changes,
+    copy_,
+    copy_of_lane,
+    first_lanes,
+    leaves,
+    stack_like,
+    where,
+    write_lane,
+)
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import Task
 from holdfast.models.network import Output
 
 TAPE_BYTES = 256 * 2**20  # that recorded steps may keep; larger models spend their time in arithmetic anyway
-
-
-@dataclass(eq=False)
-class Leg:
-    """One client's stay in a lane: the global steps ``first`` to ``last``, both included."""
-
-    planned: Planned
-    lane: int
-    first: int
-    last: int
-    row: int  # where its samples lie in the round's tables
-    started: Started | None = None
-
-
-def assign_lanes(planned: Sequence[Planned], lanes: int) -> list[Leg]:
-    """Deal clients to lanes, longest first to the least loaded; busier lanes get lower numbers."""
-    order = sorted(range(len(planned)), key=lambda i: -planned[i].plan.steps)
-    queues: list[list[int]] = [[] for _ in range(min(lanes, len(planned)))]
-    loads = np.zeros(len(queues), np.int64)
-    for i in order:
-        lane = int(loads.argmin())
-        queues[lane].append(i)
-        loads[lane] += planned[i].plan.steps
-    rows = np.concatenate([[0], np.cumsum([len(p.ids) for p in planned])])
-    legs = []
-    for lane, queue in enumerate(sorted(range(len(queues)), key=lambda q: -loads[q])):
-        at = 0
-        for i in queues[queue]:
-            steps = planned[i].plan.steps
-            legs.append(Leg(planned[i], lane, at, at + steps - 1, int(rows[i])))
-            at += steps
-    return legs
-
-
-@dataclass(eq=False)
-class Layout:
-    """A round's clients in their lanes, and every lane's batches, step by step, still on the host."""
-
-    round: int
-    planned: list[Planned]
-    legs: list[Leg]
-    arrays: dict[str, np.ndarray]  # each [steps, lanes, ...]
-    padded: np.ndarray  # [steps] bool: whether any lane's batch is filled up
 
 
 class Lanes:
@@ -180,35 +145,8 @@ class Lanes:
         return ahead
 
     def _lay_out(self, round: int, jobs: Sequence[Job]) -> Layout:
-        """Deal the clients to lanes and write down every lane's batches."""
         planned = [self.side.plan(job, round) for job in jobs]
-        legs = assign_lanes(planned, self.lanes)
-        steps = max(leg.last for leg in legs) + 1
-        width, shape = self.width, (steps, self.lanes, self.width)
-        # Sample ids, rows of tables, epoch and dropout key, side by side: a step picks them up in one go.
-        places = np.zeros((steps, self.lanes, 2 * width + 2), np.int64)
-        ids, rows = places[..., :width], places[..., width : 2 * width]
-        mask = np.zeros(shape, np.float32)
-        draws = np.zeros((*shape, 5) if self.data.preprocess.augments else (0, 0, 0, 5), np.int16)
-        padded = np.zeros(steps, bool)
-        for leg in legs:
-            plan, span = leg.planned.plan, slice(leg.first, leg.last + 1)
-            real = np.arange(width) < plan.sizes[:, None]
-            padded[span] |= plan.sizes < width
-            rows[span, leg.lane][real] = plan.order + leg.row
-            ids[span, leg.lane][real] = leg.planned.ids[plan.order]
-            mask[span, leg.lane] = real
-            places[span, leg.lane, -2] = plan.epoch
-            if plan.drawn is not None:
-                draws[span, leg.lane][real] = plan.drawn
-            if len(plan.keys):
-                places[span, leg.lane, -1] = plan.keys
-        arrays: dict[str, np.ndarray] = {"places": places}
-        if padded.any():
-            arrays["mask"] = mask
-        if self.data.preprocess.augments:
-            arrays["draws"] = draws
-        return Layout(round, planned, legs, arrays, padded)
+        return lay_out(round, planned, self.lanes, self.width, self.data.preprocess.augments)
 
     def _put(self, name: str, values: Tensor) -> None:
         """Copy to the front of a buffer that keeps its place on the device, and grows when it must."""
@@ -248,10 +186,10 @@ class Lanes:
                 torch._foreach_copy_([target[k][lane] for k in target], [source[k] for k in target])
         if self.momentum:
             torch._foreach_zero_([m[lane] for m in self.momentum.values()])
-        _write_lane(self.carry, started.carry, lane)
+        write_lane(self.carry, started.carry, lane)
         for name, weights in started.teachers.items():
             if name in self.teachers:
-                _write_lane(self.teachers[name], weights, lane)
+                write_lane(self.teachers[name], weights, lane)
         for name, values in started.tables.items():
             self.tables[name][leg.row : leg.row + len(values)].copy_(values)
         self.loss[lane] = 0
@@ -259,7 +197,7 @@ class Lanes:
     def _fit(self, started: Started, leg: Leg) -> None:
         """Make room for what this client carries; shapes are the same for every client of a method."""
         if not self.carry and started.carry:
-            self.carry = _stack_like(started.carry, self.lanes)
+            self.carry = stack_like(started.carry, self.lanes)
         for name, weights in started.teachers.items():
             # Every client has the same global teacher: it is not stacked but read where it lies.
             if weights is not started.client.sent and name not in self.teachers:
@@ -284,7 +222,7 @@ class Lanes:
             assert leg.started is not None
             lane = leg.lane
             params, buffers = ({k: v[lane] for k, v in kept.items()} for kept in (self.params, self.buffers))
-            carry = _copy_lane(self.carry, lane)  # may go into what is sent, which outlives the lane
+            carry = copy_of_lane(self.carry, lane)  # may go into what is sent, which outlives the lane
             loss = losses[lane] / (leg.last - leg.first + 1)
             yield self.side.finish(leg.started, params, buffers, carry, loss, finite[lane])
 
@@ -308,7 +246,7 @@ class Lanes:
     def _state(self) -> list[Tensor]:
         """All that a step changes."""
         kept = (self.params, self.buffers, self.momentum, self.carry)
-        return [self.loss, self.cursor, *(leaf for tree in kept for leaf in _leaves(tree))]
+        return [self.loss, self.cursor, *(leaf for tree in kept for _, leaf in leaves(tree))]
 
     def _record(self, step: Callable[[], None]) -> Callable[[], None]:
         """The tape of a step, or the step itself where a tape would not do the same; nothing is left changed."""
@@ -361,7 +299,7 @@ class Lanes:
             lanes = self._batches(n, masked)
             params = {k: v[:n] for k, v in self.params.items()}
             buffers = {k: v[:n] for k, v in self.buffers.items()}
-            carry = _first(self.carry, n)
+            carry = first_lanes(self.carry, n)
             if method.overrides("step"):
                 new, loss, fresh = vmap(self._whole_step)(params, buffers, carry, *lanes)
                 copy_(params, new)
@@ -501,11 +439,11 @@ class Lanes:
         ended = torch.zeros(self.lanes, dtype=torch.bool, device=self.task.device)
         ended[list(lanes)] = True
         n = max(lanes) + 1
-        params, carry = {k: v[:n] for k, v in self.params.items()}, _first(self.carry, n)
+        params, carry = {k: v[:n] for k, v in self.params.items()}, first_lanes(self.carry, n)
 
         def one(w: Tensors, c: Tree, done: Tensor) -> tuple[Tree, Tree]:
             new, kept = self.method.after_epoch(w, c)
-            return _where(done, changes(new, w), w), _where(done, changes(kept, c), c)
+            return where(done, changes(new, w), w), where(done, changes(kept, c), c)
 
         with torch.no_grad():
             new, kept = vmap(one)(params, carry, ended[:n])
@@ -537,41 +475,3 @@ class _LaneTrainer:
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(), other.nan_to_num())  # NaN differs even from itself
-
-
-def _leaves(tree: Tree) -> Iterator[Tensor]:
-    for value in tree.values():
-        if isinstance(value, dict):
-            yield from _leaves(value)
-        else:
-            yield value
-
-
-def _stack_like(tree: Tree, lanes: int) -> Tree:
-    return {
-        k: _stack_like(v, lanes) if isinstance(v, dict) else v.new_zeros((lanes, *v.shape))
-        for k, v in tree.items()
-    }
-
-
-def _write_lane(stacked: Tree, tree: Tree, lane: int) -> None:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            _write_lane(stacked[key], value, lane)
-        else:
-            stacked[key][lane].copy_(value)
-
-
-def _copy_lane(stacked: Tree, lane: int) -> Tree:
-    return {k: _copy_lane(v, lane) if isinstance(v, dict) else v[lane].clone() for k, v in stacked.items()}
-
-
-def _first(tree: Tree, n: int) -> Tree:
-    return {k: _first(v, n) if isinstance(v, dict) else v[:n] for k, v in tree.items()}
-
-
-def _where(condition: Tensor, new: Tree, old: Tree) -> Tree:
-    return {
-        k: _where(condition, v, old[k]) if isinstance(v, dict) else torch.where(condition, v, old[k])
-        for k, v in new.items()
-    }

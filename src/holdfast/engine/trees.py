@@ -78,3 +78,41 @@ def copy_(target: Tree, source: Tree) -> None:
             copy_(target[key], value)
         else:
             target[key].copy_(value)
+
+
+# Trees of many lanes: each leaf has one more dimension, the lane's, in front.
+
+
+def stack_like(tree: Tree, lanes: int) -> Tree:
+    """Zeros for as many trees like this one."""
+    return {
+        k: stack_like(v, lanes) if isinstance(v, dict) else v.new_zeros((lanes, *v.shape))
+        for k, v in tree.items()
+    }
+
+
+def write_lane(stacked: Tree, tree: Tree, lane: int) -> None:
+    """Write a tree into one lane."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            write_lane(stacked[key], value, lane)
+        else:
+            stacked[key][lane].copy_(value)
+
+
+def copy_of_lane(stacked: Tree, lane: int) -> Tree:
+    """One lane's tree, in memory of its own."""
+    return {k: copy_of_lane(v, lane) if isinstance(v, dict) else v[lane].clone() for k, v in stacked.items()}
+
+
+def first_lanes(stacked: Tree, n: int) -> Tree:
+    """The first n lanes, as views."""
+    return {k: first_lanes(v, n) if isinstance(v, dict) else v[:n] for k, v in stacked.items()}
+
+
+def where(condition: Tensor, new: Tree, old: Tree) -> Tree:
+    """Leaves of ``new`` where the condition holds, else of ``old``; ``new`` may be a part of ``old``."""
+    return {
+        k: where(condition, v, old[k]) if isinstance(v, dict) else torch.where(condition, v, old[k])
+        for k, v in new.items()
+    }
