@@ -31,7 +31,13 @@ CUDA = torch.device("cuda")
 
 
 def rounds_of(
-    method, model: str, federation: Federation, sample: int | None, engine: str = "lanes", **schedule
+    method,
+    model: str,
+    federation: Federation,
+    sample: int | None,
+    engine: str = "lanes",
+    lanes: int | None = None,
+    **schedule,
 ):
     """A function that does one more round and says how many samples it trained; and what the first round took."""
     settings = Settings(
@@ -39,9 +45,10 @@ def rounds_of(
         **{"epochs": 5, "batch_size": 50} | schedule,
     )  # fmt: skip
     began = time.perf_counter()
-    loop = Training(method, parse_model(model), federation, settings, engine=engine, device="cuda").loop(
-        Memories(None, None)
+    training = Training(
+        method, parse_model(model), federation, settings, engine=engine, lanes=lanes, device="cuda"
     )
+    loop = training.loop(Memories(None, None))
     loop.round(1)
     torch.cuda.synchronize()
     first = time.perf_counter() - began
@@ -131,6 +138,20 @@ def models(report: dict) -> None:
         print(model, report["models"][model], flush=True)
 
 
+def memory(report: dict) -> None:
+    """All 100 clients of W in a round: time and memory by the number of lanes."""
+    federation = equal_federation(cifar_shaped(50_000), 100, 500)
+    report["lanes"] = {}
+    for lanes in (10, 50, 100):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        one_more, _ = rounds_of(methods.FedAvg(), "ntd-cifar", federation, None, lanes=lanes)
+        taken = seconds(one_more, 3, CUDA)
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        report["lanes"][lanes] = {"ms a round": 1e3 * taken, "peak GiB": peak}
+        print(lanes, report["lanes"][lanes], flush=True)
+
+
 def comparison(report: dict) -> None:
     """7 methods, 3 seeds, 20 rounds of W, kept on disk: everything against the training alone."""
     with TemporaryDirectory() as folder:
@@ -158,7 +179,7 @@ def comparison(report: dict) -> None:
 
 
 COMPARED = ["fedavg", "fedprox", "fedntd", "fedka", "fedfa", "moon", "scaffold"]
-PARTS = {"W": work_w, "unequal": unequal, "models": models, "comparison": comparison}
+PARTS = {"W": work_w, "unequal": unequal, "models": models, "lanes": memory, "comparison": comparison}
 
 
 def main() -> None:
