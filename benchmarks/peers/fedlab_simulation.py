@@ -1,7 +1,7 @@
 """FedLab's standalone simulation.
 
 pip install fedlab==1.3.0 torchvision holdfast
-python benchmarks/peers/fedlab_simulation.py [--only W] [--passes 5] [--json FILE]
+python benchmarks/peers/fedlab_simulation.py [--only W] [--passes 5] [--device cuda] [--json FILE]
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ def rounds_of(work: Work) -> Callable[[], object]:
             return DataLoader(TensorDataset(*work.clients[client]), batch_size, shuffle=True)
 
     net = copy.deepcopy(work.net)
-    handler = SyncServerHandler(net, 10**9, 1.0)
-    trainer = SGDSerialClientTrainer(net, len(work.clients))
+    cuda = next(net.parameters()).is_cuda
+    handler = SyncServerHandler(net, 10**9, 1.0, cuda=cuda)
+    trainer = SGDSerialClientTrainer(net, len(work.clients), cuda=cuda)
     trainer.setup_dataset(Clients())
-    trainer.setup_optim(1, work.batch_size, LR)
+    trainer.setup_optim(work.epochs, work.batch_size, LR)
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), LR, momentum=MOMENTUM)
     handler.num_clients = trainer.num_clients
 

@@ -1,7 +1,7 @@
 """Apple's pfl-research, in one process.
 
 pip install 'pfl[pytorch]==0.6.0' holdfast
-python benchmarks/peers/pfl_research.py [--only W] [--passes 5] [--json FILE]
+python benchmarks/peers/pfl_research.py [--only W] [--passes 5] [--device cuda] [--json FILE]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def rounds_of(work: Work) -> Callable[[], object]:
 
     def client(k: int) -> Dataset:
         x, y = work.clients[k]
-        order = torch.from_numpy(rng.permutation(len(y)))
+        order = torch.from_numpy(rng.permutation(len(y))).to(y.device)
         return Dataset(raw_data=(x[order], y[order]), user_id=str(k))
 
     data = FederatedDataset(client, get_user_sampler("minimize_reuse", list(range(len(work.clients)))))
@@ -50,7 +50,9 @@ def rounds_of(work: Work) -> Callable[[], object]:
         train_cohort_size=len(work.clients),
         val_cohort_size=None,
     )
-    local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=work.batch_size)
+    local = NNTrainHyperParams(
+        local_num_epochs=work.epochs, local_learning_rate=LR, local_batch_size=work.batch_size
+    )
     return lambda: FederatedAveraging().run(one_round, backend, model, local, send_metrics_to_platform=False)
 
 
