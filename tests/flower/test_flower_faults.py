@@ -17,6 +17,7 @@ import pytest
 from damage import copied, damaged
 from flower_world import SIZES, World, apart, reference
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 import holdfast as hf
 from holdfast.engine.flower.messages import record_of, tree_of
@@ -279,8 +280,16 @@ def test_a_network_cut_for_a_while_is_waited_out(tmp_path: Path, monkeypatch: py
     assert apart(world.model, reference(METHODS["scaffold"]()).model.state_dict()) <= 1e-9
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.ReadTimeout("500 Internal Server Error"),
+        ObjectPushError("object", 1, "session"),  # the SuperLink was restarted during an upload
+        ValueError("Unexpected format for object head."),  # a reply that Flower cannot read
+    ],
+)
 def test_a_superlink_that_refuses_single_calls_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.engine.flower.engine.PAUSE_SECONDS", 0.0)
     world = World(tmp_path, method="scaffold", wait=60)
@@ -290,7 +299,7 @@ def test_a_superlink_that_refuses_single_calls_is_asked_again(
     def refused(call: str, turns: tuple[int, ...]) -> None:
         calls[call] += 1
         if calls[call] in turns:
-            raise httpx.ReadTimeout("500 Internal Server Error")
+            raise error
 
     def send_and_receive(messages: Any, **more: Any) -> list[Message]:
         refused("send", (1, 4))  # who is there at all; the training of round 2

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
@@ -42,7 +41,9 @@ class Nodes:
             strangers = sorted(online - self.reports.keys())
             asked = [message(DESCRIBE, node, {}, ttl=seconds) for node in strangers]
             replies = list(self.grid.send_and_receive(asked, timeout=seconds)) if asked else []
-        except httpx.HTTPError as error:
+        except (
+            Exception
+        ) as error:  # of many types: refused calls, uploads that a restart cut, replies it cannot read
             _log.warning("Holdfast: the SuperLink does not answer: %s", _first_line(error))
             return
         self.reports = {node: report for node, report in self.reports.items() if node in online}
@@ -101,7 +102,7 @@ class Nodes:
         replies, faults = {}, {}  # type: dict[int, Message], dict[int, Incident]
         try:
             received = list(self.grid.send_and_receive(list(sent.values()), timeout=seconds)) if sent else []
-        except httpx.HTTPError as error:  # an overloaded SuperLink refuses single calls
+        except Exception as error:  # as above; all are asked again
             return {}, {node: Incident(-1, "not reached", _first_line(error)) for node in sent}
         node_of = {one.metadata.message_id: node for node, one in sent.items()}
         for reply in received:
@@ -121,4 +122,5 @@ class Nodes:
 
 def _first_line(error: Exception) -> str:
     """The first line of an error of Flower's transport, which says the most."""
-    return str(error).partition("\n")[0][:500] or type(error).__name__
+    line, _, _ = str(error).partition("\n")
+    return f"{type(error).__name__}: {line[:500]}"
