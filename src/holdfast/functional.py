@@ -19,9 +19,8 @@ def kl_divergence(
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """-log softmax(z)_y for each sample: ``[B]`` from logits ``[B, C]``."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(
-        logits
-    ):  # under vmap torch's takes two dozen operations
+    # Under vmap torch's own takes two dozen operations.
+    if torch._C._functorch.is_functorch_wrapped_tensor(logits):
         return -F.log_softmax(logits, dim=-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
     return F.cross_entropy(logits, y, reduction="none")
 

@@ -28,12 +28,14 @@ from holdfast.runs import files
 LIAR = 2  # the client whose replies are tampered with, in round 2
 
 
-def tampered(world: World, change: Callable[[RecordDict], Any], round: int = 2) -> None:
-    """Change the reply of the liar's node in one round."""
+def tampered(world: World, change: Callable[[RecordDict], Any], round: int | None = 2) -> None:
+    """Change the reply of the liar's node in one round, or about the final model if ``round`` is None."""
 
     def fault(asked: Message, reply: Message) -> list[Message]:
-        orders = asked.content.get("orders")
-        if orders is None or orders["round"] != round or LIAR not in orders["clients"] or reply.has_error():
+        orders, survey = asked.content.get("orders"), asked.metadata.message_type == "query.survey"
+        if orders is None or LIAR not in orders["clients"] or reply.has_error():
+            return [reply]
+        if not survey if round is None else orders["round"] != round:
             return [reply]
         content = copied(reply.content)
         change(content)
@@ -145,15 +147,7 @@ def test_a_lie_about_the_final_model_is_named_too(
     monkeypatch.setattr(f"{__name__}.LIAR", 0)
     world = World(tmp_path, method="ccvr")
 
-    def fault(asked: Message, reply: Message) -> list[Message]:
-        if asked.metadata.message_type != "query.survey" or LIAR not in asked.content["orders"]["clients"]:
-            return [reply]
-        content = copied(reply.content)
-        change(content)
-        reply.__dict__["_content"] = content
-        return [reply]
-
-    world.grid.fault = fault
+    tampered(world, change, round=None)
     world.run()
     assert world.incidents() == [(3, LIAR, kind)]
     assert all(value.isfinite().all() for value in world.model.values())

@@ -100,12 +100,12 @@ class TestSet:
         ]
         numbers = torch.cat([loss, *right]).cpu().numpy()  # one wait for the GPU, not one for each
         of_class, of_domain = np.split(numbers[1:], [len(self.of_class)])
-        domains = _shares(of_domain, self.of_domain)[: len(self.domains)].tolist()
+        domains = _shares(of_domain, self.of_domain).tolist()
         return Evaluation(
             float(of_class.sum() / len(self)),
             float(numbers[0]),
             _shares(of_class, self.of_class),
-            dict(zip(self.domains, domains, strict=True)),
+            dict(zip(self.domains, domains, strict=False)),  # without names there is one domain, not told
             correct,
         )
 

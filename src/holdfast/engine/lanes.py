@@ -116,7 +116,7 @@ class Lanes:
         for leg in legs:
             last_step[leg.lane] = max(last_step[leg.lane], leg.last)
         # Asking for a result makes a GPU wait: those in lanes that nobody else needs are asked for at the end.
-        patient, done = self.settings.deadline is None, []  # type: bool, list[Leg]
+        patient, resting = self.settings.deadline is None, []  # type: bool, list[Leg]
         for at in range(max(ends) + 1):
             self._enter(starts.get(at, ()), sent)
             self._program(int((last_step >= at).sum()), bool(layout.padded[at]))()
@@ -125,13 +125,11 @@ class Lanes:
             if at == max(ends) and self.graphs and self.upcoming is not None:
                 jobs = self.upcoming(sent.round + 1)
                 self.ahead = self._lay_out(sent.round + 1, jobs) if jobs else None
-            if at in ends:
-                done += ends[at]
-                later = [
-                    leg for leg in done if patient and leg.last == last_step[leg.lane] and at < max(ends)
-                ]
-                yield from self._leave([leg for leg in done if leg not in later])
-                done = later
+            ended = ends.get(at, [])
+            rest = [leg for leg in ended if patient and leg.last == last_step[leg.lane]]
+            yield from self._leave([leg for leg in ended if leg not in rest])
+            resting += rest
+        yield from self._leave(resting)
 
     def _take(self, round: int, jobs: Sequence[Job]) -> Layout:
         """The layout of a round: made ahead, or now."""

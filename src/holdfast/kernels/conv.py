@@ -231,8 +231,10 @@ def _tile(n: int, most: int) -> int:
 def _product_tiles(n: int, rows: int) -> tuple[int, int, int, int]:
     """Rows and columns of a tile, warps and stages, as measured fastest on an H200; ``rows`` are all lanes'."""
     columns = _tile(n, 128)
-    if not halves() or rows < 128 * _PROCESSORS:  # smaller tiles, so that every processor has one
-        return 64, columns, 4, 2 if not halves() else 3
+    if not halves():
+        return 64, columns, 4, 2
+    if rows < 128 * _PROCESSORS:  # smaller tiles, so that every processor has one
+        return 64, columns, 4, 3
     return 128, columns, 8 if columns == 128 else 4, 3
 
 
