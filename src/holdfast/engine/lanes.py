@@ -69,6 +69,7 @@ class Lanes:
         self.lanes, self.width = lanes, width
         self.group = lanes
         self.graphs = task.device.type == "cuda"
+        self.pool = torch.cuda.graph_pool_handle() if self.graphs else None  # programs run one after another
         self.upcoming: Callable[[int], Sequence[Job]] | None = (
             None  # a later round's clients, if they are known
         )
@@ -277,7 +278,7 @@ class Lanes:
         graph = torch.cuda.CUDAGraph()
         gc.disable()  # collecting another run's graph in the midst of a capture would break it
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self.pool):
                 step()
         finally:
             gc.enable()
