@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from holdfast import metrics
+from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.errors import HoldfastError
 from holdfast.experiment import Experiment
@@ -82,6 +83,7 @@ def compare(
     variants = {name: replace(experiment, method=name) for name in methods}
     runs: dict[str, dict[int, Records]] = {name: {} for name in methods}
     paths = []
+    dataset: Dataset | None = None
     for seed in chosen:
         federation: Federation | None = None
         for name, variant in variants.items():
@@ -94,7 +96,9 @@ def compare(
                 continue
             if on_start is not None:
                 on_start(name, seed)
-            federation = federation or one.build_federation()
+            if federation is None:
+                dataset = dataset if dataset is not None and one.data_is_fixed else one.load_data()
+                federation = one.build_federation(dataset)
             resume = path is not None and (path / "experiment.yaml").exists()
             run = one.run(path, resume=resume, federation=federation, on_round=on_round)
             runs[name][seed] = run.records

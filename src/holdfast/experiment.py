@@ -159,6 +159,11 @@ class Experiment(Settings):
 
     # Making it real -------------------------------------------------------------------------------------
 
+    @property
+    def data_is_fixed(self) -> bool:
+        """Whether every seed has the same data; what is mixed of several domains is drawn by the seed."""
+        return self.data.partition(":")[0] != MIXED_DIGITS
+
     def load_data(self) -> Dataset:
         """The data set."""
         from holdfast.data.mixed import DIGIT_DOMAINS, mix_domains

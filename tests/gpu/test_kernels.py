@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F
 
 from holdfast.data.preprocess import Preprocess
@@ -154,6 +154,38 @@ def test_largest_values():
         assert torch.equal(frame.largest(x), x.abs().amax((1, 2, 3, 4)))
 
 
+@pytest.mark.parametrize("shape", [(3, 50, 10), (2, 7, 100), (1, 1, 2), (4, 300, 62), (2, 3, 1000)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_mean_cross_entropy(shape, masked):
+    from holdfast.kernels.entropy import mean_cross_entropy
+
+    logits = 5 * torch.randn(shape, device="cuda")
+    labels = torch.randint(shape[2], shape[:2], device="cuda")
+    mask = (torch.rand(shape[:2], device="cuda") < 0.7).float()
+    mask[0] = 0  # a lane that is all padding
+    weight = mask if masked else torch.ones_like(mask)
+
+    def exact(z, y, m):
+        losses = F.cross_entropy(z.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        return ((losses * m).sum(1) / m.sum(1).clamp(min=1)).sum()
+
+    truth = logits.double().requires_grad_()
+    want = exact(truth, labels, weight.double())
+    (slope,) = torch.autograd.grad(want, truth)
+    dims = (0, 0, 0 if masked else None)
+    ours = vmap(grad_and_value(mean_cross_entropy), in_dims=dims)(logits, labels, mask if masked else None)
+    assert float(ours[1].sum()) == pytest.approx(float(want), rel=1e-5)
+    assert torch.allclose(ours[0].double(), slope, rtol=1e-4, atol=1e-7)
+
+
+def test_cross_entropy_of_what_is_no_number():
+    from holdfast.kernels.entropy import mean_cross_entropy
+
+    logits = torch.zeros(3, 4, device="cuda")
+    logits[1, 2] = float("nan")
+    assert torch.isnan(mean_cross_entropy(logits, torch.zeros(3, dtype=torch.long, device="cuda"), None))
+
+
 def test_layers_under_vmap_and_grad(monkeypatch):
     from holdfast import kernels
 
@@ -161,7 +193,7 @@ def test_layers_under_vmap_and_grad(monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     plain = nn.Sequential(
         nn.Conv2d(3, 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.Flatten(),
-        nn.Linear(6 * 14 * 14, 10),
+        nn.Linear(6 * 14 * 14, 33), nn.ReLU(), nn.Linear(33, 10),
     ).cuda()  # fmt: skip
     fast = copy.deepcopy(plain)
     kernels.install(fast)

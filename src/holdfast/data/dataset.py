@@ -44,6 +44,14 @@ class Dataset:
     classes: tuple[str, ...]
     preprocess: Preprocess = field(default_factory=Preprocess)
     groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
+    _placed: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, init=False, repr=False)
+
+    def on(self, device: torch.device) -> tuple[Tensor, ...]:
+        """``x_train, y_train, x_test, y_test`` on a device, sent there once for all runs that share this data set."""
+        if device not in self._placed:
+            tensors = (self.x_train, self.y_train, self.x_test, self.y_test)
+            self._placed[device] = tuple(tensor.to(device) for tensor in tensors)
+        return self._placed[device]
 
     @property
     def num_classes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,10 +38,11 @@ class TestSet:
         labels = dataset.y_test.numpy()
         chosen = np.arange(len(labels)) if limit is None else _balanced(labels, limit, seed)
         device = task.device
-        at = torch.from_numpy(chosen)
-        self.places = at.to(device)
+        self.places = torch.from_numpy(chosen).to(device)
         self.task, self.preprocess = task, dataset.preprocess
-        self.x, self.y = dataset.x_test[at].to(device), dataset.y_test[at].to(device)
+        _, _, self.x, self.y = dataset.on(device)
+        if limit is not None:
+            self.x, self.y = (t.index_select(0, self.places) for t in (self.x, self.y))
         domain = dataset.groups.get("domain")
         self.domains = () if domain is None else domain.names
         ids = np.zeros(len(chosen), np.int64) if domain is None else domain.test[chosen]
@@ -80,16 +81,15 @@ class TestSet:
         many = vmap(forward, in_dims=(0, 0, None))
         parts: list[list[Tensor]] = [[] for _ in models]
         with torch.no_grad():
-            for x in self._inputs():
+            for x in self._inputs(len(models)):
                 features, logits = many(params, buffers, x)
                 for i, score in enumerate(scores):
                     parts[i].append(score(Output(features[i], logits[i])))
         return [self._judge(torch.cat(part)) for part in parts]
 
-    def _inputs(self) -> list[Tensor]:
-        return [
-            self.preprocess(x, dtype=self.task.dtype) for x in torch.split(self.x, self.task.evaluation_batch)
-        ]
+    def _inputs(self, models: int = 1) -> Iterator[Tensor]:
+        batch = max(128, self.task.evaluation_batch // models)
+        return (self.preprocess(x, dtype=self.task.dtype) for x in torch.split(self.x, batch))
 
     def _judge(self, scores: Tensor) -> Evaluation:
         correct = scores.argmax(-1) == self.y

@@ -69,7 +69,7 @@ class Lanes:
         self.lanes, self.width = lanes, width
         self.group = lanes
         self.graphs = task.device.type == "cuda"
-        self.pool = torch.cuda.graph_pool_handle() if self.graphs else None  # programs run one after another
+        self.pool = self._new_pool()
         self.upcoming: Callable[[int], Sequence[Job]] | None = (
             None  # a later round's clients, if they are known
         )
@@ -240,7 +240,11 @@ class Lanes:
 
     def _forget_programs(self) -> None:
         self.programs.clear()
-        self.taped = 0
+        self.pool, self.taped = self._new_pool(), 0
+
+    def _new_pool(self) -> Any:
+        """GPU memory that all programs may use, since they run one after another."""
+        return torch.cuda.graph_pool_handle() if self.graphs else None
 
     def _state(self) -> list[Tensor]:
         """All that a step changes."""
@@ -386,7 +390,7 @@ class Lanes:
             out, new_buffers = self.task.network.pure(w, buffers, x, mask, key)
             if extra is not None:
                 out = split_extra(out, len(extra))
-            loss = method.task_loss(out, batch, carry)
+            loss = self._task_loss(out, batch, carry)
             term = method.loss(out, batch, carry, Local(w, self.sent))
             fresh = changes(new_buffers, buffers)
             return loss if term is None else loss + term, (out.features, out.logits, fresh)
@@ -398,6 +402,13 @@ class Lanes:
             scale = clip_scale(list(grads.values()), settings.max_grad_norm)
             grads = {k: g * scale for k, g in grads.items()}
         return grads, loss, features, logits, fresh
+
+    def _task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
+        if self.task.network.uses_kernels and not self.method.overrides("task_loss"):
+            from holdfast.kernels.entropy import mean_cross_entropy
+
+            return mean_cross_entropy(out.logits, batch.y, batch.mask)
+        return self.method.task_loss(out, batch, carry)
 
     def _rated_descent(
         self, params: Tensors, momentum: Tensors, grads: Tensors, *lane: Tensor

@@ -17,7 +17,7 @@ from holdfast.models.network import Network
 
 def device_data(dataset: Dataset, device: torch.device, dtype: torch.dtype) -> DeviceData:
     """The training samples of a data set, on the device."""
-    x, y = dataset.x_train.to(device), dataset.y_train.to(device)
+    x, y, _, _ = dataset.on(device)
     return DeviceData(x, y, dataset.y_train.numpy(), dataset.preprocess, dtype)
 
 

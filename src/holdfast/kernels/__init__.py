@@ -6,6 +6,7 @@ import importlib.util
 import os
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ def remember(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> None:
 
 
 def _note(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> Path:
-    layers = [str(module) for module in net.modules() if isinstance(module, nn.Conv2d)]
+    layers = [str(module) for module in net.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
     source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     what = repr((layers, shape, batch_size, torch.__version__)).encode() + source
     root = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
@@ -49,21 +50,30 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def install(net: nn.Module) -> None:
-    """Let a network's convolutions, with ReLU and 2x2 pooling where they follow, run as kernels of ours."""
-    from holdfast.kernels.layers import LaneConv2d, LaneConvReLUPool
+    """Let a network's convolutions and linear layers, with what follows them, run as kernels of ours."""
+    from holdfast.kernels.layers import LaneConv2d, LaneLinear
 
     for parent in list(net.modules()):
-        children = dict(parent.named_children())
-        served = {n: m for n, m in children.items() if isinstance(m, nn.Conv2d) and LaneConv2d.serves(m)}
-        for name, module in served.items():
-            setattr(parent, name, LaneConv2d(module))
+        for name, module in list(parent.named_children()):
+            if isinstance(module, nn.Conv2d) and LaneConv2d.serves(module):
+                setattr(parent, name, LaneConv2d(module))
+            elif type(module) is nn.Linear and module.bias is not None:
+                module.__class__ = LaneLinear  # so it keeps its hooks
         if isinstance(parent, nn.Sequential):  # the only module that says in which order its children apply
-            names = list(children)
-            for name, relu, below in zip(names, names[1:], names[2:], strict=False):
-                if name in served and isinstance(children[relu], nn.ReLU) and _halves(children[below]):
-                    setattr(parent, name, LaneConvReLUPool(served[name]))
-                    setattr(parent, relu, nn.Identity())
-                    setattr(parent, below, nn.Identity())
+            _fuse(parent)
+
+
+def _fuse(sequence: nn.Sequential) -> None:
+    """Let layers do the ReLU, or the ReLU and pooling, that follow them."""
+    from holdfast.kernels.layers import LaneConv2d, LaneLinear
+
+    for at, (layer, relu) in enumerate(pairwise(list(sequence))):
+        if not isinstance(relu, nn.ReLU):
+            continue
+        if isinstance(layer, LaneLinear):
+            layer.rectified, sequence[at + 1] = True, nn.Identity()
+        elif isinstance(layer, LaneConv2d) and at + 2 < len(sequence) and _halves(sequence[at + 2]):
+            layer.pooled, sequence[at + 1], sequence[at + 2] = True, nn.Identity(), nn.Identity()
 
 
 def _halves(module: nn.Module) -> bool:

@@ -9,13 +9,15 @@ from torch.autograd.function import Function
 from torch.nn import functional as F
 
 from holdfast.kernels import conv, pool
+from holdfast.kernels.bias import add_bias
 from holdfast.kernels.frame import Padded, pad, unpool
-
-_apply: Any = lambda function, *arguments: function.apply(*arguments)  # noqa: E731  # torch leaves it untyped
+from holdfast.kernels.function import apply
 
 
 class LaneConv2d(nn.Module):
-    """A Conv2d that is fast for many lanes at once."""
+    """A Conv2d that is fast for many lanes at once, and the ReLU and 2x2 max-pooling behind it if ``pooled``."""
+
+    pooled = False
 
     def __init__(self, conv2d: nn.Conv2d) -> None:
         super().__init__()
@@ -35,26 +37,27 @@ class LaneConv2d(nn.Module):
             and module.padding[0] == module.padding[1]
         )
 
-    def convolve(self, x: Tensor, pooled: bool) -> Tensor:
-        """The convolution, with ReLU and pooling behind it if ``pooled``."""
-        bias = self.weight.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
-        return cast(Tensor, _apply(_Convolve, x, self.weight, bias, self.stride, self.padding, pooled)[0])
-
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, O, OH, OW]`` from ``[B, C, H, W]``."""
-        return self.convolve(x, pooled=False)
-
-
-class LaneConvReLUPool(LaneConv2d):
-    """A Conv2d followed by ReLU and 2x2 max-pooling."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, O, OH // 2, OW // 2]`` from ``[B, C, H, W]``."""
+        """``[B, O, OH, OW]`` from ``[B, C, H, W]``; half as high and wide if ``pooled``."""
         kernel = (self.weight.shape[-2], self.weight.shape[-1])
         out = conv.output_size((x.shape[-2], x.shape[-1]), kernel, self.stride, self.padding)
-        pooled = not (out[0] % 2 or out[1] % 2)
-        y = self.convolve(x, pooled)
-        return y if pooled else F.max_pool2d(F.relu(y), 2)
+        at_once = self.pooled and not (out[0] % 2 or out[1] % 2)
+        bias = self.weight.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
+        y = cast(Tensor, apply(_Convolve, x, self.weight, bias, self.stride, self.padding, at_once)[0])
+        return F.max_pool2d(F.relu(y), 2) if self.pooled and not at_once else y
+
+
+class LaneLinear(nn.Linear):
+    """A linear layer with a bias, and the ReLU behind it if ``rectified``."""
+
+    rectified = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, O]`` from ``[B, I]``; other shapes go torch's way."""
+        if x.dim() == 2:
+            return add_bias(x @ self.weight.mT, self.bias, self.rectified)
+        y = super().forward(x)
+        return F.relu(y) if self.rectified else y
 
 
 def _with_lanes(tensor: Tensor, dim: int | None) -> Tensor:
@@ -83,7 +86,7 @@ class _Convolve(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         of_input = ctx.needs_input_grad[0]
-        found = _apply(_ConvolveBack, ctx.size, *ctx.geometry, of_input, grads[0], *ctx.saved_tensors)
+        found = apply(_ConvolveBack, ctx.size, *ctx.geometry, of_input, grads[0], *ctx.saved_tensors)
         dx, dw, db = found if of_input else (None, *found)
         return dx, dw, db, None, None, None
 

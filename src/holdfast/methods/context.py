@@ -17,7 +17,7 @@ from holdfast.random import generator
 if TYPE_CHECKING:
     from holdfast.methods.base import Tensors, Tree
 
-EVALUATION_BATCH = 1024
+EVALUATION_BATCH = 4096
 
 
 @dataclass(frozen=True, eq=False)

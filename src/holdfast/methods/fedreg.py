@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.methods.base import Batch, Local, Method, Tensors, Trainer, Tree
-from holdfast.methods.context import EVALUATION_BATCH, Client
+from holdfast.methods.context import Client
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,7 @@ class FedReg(Method):
     def _ascend(self, client: Client, rate: float) -> Tensor:
         """The client's samples, moved to where the global model errs more."""
         task, parts = client.task, []
-        samples = zip(
-            torch.split(client.x, EVALUATION_BATCH), torch.split(client.y, EVALUATION_BATCH), strict=True
-        )
-        for x, y in samples:
+        for x, y in zip(torch.split(client.x, 1024), torch.split(client.y, 1024), strict=True):
             moved = x
             for _ in range(self.steps):
                 moved = moved.detach().requires_grad_()

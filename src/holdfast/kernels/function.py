@@ -1,0 +1,22 @@
+"""What differentiable kernels with rules of their own for ``vmap`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import Function
+
+
+def apply(function: type[Function], *arguments: Any) -> Any:
+    """``function.apply``, which torch leaves untyped."""
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+def in_lanes(info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Any]:
+    """The operands of a ``vmap`` rule with their lanes first; what all lanes share is repeated for each."""
+    return [
+        None if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(tensors, dims, strict=True)
+    ]
