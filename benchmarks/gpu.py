@@ -171,10 +171,11 @@ def comparison(report: dict) -> None:
         began = time.perf_counter()
         found = compare(COMPARED, experiment, seeds=3, out=Path(folder) / "runs")
         total = time.perf_counter() - began
-        trained = sum(
-            r["seconds"]["train"] for path in found.paths for r in RunDirectory.open(path).records()
-        )
-    report["comparison"] = {"total s": total, "training s": trained, "ratio": total / trained}
+        records = [r["seconds"] for path in found.paths for r in RunDirectory.open(path).records()]
+        trained, tested = (sum(seconds[what] for seconds in records) for what in ("train", "evaluate"))
+    report["comparison"] = {
+        "total s": total, "training s": trained, "testing s": tested, "ratio": total / trained,
+    }  # fmt: skip
     print(report["comparison"], flush=True)
 
 
