@@ -122,10 +122,13 @@ def test_samples_are_read_as_preprocessing_says(preprocess, stored):
 
     rng = np.random.default_rng()
     x = torch.from_numpy(rng.integers(0, 256, (20, 3, 12, 10))).to("cuda", stored)
-    ids = torch.from_numpy(rng.integers(0, 20, 7)).cuda()
-    draws = torch.from_numpy(preprocess.draw(rng, 7, (3, 12, 10))).cuda() if preprocess.augments else None
-    want = preprocess(x.index_select(0, ids), draws)
-    assert torch.allclose(read(x, ids, draws, preprocess), want, rtol=1e-6, atol=1e-4)
+    y = torch.from_numpy(rng.integers(0, 10, 20)).cuda()
+    ids = torch.from_numpy(rng.integers(0, 20, (2, 9))).cuda()[:, :7]  # with others behind them, as in a step
+    draws = torch.from_numpy(preprocess.draw(rng, 14, (3, 12, 10))).cuda() if preprocess.augments else None
+    want = preprocess(x.index_select(0, ids.reshape(-1)), draws).view(2, 7, 3, 12, 10)
+    samples, labels = read(x, y, ids, draws, preprocess)
+    assert torch.allclose(samples, want, rtol=1e-6, atol=1e-4)
+    assert torch.equal(labels, y[ids])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -28,9 +28,9 @@ def unequal_federation(augment):
     return Federation(dataset, np.arange(offsets[-1]), offsets.astype(np.int64))
 
 
-def weights(method, engine, precision, augment=False, lanes=3, rounds=2):
+def weights(method, engine, precision, augment=False, lanes=3, rounds=2, lr=0.02):
     run = hf.train(
-        method, hf.models.cnn(), unequal_federation(augment), rounds=rounds, epochs=2, batch_size=16, lr=0.02,
+        method, hf.models.cnn(), unequal_federation(augment), rounds=rounds, epochs=2, batch_size=16, lr=lr,
         momentum=0.9, engine=engine, device="cuda", precision=precision, lanes=lanes, evaluate_locals=False,
     )  # fmt: skip
     return torch.cat([p.flatten() for p in run.model.state_dict().values()])
@@ -47,8 +47,12 @@ def test_every_method_agrees_with_sequential_in_float64(name):
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_kernels_agree_with_sequential_in_float32(augment):
-    a, b = (weights(hf.FedNTD(), engine, "float32", augment, rounds=1) for engine in ("sequential", "lanes"))
-    assert float((a - b).norm() / a.norm()) < 1e-3
+    # In small steps: in large ones the rounding of float32 alone grows to 1e-3.
+    a, b = (
+        weights(hf.FedNTD(), engine, "float32", augment, rounds=1, lr=0.002)
+        for engine in ("sequential", "lanes")
+    )
+    assert float((a - b).norm() / a.norm()) < 1e-4
 
 
 def test_same_seed_same_bits():

@@ -50,6 +50,9 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     return torch.float64 if name == "float64" else torch.float32
 
 
+_tried: dict[tuple[object, ...], int] = {}
+
+
 def choose_engine(
     name: str,
     method: Method,
@@ -126,14 +129,23 @@ def fitting_lanes(task: Task, data: DeviceData, cohort: int, width: int) -> int:
     most = min(cohort, MOST_LANES)
     if task.device.type != "cuda":
         return int(max(1, min(most, 0.4 * available_bytes() // (4 * step_bytes(task, data, width)))))
-    params = {k: v.unsqueeze(0) for k, v in task.network.params.items()}
-    buffers = {k: v.unsqueeze(0) for k, v in task.network.buffers.items()}
-    x = torch.zeros((1, width, *data.x.shape[1:]), dtype=task.dtype, device=task.device)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    objective = lambda p, b, v: task.network.pure(p, b, v)[0].logits.logsumexp(-1).mean()  # noqa: E731
-    vmap(grad(objective))(params, buffers, x)
-    used = torch.cuda.max_memory_allocated() - before
-    weights = sum(p.numel() * p.element_size() for p in params.values())
+    weights = sum(p.numel() * p.element_size() for p in task.network.params.values())
+    each = _bytes_of_a_lane(task, data, width) + 8 * weights
     free, _ = torch.cuda.mem_get_info()
-    return int(max(1, min(most, 0.4 * free // (used + 8 * weights))))
+    return int(max(1, min(most, 0.4 * free // each)))
+
+
+def _bytes_of_a_lane(task: Task, data: DeviceData, width: int) -> int:
+    """What one lane's gradient takes of a GPU's memory: tried once for runs that are alike."""
+    shape = (1, width, *data.x.shape[1:])
+    alike = (str(task.network.net), shape, task.dtype, task.network.uses_kernels)
+    if alike not in _tried:
+        params = {k: v.unsqueeze(0) for k, v in task.network.params.items()}
+        buffers = {k: v.unsqueeze(0) for k, v in task.network.buffers.items()}
+        x = torch.zeros(shape, dtype=task.dtype, device=task.device)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        objective = lambda p, b, v: task.network.pure(p, b, v)[0].logits.logsumexp(-1).mean()  # noqa: E731
+        vmap(grad(objective))(params, buffers, x)
+        _tried[alike] = torch.cuda.max_memory_allocated() - before
+    return _tried[alike]

@@ -339,27 +339,30 @@ class Lanes:
         at = {name: values.index_select(0, self.cursor)[0, :n] for name, values in self.steps.items()
               if name != "mask" or masked}  # fmt: skip
         places = at["places"]
-        ids, rows = (part.reshape(-1) for part in places[:, :-2].chunk(2, dim=1))
         epoch, key = places[:, -2], places[:, -1]
         draws = at["draws"].reshape(-1, 5) if self.data.preprocess.augments else None
-        x = self._read(ids, draws)
-        x = x.view(n, self.width, *x.shape[1:])
-        y = self.data.y.index_select(0, ids).view(n, self.width)
-        tables = {
-            k: v.index_select(0, rows).view(n, self.width, *v.shape[1:]) for k, v in self.tables.items()
-        }
+        x, y = self._read(places[:, : self.width], draws)
+        tables = {}
+        if self.tables:
+            rows = places[:, self.width : 2 * self.width].reshape(-1)
+            tables = {
+                k: v.index_select(0, rows).view(n, self.width, *v.shape[1:]) for k, v in self.tables.items()
+            }
         teachers = {name: {k: v[:n] for k, v in w.items()} for name, w in self.teachers.items()}
         frozen = {k: v[:n] for k, v in self.frozen_buffers.items()}
         mask = at["mask"] if masked else x.new_empty((n, 0))
         return x, y, mask, epoch, key, tables, teachers, frozen
 
-    def _read(self, ids: Tensor, draws: Tensor | None) -> Tensor:
+    def _read(self, ids: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Samples, ready for the model, and labels by ids ``[n, B]``."""
         data = self.data
         if self.task.network.uses_kernels and data.x.dim() == 4 and data.x.is_contiguous():
             from holdfast.kernels.read import read
 
-            return read(data.x, ids, draws, data.preprocess)
-        return data.preprocess(data.x.index_select(0, ids), draws, dtype=data.dtype)
+            return read(data.x, data.y, ids, draws, data.preprocess)
+        flat = ids.reshape(-1)
+        x = data.preprocess(data.x.index_select(0, flat), draws, dtype=data.dtype)
+        return x.view(*ids.shape, *x.shape[1:]), data.y.index_select(0, flat).view(ids.shape)
 
     def _batch(
         self, x: Tensor, y: Tensor, mask: Tensor, epoch: Tensor, key: Tensor, tables: Tensors,

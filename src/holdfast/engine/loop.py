@@ -188,6 +188,8 @@ class Loop:
             raise too_few(number, len(local.clients), settings.min_clients, incidents)
         if gathered.total:
             self._merge(gathered)
+        if self.task.device.type == "cuda":
+            torch.cuda.synchronize(self.task.device)  # or what is left to merge would count as testing
         trained = time.perf_counter()
         seconds_local = local.seconds
         record |= local.record() | {

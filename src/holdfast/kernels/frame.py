@@ -45,9 +45,10 @@ def _frame(
     if POOLED:
         at = (h // 2 * (W // 2) + w // 2)[:, None] * C + c[None, :]
         won = tl.load(code + image * (H // 2 * (W // 2) * C) + at, mask=real, other=4)
-        value = tl.load(x + at, mask=real & (won == (h % 2 * 2 + w % 2)[:, None]), other=0.0)
-    else:
-        value = tl.load(x + (h * x_h + w * x_w)[:, None] + (c * x_c)[None, :], mask=real, other=0.0)
+        real = real & (won == (h % 2 * 2 + w % 2)[:, None])
+        h = h // 2
+        w = w // 2
+    value = tl.load(x + (h * x_h + w * x_w)[:, None] + (c * x_c)[None, :], mask=real, other=0.0)
     if HALF:
         value = (value * scale_to_half(tl.load(largest + lane * each))).to(tl.float16)
     out += image * (PH * PW * CP)
@@ -119,7 +120,7 @@ def pad(x: Tensor, frame: Frame) -> Padded:
 
 def unpool(dy: Tensor, code: Tensor, frame: Frame) -> Padded:
     """The gradient of ReLU and pooling, ``[L, B, C, H, W]``, in its frame; dy and code are [L, B, C, H/2, W/2]."""
-    dy, code = (t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for t in (dy, code))
+    code = code.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     return _framed(dy, code, frame)
 
 

@@ -17,7 +17,7 @@ from holdfast.random import generator
 if TYPE_CHECKING:
     from holdfast.methods.base import Tensors, Tree
 
-EVALUATION_BATCH = 4096
+TEST_VALUES = 1 << 18  # of inputs that a test forwards at once, for each GiB of a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +45,13 @@ class Task:
     one_of_each: np.ndarray  # [C] ids of one training sample of each class, drawn by the seed; -1 where none
     read: Callable[[np.ndarray], tuple[Tensor, Tensor]]  # training samples and labels by id
 
-    @property
+    @cached_property
     def evaluation_batch(self) -> int:
         """Samples forwarded at once in tests: many keep a GPU busy, few stay in a CPU's cache."""
-        return EVALUATION_BATCH if self.device.type == "cuda" else 128
+        if self.device.type != "cuda":
+            return 128
+        gibibytes = torch.cuda.get_device_properties(self.device).total_memory / 2**30
+        return max(128, int(gibibytes * TEST_VALUES) // self.lowest.numel())
 
     def scalar(self, value: float) -> Tensor:
         """A number as a tensor, to be carried or sent."""
