@@ -10,6 +10,9 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.engine.loop import Loop
+from holdfast.runs import RunDirectory
+from holdfast.training import Training
 
 DIGITS = hf.load("digits")
 SMALL = {"rounds": 3, "sample": 4, "epochs": 1, "batch_size": 32, "lr": 0.1, "device": "cpu"}
@@ -206,6 +209,44 @@ def test_updates_that_are_no_numbers_are_left_out(federation, engine, method):
 def test_a_round_without_any_usable_update_ends_the_run(federation):
     with pytest.raises(hf.HoldfastError, match="no usable update is left"):
         hf.train(Spoiled(tuple(range(8))), hf.models.linear(), federation, **SMALL)
+
+
+def _timeless(records):
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def test_a_round_that_begins_while_the_last_one_is_tested_changes_nothing(federation, tmp_path, monkeypatch):
+    settings = SMALL | {"rounds": 5, "evaluate_locals": False}
+    plain = hf.train(hf.FedAvg(), hf.models.linear(), federation, **settings)
+    monkeypatch.setattr(Training, "_runs_ahead", True)
+    told = []
+    ahead = hf.train(
+        hf.FedAvg(), hf.models.linear(), federation, out=tmp_path / "run", on_round=told.append, **settings
+    )
+    assert _timeless(ahead.records) == _timeless(plain.records)
+    assert told == ahead.records == RunDirectory.open(tmp_path / "run").records()
+    for one, other in zip(ahead.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_round_still_under_test_is_kept_when_the_next_one_fails(federation, tmp_path, monkeypatch):
+    monkeypatch.setattr(Training, "_runs_ahead", True)
+    launch = Loop.launch
+
+    def fails_in_the_fourth(self, number):
+        if number == 4:
+            raise hf.HoldfastError("lost")
+        return launch(self, number)
+
+    monkeypatch.setattr(Loop, "launch", fails_in_the_fourth)
+    with pytest.raises(hf.HoldfastError, match="lost"):
+        hf.train(
+            hf.FedAvg(), hf.models.linear(), federation, out=tmp_path / "run",
+            **SMALL | {"rounds": 5, "evaluate_locals": False},
+        )  # fmt: skip
+    kept = RunDirectory.open(tmp_path / "run").records()
+    assert [record["round"] for record in kept] == [1, 2, 3]
+    assert all("accuracy" in record for record in kept)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from holdfast.data.sources import DATASETS
 from holdfast.engine.choice import choose_device, choose_engine, choose_precision
 from holdfast.engine.evaluation import TestSet
 from holdfast.engine.local import Broadcast, DeviceData, Incident, Job, LocalSide, on_device
-from holdfast.engine.loop import Engine, Loop, too_few
+from holdfast.engine.loop import Engine, Launched, Loop, too_few
 from holdfast.engine.memory import peak_bytes
 from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.settings import Settings
@@ -352,22 +352,37 @@ class Training:
             for tracker in trackers:
                 tracker.start(experiment)
                 stack.callback(tracker.finish)  # also when the run is interrupted
-            saved = time.monotonic()
-            for number in range(len(records) + 1, self.settings.rounds + 1):
-                record = loop.round(number)
-                if number == self.settings.rounds:
+
+            def keep(launched: Launched, save: bool = False) -> None:
+                record = loop.settle(launched)
+                if record["round"] == self.settings.rounds:
                     self._conclude(loop, record)
                 records.append(record)
                 if directory is not None:
                     directory.append(record)
-                    due = time.monotonic() - saved >= self.settings.checkpoint_seconds
-                    if due or number == self.settings.rounds:
+                    if save:
                         _save(directory, loop, memories)
-                        saved = time.monotonic()
                 for tracker in trackers:
                     tracker.log(record)
                 if on_round is not None:
                     on_round(record)
+
+            saved, waiting = time.monotonic(), list[Launched]()
+            try:
+                for number in range(len(records) + 1, self.settings.rounds + 1):
+                    launched = loop.launch(number)
+                    while waiting:
+                        keep(waiting.pop())
+                    late = time.monotonic() - saved >= self.settings.checkpoint_seconds
+                    due = late or number == self.settings.rounds
+                    if due or not self._runs_ahead:
+                        keep(launched, due)
+                        saved = time.monotonic() if due else saved
+                    else:
+                        waiting.append(launched)
+            finally:  # a round that went well is kept when the next one does not
+                while waiting:
+                    keep(waiting.pop())
             model = self._final_model(loop)
             if directory is not None and loop.picture is not None:
                 (directory.path / "probe.json").write_text(json.dumps(loop.picture) + "\n", encoding="utf-8")
@@ -375,6 +390,11 @@ class Training:
                 directory.save_model(model.state_dict())
             path = None if directory is None else directory.path
             return Run(experiment, records, model, path, peak_bytes(self.device))
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether a round begins while the last one's model is still tested; not where it needs what tests find."""
+        return self.device.type == "cuda" and not self.settings.evaluate_locals
 
     def _directory(self, out: str | Path, experiment: dict[str, Any], resume: bool) -> RunDirectory:
         if not resume:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +57,11 @@ class TestSet:
 
     def evaluate(self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]) -> Evaluation:
         """Test one model; ``scores`` turns its outputs into ``[B, C]``."""
-        network, parts = self.task.network, []
+        return self.begin(params, buffers, scores).wait()
+
+    def begin(self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]) -> Testing:
+        """Have one model tested, on a GPU without waiting for it."""
+        network, parts, watch = self.task.network, [], Stopwatch(self.task.device)
         with torch.no_grad():
             for x in self._inputs():
                 if network.uses_kernels:
@@ -63,7 +69,7 @@ class TestSet:
                 else:
                     out = network.apply(params, buffers, network.arranged(x))
                 parts.append(scores(out))
-        return self._judge(torch.cat(parts))
+        return self._judge(torch.cat(parts), watch)
 
     def evaluate_many(
         self, models: Sequence[tuple[Tensors, Tensors]], scores: Sequence[Callable[[Output], Tensor]]
@@ -85,20 +91,29 @@ class TestSet:
                 features, logits = many(params, buffers, x)
                 for i, score in enumerate(scores):
                     parts[i].append(score(Output(features[i], logits[i])))
-        return [self._judge(torch.cat(part)) for part in parts]
+        return [self._judge(torch.cat(part), Stopwatch(self.task.device)).wait() for part in parts]
 
     def _inputs(self, models: int = 1) -> Iterator[Tensor]:
         batch = max(128, self.task.evaluation_batch // models)
         return (self.preprocess(x, dtype=self.task.dtype) for x in torch.split(self.x, batch))
 
-    def _judge(self, scores: Tensor) -> Evaluation:
+    def _judge(self, scores: Tensor, watch: Stopwatch) -> Testing:
         correct = scores.argmax(-1) == self.y
         loss = F.cross_entropy(scores, self.y).double().view(1)
         right = [
             _count(correct, self.y, len(self.of_class)),
             _count(correct, self.domain, len(self.of_domain)),
         ]
-        numbers = torch.cat([loss, *right]).cpu().numpy()  # one wait for the GPU, not one for each
+        numbers = torch.cat([loss, *right])  # one copy to the host, not one for each
+        if numbers.is_cuda:
+            numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(
+                numbers, non_blocking=True
+            )
+        watch.stop()
+        return Testing(self, numbers, correct, watch)
+
+    def evaluation(self, numbers: np.ndarray, correct: Tensor) -> Evaluation:
+        """From the loss and the numbers of correct samples, by class and by domain."""
         of_class, of_domain = np.split(numbers[1:], [len(self.of_class)])
         domains = _shares(of_domain, self.of_domain).tolist()
         return Evaluation(
@@ -113,6 +128,49 @@ class TestSet:
         """``[C]`` on these samples, of a model already tested on the whole test set that they are part of."""
         right = _count(whole.correct[self.places], self.y, len(self.of_class))
         return _shares(right.cpu().numpy(), self.of_class)
+
+
+class Stopwatch:
+    """Measures what a device does between now and ``stop``, without making it wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        timed = device.type == "cuda"
+        event: Any = torch.cuda.Event
+        self._events = [event(enable_timing=True) for _ in range(2)] if timed else []
+        self._began = self._ended = time.perf_counter()
+        for event in self._events[:1]:
+            event.record()
+
+    def stop(self) -> None:
+        """The end."""
+        self._ended = time.perf_counter()
+        for event in self._events[1:]:
+            event.record()
+
+    def wait(self) -> float:
+        """Seconds, once the device has come to the end."""
+        if not self._events:
+            return self._ended - self._began
+        self._events[1].synchronize()
+        return float(self._events[0].elapsed_time(self._events[1])) / 1e3
+
+
+@dataclass(eq=False)
+class Testing:
+    """A test that a device may still be at; ``seconds`` are known when it is done."""
+
+    test: TestSet
+    numbers: Tensor
+    correct: Tensor
+    watch: Stopwatch
+    seconds: float = 0.0
+
+    __test__ = False  # not a pytest class
+
+    def wait(self) -> Evaluation:
+        """How good the model is."""
+        self.seconds = self.watch.wait()
+        return self.test.evaluation(self.numbers.numpy(), self.correct)
 
 
 def _count(correct: Tensor, group: Tensor, groups: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holdfast import metrics
 from holdfast.data.federation import Federation
-from holdfast.engine.evaluation import Evaluation, TestSet
+from holdfast.engine.evaluation import Evaluation, Testing, TestSet
 from holdfast.engine.lanes import Lanes
 from holdfast.engine.local import Broadcast, Incident, Job, LocalSide, Result
 from holdfast.engine.probe import Probe
@@ -55,6 +55,16 @@ class Gathered:
     buffers: Tensors = field(default_factory=dict)
     sums: Tree = field(default_factory=dict)
     uploads: list[Upload] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Launched:
+    """A round whose new model may still be under test."""
+
+    record: dict[str, Any]
+    testing: Testing | None
+    seconds: float  # that it took so far
+    tested: float  # of them, spent on tests
 
 
 class Loop:
@@ -137,6 +147,14 @@ class Loop:
 
     def round(self, number: int) -> dict[str, Any]:
         """Do one round (from 1) and return its record."""
+        return self.settle(self.launch(number))
+
+    def launch(self, number: int) -> Launched:
+        """Do one round, but on a GPU leave it while it still tests the new model.
+
+        Rounds must be settled in their order, and before the next is launched where local models are tested: what
+        they forgot is told against what the global model knew.
+        """
         began = time.perf_counter()
         method, server, settings = self.method, self.server, self.settings
         server.round = number
@@ -188,28 +206,31 @@ class Loop:
             raise too_few(number, len(local.clients), settings.min_clients, incidents)
         if gathered.total:
             self._merge(gathered)
-        if self.task.device.type == "cuda":
-            torch.cuda.synchronize(self.task.device)  # or what is left to merge would count as testing
-        trained = time.perf_counter()
-        seconds_local = local.seconds
         record |= local.record() | {
             "bytes_down": down * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
             "bytes_up": up,
             "incidents": [incident.record() for incident in incidents],
         }
-        if number % settings.evaluate_every == 0 or number == settings.rounds:
-            record |= self._test()
+        tested = number % settings.evaluate_every == 0 or number == settings.rounds
+        testing = self._begin_test(self.test) if tested else None
+        begun = time.perf_counter()
         if self.stream is not None and settings.evaluate_locals:
             record["stream"] = self.stream.after_round(number, local.clients)
         if probe is not None and probe.clients:
             record["probe"] = probe.record(self.server)
             self.picture = probe.picture() if number == settings.rounds else None
         ended = time.perf_counter()
-        record["seconds"] = {
-            "train": trained - began - seconds_local,
-            "evaluate": ended - trained + seconds_local,
-            "total": ended - began,
-        }
+        return Launched(record, testing, ended - began, local.seconds + ended - begun)
+
+    def settle(self, launched: Launched) -> dict[str, Any]:
+        """The record of a round, when its tests are done."""
+        began = time.perf_counter()
+        record, testing, tested = launched.record, launched.testing, launched.tested
+        if testing is not None:
+            record |= self._compare(testing.wait())
+            tested += testing.seconds
+        total = launched.seconds + time.perf_counter() - began
+        record["seconds"] = {"train": total - tested, "evaluate": tested, "total": total}
         return record
 
     def _gather(self, gathered: Gathered, result: Result) -> None:
@@ -253,9 +274,11 @@ class Loop:
 
     def evaluate_global(self, test: TestSet | None = None) -> Evaluation:
         """Test the global model, on the whole test set by default."""
-        test = test or self.test
+        return self._begin_test(test or self.test).wait()
+
+    def _begin_test(self, test: TestSet) -> Testing:
         method, server = self.method, self.server
-        return test.evaluate(method.generic(server), server.buffers, lambda out: method.predict(out, server))
+        return test.begin(method.generic(server), server.buffers, lambda out: method.predict(out, server))
 
     def seen(self) -> dict[str, np.ndarray]:
         """What the next round's record compares with; goes into checkpoints."""
@@ -273,8 +296,8 @@ class Loop:
         """Test once more, after a method has changed the model at the end."""
         return _tested(self.evaluate_global())
 
-    def _test(self) -> dict[str, Any]:
-        now = self.evaluate_global()
+    def _compare(self, now: Evaluation) -> dict[str, Any]:
+        """What is recorded of a new global model, and of what it forgot since it was last tested."""
         record = _tested(now)
         if self.before is not None:
             both = np.stack([self.before, now.class_accuracy])
