@@ -56,9 +56,11 @@ def _forward(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tenso
     logits, labels = logits.contiguous(), labels.contiguous()
     loss, slope = logits.new_empty(lanes), torch.empty_like(logits)
     wide = triton.next_power_of_2(classes)
+    high = min(triton.next_power_of_2(rows), max(1, _BLOCK // wide))
     _entropy[(lanes,)](
         logits, labels, labels if mask is None else mask.contiguous(), loss, slope, rows, classes,
-        MASKED=mask is not None, ROWS=min(triton.next_power_of_2(rows), max(1, _BLOCK // wide)), CLASSES=wide,
+        MASKED=mask is not None, ROWS=high, CLASSES=wide,
+        num_warps=min(4, max(1, high * wide // 1024)),  # few of them need not wait for one another
     )  # fmt: skip
     return loss, slope
 

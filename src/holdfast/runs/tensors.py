@@ -14,7 +14,7 @@ def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Safetensors bytes of named tensors on any device, contiguous or not, sharing memory or not."""
     # A copy of its own for each: safetensors refuses views, and tensors that share memory.
     own = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        name: tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
         for name, tensor in tensors.items()
     }
     # Safetensors sorts the names, but sums over a state must run in the same order after a resume.
