@@ -34,6 +34,8 @@ accuracy is at most 2 points below the published one; a speed-up, if it is at le
 
 Every number comes from `results/`, which holds each run's settings, versions, device and curves.
 `holdfast reproduce TABLE` runs what is missing; `holdfast reproduce --page docs/results.md` writes this page.
+`--workers 12` runs twelve cells at a time, on one GPU best with CUDA's multi-process service (`nvidia-cuda-mps-control
+-d`), without which they take turns.
 """
 
 
