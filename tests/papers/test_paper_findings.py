@@ -154,6 +154,7 @@ def test_estimates_follow_what_was_measured():
     measured = Estimates([entry(avg, [0.1])])  # 60 seconds
     assert measured.seconds(avg) == pytest.approx(60)
     assert measured.seconds(ntd) == pytest.approx(60)  # the same model with another method
+    assert Estimates([entry(avg, [0.1]) | {"beside": 12}]).seconds(avg) == pytest.approx(5)
 
 
 def test_missing_data_is_said_by_cell(monkeypatch, tmp_path):

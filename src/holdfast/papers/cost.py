@@ -78,10 +78,11 @@ class Estimates:
         for entry in entries:
             if entry["device_type"] == "cuda" and (count := images(entry["settings"])):
                 for key in _keys(entry["settings"]):
-                    self.measured.setdefault(key, []).append(entry["seconds"] / count)
+                    alone = entry["seconds"] / entry.get("beside", 1)  # of those it ran beside
+                    self.measured.setdefault(key, []).append(alone / count)
 
     def seconds(self, cell: Cell) -> float:
-        """Of one cell, run alone."""
+        """Of a GPU that one cell takes."""
         settings = cell.settings
         for key in _keys(settings):
             if key in self.measured:

@@ -61,24 +61,26 @@ class Results:
         self.refresh()
 
 
-def entry_of(cell: Cell, directory: RunDirectory) -> dict[str, Any]:
-    """What is stored of a finished run: settings, where it ran, its curves, its last state."""
+def entry_of(cell: Cell, directory: RunDirectory, beside: int = 1) -> dict[str, Any]:
+    """What is stored of a finished run: settings, where it ran and ``beside`` how many, its curves, its last state."""
     experiment, records = directory.experiment, directory.records()
     tested = [record for record in records if "accuracy" in record]
     by_class = np.array([record["class_accuracy"] for record in tested], float)
-    entry = _head(cell, experiment, records)
+    entry = _head(cell, experiment, records, beside)
     return entry | {
         "final": _rounded(_final(tested, by_class)),
         "curves": _rounded(_curves(tested, records)),
     }
 
 
-def failure_of(cell: Cell, directory: RunDirectory, reason: str) -> dict[str, Any]:
+def failure_of(cell: Cell, directory: RunDirectory, beside: int, reason: str) -> dict[str, Any]:
     """What is stored of a run that broke down in training, as by divergence."""
-    return _head(cell, directory.experiment, directory.records()) | {"failed": reason}
+    return _head(cell, directory.experiment, directory.records(), beside) | {"failed": reason}
 
 
-def _head(cell: Cell, experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _head(
+    cell: Cell, experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]], beside: int
+) -> dict[str, Any]:
     return {
         "column": cell.column,
         "row": cell.row,
@@ -92,6 +94,7 @@ def _head(cell: Cell, experiment: Mapping[str, Any], records: Sequence[Mapping[s
         "engine": experiment["engine"],
         "rounds": len(records),
         "seconds": round(sum(record["seconds"]["total"] for record in records), 1),
+        "beside": beside,
     }
 
 

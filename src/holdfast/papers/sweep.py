@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
@@ -35,12 +35,14 @@ class Sweep:
         work: the directory of claims and of the runs themselves.
         device: auto, cpu or cuda.
         deadline: in ``time.time()``; no cell is begun that would probably end after it. None for no limit.
+        beside: processes at work on the same device, this one included; set by ``run``.
     """
 
     results: Path
     work: Path
     device: str = "auto"
     deadline: float | None = None
+    beside: int = 1
 
     def run(self, cells: Sequence[Cell], workers: int, tell: Tell) -> None:
         """Run the cells that have no result yet, with ``workers`` processes side by side."""
@@ -52,8 +54,9 @@ class Sweep:
         Results(self.results)  # damaged results are told of once, and here
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         threads = max(1, (os.cpu_count() or 1) // workers)
+        one = replace(self, beside=workers)
         started = [
-            context.Process(target=_worker, args=(self, list(cells), tell, threads)) for _ in range(workers)
+            context.Process(target=_worker, args=(one, list(cells), tell, threads)) for _ in range(workers)
         ]
         try:
             for process in started:
@@ -101,7 +104,7 @@ class Sweep:
     def _fits(self, cell: Cell, results: Results) -> bool:
         if self.deadline is None:
             return True
-        return time.time() + Estimates(results.all()).seconds(cell) <= self.deadline
+        return time.time() + self.beside * Estimates(results.all()).seconds(cell) <= self.deadline
 
     def _run(self, cell: Cell, results: Results, tell: Tell) -> bool:
         """Run a cell and store it; False where it could not be run, which leaves nothing stored."""
@@ -116,12 +119,12 @@ class Sweep:
             experiment = Experiment.from_mapping({**cell.settings, "seed": cell.seed, "device": device})
             resume = (path / "experiment.yaml").exists()
             experiment.run(path, resume=resume)
-            entry = entry_of(cell, RunDirectory.open(path))
+            entry = entry_of(cell, RunDirectory.open(path), self.beside)
         except HoldfastError as error:
             if not BROKE_DOWN.match(str(error)):
                 tell(f"{cell.label}: {error}")
                 return False
-            entry = failure_of(cell, RunDirectory.open(path), str(error))
+            entry = failure_of(cell, RunDirectory.open(path), self.beside, str(error))
         except Exception:  # one broken cell must not end a night's sweep
             tell(f"{cell.label}: {traceback.format_exc()}")
             return False
