@@ -25,12 +25,13 @@ from collections.abc import Callable
 import torch
 
 from holdfast.data.federation import Federation
+from holdfast.describing import machine
 from holdfast.engine.loop import Loop
 from holdfast.engine.memory import peak_bytes
 from holdfast.engine.settings import Settings
 from holdfast.methods import parse_method
 from holdfast.models import parse_model
-from holdfast.training import Memories, Training, machine
+from holdfast.training import Memories, Training
 from work import BareLoop, cifar_shaped, equal_federation
 
 CPU = torch.device("cpu")

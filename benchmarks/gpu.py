@@ -21,10 +21,11 @@ from torch import Tensor
 
 from holdfast import Dirichlet, Experiment, compare, federate, methods
 from holdfast.data.federation import Federation
+from holdfast.describing import machine
 from holdfast.engine.settings import Settings
 from holdfast.models import parse_model
 from holdfast.runs import RunDirectory
-from holdfast.training import Memories, Training, machine
+from holdfast.training import Memories, Training
 from work import BareLoop, cifar_shaped, equal_federation, seconds
 
 CUDA = torch.device("cuda")

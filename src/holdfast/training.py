@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +18,9 @@ from torch import nn
 
 from holdfast import __version__, kernels, metrics
 from holdfast.data.federation import Federation
-from holdfast.data.schedules import check_schedule, describe_schedule
+from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
+from holdfast.describing import describe_federation, machine, plain, write_federation
 from holdfast.engine.choice import choose_device, choose_engine, choose_precision
 from holdfast.engine.evaluation import TestSet
 from holdfast.engine.local import Broadcast, DeviceData, Incident, Job, LocalSide, on_device
@@ -36,7 +37,7 @@ from holdfast.methods.context import Task
 from holdfast.models.network import Network, NormPolicy
 from holdfast.models.registry import ModelSpec
 from holdfast.random import generator
-from holdfast.runs import Checkpoint, RunDirectory, files
+from holdfast.runs import Checkpoint, RunDirectory
 
 CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
@@ -279,10 +280,10 @@ class Training:
         own = {"name": type(model).__name__, "own": True}
         return {
             "data": dataset.name if dataset.name in DATASETS else {"name": dataset.name, "own": True},
-            "preprocess": _plain(asdict(dataset.preprocess)),
-            **_describe_federation(self.federation),
-            "method": _plain(self.method.describe()),
-            "model": _plain(model.describe()) if isinstance(model, ModelSpec) else own,
+            "preprocess": plain(asdict(dataset.preprocess)),
+            **describe_federation(self.federation),
+            "method": plain(self.method.describe()),
+            "model": plain(model.describe()) if isinstance(model, ModelSpec) else own,
             "classifier": self.classifier,
             "norm": self.norm,
             **asdict(self.settings),
@@ -480,54 +481,3 @@ def _one_of_each(federation: Federation, seed: int) -> np.ndarray:
         drawn = generator(seed, "one of each class", int(label)).integers(len(places))
         chosen[label] = federation.indices[places[drawn]]
     return chosen
-
-
-def _describe_federation(federation: Federation) -> dict[str, Any]:
-    """Who holds what, in the words of an experiment file."""
-    partition = dict(_plain(federation.partition))
-    stream = partition.pop("stream", None)
-    if stream is not None and federation.schedule is not None:
-        stream["schedule"] = describe_schedule(federation.schedule)
-    setting = {
-        "clients": federation.clients,
-        "partition_seed": partition.pop("seed", None),
-        "public": partition.pop("public", 0.0),
-        "long_tail": partition.pop("long_tail", None),
-        "skew": partition.pop("skew", None),
-        "stream": stream,
-    }
-    partition.pop("clients", None)
-    return {"partition": partition, **setting}
-
-
-def write_federation(path: Path, federation: Federation, most: int = 10_000) -> None:
-    """Who holds what, for people and for the report: federation.json (the first ``most`` clients)."""
-    shown = np.arange(min(federation.clients, most))
-    stages = range(federation.stages)
-    arriving = replace(federation, cumulative=False)
-    counts = [arriving.label_counts(shown, stage).tolist() for stage in stages]
-    domains, of_clients = federation.client_domains()
-    content = {
-        "clients": federation.clients,
-        "stages": federation.stages,
-        "classes": list(federation.dataset.classes),
-        "label_counts": counts if federation.stages > 1 else counts[0],
-        "domains": {"names": domains, "clients": of_clients[:most].tolist()} if domains else None,
-        "public": len(federation.public),
-        "hash": federation.hash,
-    }
-    files.replace(path / "federation.json", json.dumps(content).encode() + b"\n")
-
-
-def machine(device: torch.device) -> str:
-    """The machine in a few words."""
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, so that what is written equals what is read."""
-    if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
