@@ -140,7 +140,7 @@ def test_marked_cells_say_why():
 
 def test_tables_are_chosen_by_the_beginning_of_their_id():
     assert [t.id for t in select_tables("fedntd/table1")] == ["fedntd/table1-sharding", "fedntd/table1-lda"]
-    assert len(select_tables("fedka")) == 10
+    assert [t.key for t in select_tables("fedka") if not t.is_search] == [f"table{n}" for n in range(1, 10)]
     with pytest.raises(HoldfastError, match="unknown table 'fedntd/tabel1'; did you mean"):
         select_tables("fedntd/tabel1")
 
