@@ -10,7 +10,7 @@ from scipy.special import betainc
 from holdfast.errors import HoldfastError
 from holdfast.metrics import paired_test
 
-results = arrays(np.float64, st.integers(2, 6), elements=st.floats(0, 1, width=16))
+results = arrays(np.float64, st.integers(2, 25), elements=st.floats(0, 1, width=16))
 
 
 def p_by_definition(differences):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -36,8 +38,22 @@ def paired_test(a: ArrayLike, b: ArrayLike) -> tuple[float, float | None]:
     negligible = _ROUNDING * float(np.abs([first, second]).max())
     if float(np.ptp(differences)) <= negligible:
         return mean, 1.0 if abs(mean) <= negligible else 0.0
-    from scipy.special import stdtr  # Student's distribution; scipy.stats takes seconds to import
-
     scaled = differences / np.abs(differences).max()  # of which t does not depend, but underflow does
     t = scaled.mean() / (scaled.std(ddof=1) / len(scaled) ** 0.5)
-    return mean, float(2 * stdtr(len(differences) - 1, -abs(t)))
+    return mean, _beyond(abs(float(t)), len(differences) - 1)
+
+
+def _beyond(t: float, freedom: int) -> float:
+    """The share of Student's distribution that lies beyond ±t: Abramowitz and Stegun, 26.7.3 and 26.7.4.
+
+    A finite sum, since degrees of freedom are whole numbers here; importing scipy takes longer than a short run.
+    """
+    angle = math.atan2(t, math.sqrt(freedom))
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for k in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+    within = math.sin(angle) * total
+    return max(0.0, 1 - (2 / math.pi * (angle + within) if odd else within))
