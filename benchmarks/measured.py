@@ -18,6 +18,7 @@ from holdfast.data.diagnosis import diagnose
 from holdfast.experiment import Experiment
 from holdfast.papers.measured import FILE, Measured, Score
 from holdfast.papers.measures import measure, summarise
+from holdfast.papers.published import load_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 AT_LEAST = 3  # methods that must have been run for a setting to tell which does best
@@ -34,7 +35,10 @@ def main() -> None:
 def from_tables() -> Iterator[Measured]:
     """The columns of tables, those of the papers and that of streams."""
     groups: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
+    searches = {table.id for table in load_tables().values() if table.is_search}
     for path in sorted((ROOT / "results").glob("*/*.json")):
+        if f"{path.parent.name}/{path.stem}" in searches:
+            continue  # strengths tried in short runs, not methods at their best
         table = f"results/{path.parent.name}/{path.name}"
         for entry in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             if not entry.get("failed"):

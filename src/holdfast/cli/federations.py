@@ -89,6 +89,8 @@ def diagnose(
     measures, nearest = measure(counts), nearest_regime(counts, streaming=streaming)
     measured = measured_like(nearest["measures"], streaming=streaming)
     in_regime = bool(measured) and measured[0][0] <= ALIKE
+    if not in_regime:
+        measured = measured_like(measures, streaming=streaming)
     if as_json:
         told = [{"in_regime": in_regime, "distance": apart, **asdict(found)} for apart, found in measured]
         print_json({"measures": measures, "nearest": nearest, "measured": told})
@@ -104,9 +106,7 @@ def diagnose(
         soft_wrap=True,
     )
     if not in_regime:
-        other = (
-            ", and nothing like it" if not measured else f"; the nearest at distance {measured[0][0]:.2f}:"
-        )
+        other = f"; of what has, most like yours, at distance {measured[0][0]:.2f}:" if measured else "."
         out.print(f"What does best in that regime has not been measured yet{other}", soft_wrap=True)
     for _, found in measured:
         out.print(f"{found.score} in {found.table}: {_best(found)}", soft_wrap=True)
