@@ -180,9 +180,8 @@ def comparison(report: dict) -> None:
 def training_seconds(experiment: Experiment) -> float:
     """A run with nothing but its rounds: no tests, nothing kept. The work is the same for every seed."""
     given = {field.name: getattr(experiment, field.name) for field in fields(Settings)}
-    settings = Settings(
-        **given | {"evaluate_every": 10**6, "rounds": experiment.rounds + 1}
-    )  # the last is tested
+    given |= {"evaluate_every": 10**6, "rounds": experiment.rounds + 1}  # whatever else, the last is tested
+    settings = Settings(**given)
     method, model = parse_method(experiment.method["name"]), parse_model(experiment.model["name"])
     training = Training(method, model, experiment.build_federation(), settings, device="cuda")
     loop = training.loop(Memories(None, None))

@@ -354,7 +354,7 @@ class Training:
                 tracker.start(experiment)
                 stack.callback(tracker.finish)  # also when the run is interrupted
 
-            def keep(launched: Launched, save: bool = False) -> None:
+            def keep(launched: Launched, save: bool) -> None:
                 record = loop.settle(launched)
                 if record["round"] == self.settings.rounds:
                     self._conclude(loop, record)
@@ -368,22 +368,7 @@ class Training:
                 if on_round is not None:
                     on_round(record)
 
-            saved, waiting = time.monotonic(), list[Launched]()
-            try:
-                for number in range(len(records) + 1, self.settings.rounds + 1):
-                    launched = loop.launch(number)
-                    while waiting:
-                        keep(waiting.pop())
-                    late = time.monotonic() - saved >= self.settings.checkpoint_seconds
-                    due = late or number == self.settings.rounds
-                    if due or not self._runs_ahead:
-                        keep(launched, due)
-                        saved = time.monotonic() if due else saved
-                    else:
-                        waiting.append(launched)
-            finally:  # a round that went well is kept when the next one does not
-                while waiting:
-                    keep(waiting.pop())
+            self._rounds(loop, len(records) + 1, keep)
             model = self._final_model(loop)
             if directory is not None and loop.picture is not None:
                 (directory.path / "probe.json").write_text(json.dumps(loop.picture) + "\n", encoding="utf-8")
@@ -391,6 +376,29 @@ class Training:
                 directory.save_model(model.state_dict())
             path = None if directory is None else directory.path
             return Run(experiment, records, model, path, peak_bytes(self.device))
+
+    def _rounds(self, loop: Loop, first: int, keep: Callable[[Launched, bool], None]) -> None:
+        """Do the rounds; ``keep`` takes each in turn, and whether a checkpoint is due.
+
+        A GPU begins the next round first, since it may still be testing, unless a checkpoint is due.
+        """
+        saved, waiting = time.monotonic(), list[Launched]()
+        try:
+            for number in range(first, self.settings.rounds + 1):
+                launched = loop.launch(number)
+                while waiting:
+                    keep(waiting.pop(), False)
+                late = time.monotonic() - saved >= self.settings.checkpoint_seconds
+                if late or number == self.settings.rounds:
+                    keep(launched, True)
+                    saved = time.monotonic()
+                elif self._runs_ahead:
+                    waiting.append(launched)
+                else:
+                    keep(launched, False)
+        finally:  # a round that went well is kept when the next one does not
+            while waiting:
+                keep(waiting.pop(), False)
 
     @property
     def _runs_ahead(self) -> bool:

@@ -55,6 +55,7 @@ class Gathered:
     buffers: Tensors = field(default_factory=dict)
     sums: Tree = field(default_factory=dict)
     uploads: list[Upload] = field(default_factory=list)
+    bytes: int = 0  # beside the models
 
 
 @dataclass(eq=False)
@@ -64,7 +65,7 @@ class Launched:
     record: dict[str, Any]
     testing: Testing | None
     seconds: float  # that it took so far
-    tested: float  # of them, spent on tests
+    examined: float  # of them, spent on tests that are done
 
 
 class Loop:
@@ -164,74 +165,82 @@ class Loop:
             self.stream.before_training()
         stage = self.stage(number)
         present, lost = self._draw(number)
-        incidents = [Incident(int(k), "dropout") for k in lost]
         sent = Broadcast(number, server.params, server.buffers, method.down(server))
-        jobs = [
-            Job(
-                int(k),
-                self.federation.client(int(k), stage),
-                stage,
-                method.down_to(server, int(k)),
-                self.memories.get(int(k)),
-            )
-            for k in present
-        ]
-        record: dict[str, Any] = {"round": number, "stage": stage, "lr": settings.lr_at(number)}
-        gathered, local = Gathered(), _LocalRecords(self)
-        probing = self.probe_batch is not None and (number % settings.probe == 0 or number == settings.rounds)
-        probe = (
-            Probe(self.task, self.probe_batch, server) if probing and self.probe_batch is not None else None
-        )
-        exchanged = {k: v for k, v in server.params.items() if method.travels(k, self.task)}
-        model_bytes = size_in_bytes({**exchanged, **server.buffers})
-        down = size_in_bytes(sent.payload) + model_bytes
-        up = 0
-        for result in self.engine.train(sent, jobs):
-            if isinstance(result, Incident):
-                incidents.append(result)
-                continue
-            wrong = flaw(result, server)
-            if wrong is not None:
-                incidents.append(Incident(result.client, wrong))
-                continue
-            self._gather(gathered, result)
-            up += size_in_bytes(result.sums) + model_bytes
-            self.memories.put(result.client, result.memory)
-            local.add(result, server)
-            if probe is not None:
-                ids = self.federation.client(result.client, stage)
-                probe.add(result, *self.task.read(ids))
-        local.flush()
+        jobs = [self._job(int(k), stage) for k in present]
+        gathered, local, probe = Gathered(), _LocalRecords(self), self._begin_probe(number)
+        incidents = [Incident(int(k), "dropout") for k in lost]
+        incidents += self._receive(sent, jobs, gathered, local, probe)
         if jobs and len(local.clients) < settings.min_clients:
             raise too_few(number, len(local.clients), settings.min_clients, incidents)
         if gathered.total:
             self._merge(gathered)
-        record |= local.record() | {
+        exchanged = {k: v for k, v in server.params.items() if method.travels(k, self.task)}
+        model_bytes = size_in_bytes({**exchanged, **server.buffers})
+        down = size_in_bytes(sent.payload) + model_bytes
+        record = {"round": number, "stage": stage, "lr": settings.lr_at(number), **local.record()} | {
             "bytes_down": down * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
-            "bytes_up": up,
+            "bytes_up": gathered.bytes + model_bytes * len(local.clients),
             "incidents": [incident.record() for incident in incidents],
         }
-        tested = number % settings.evaluate_every == 0 or number == settings.rounds
-        testing = self._begin_test(self.test) if tested else None
-        begun = time.perf_counter()
+        trained = time.perf_counter()
         if self.stream is not None and settings.evaluate_locals:
             record["stream"] = self.stream.after_round(number, local.clients)
         if probe is not None and probe.clients:
             record["probe"] = probe.record(self.server)
             self.picture = probe.picture() if number == settings.rounds else None
-        ended = time.perf_counter()
-        return Launched(record, testing, ended - began, local.seconds + ended - begun)
+        examined = local.seconds + time.perf_counter() - trained
+        tested = number % settings.evaluate_every == 0 or number == settings.rounds
+        testing = self._begin_test(self.test) if tested else None
+        return Launched(record, testing, time.perf_counter() - began, examined)
 
     def settle(self, launched: Launched) -> dict[str, Any]:
         """The record of a round, when its tests are done."""
         began = time.perf_counter()
-        record, testing, tested = launched.record, launched.testing, launched.tested
+        record, testing, tested = launched.record, launched.testing, launched.examined
         if testing is not None:
             record |= self._compare(testing.wait())
             tested += testing.seconds
         total = launched.seconds + time.perf_counter() - began
         record["seconds"] = {"train": total - tested, "evaluate": tested, "total": total}
         return record
+
+    def _job(self, client: int, stage: int) -> Job:
+        down, memory = self.method.down_to(self.server, client), self.memories.get(client)
+        return Job(client, self.federation.client(client, stage), stage, down, memory)
+
+    def _begin_probe(self, number: int) -> Probe | None:
+        """A look inside the models, every so many rounds and in the last."""
+        settings = self.settings
+        if self.probe_batch is None or not (number % settings.probe == 0 or number == settings.rounds):
+            return None
+        return Probe(self.task, self.probe_batch, self.server)
+
+    def _receive(
+        self,
+        sent: Broadcast,
+        jobs: Sequence[Job],
+        gathered: Gathered,
+        local: _LocalRecords,
+        probe: Probe | None,
+    ) -> list[Incident]:
+        """Have the clients trained and take in what they send; what went wrong is returned."""
+        incidents = []
+        for result in self.engine.train(sent, jobs):
+            if isinstance(result, Incident):
+                incidents.append(result)
+                continue
+            wrong = flaw(result, self.server)
+            if wrong is not None:
+                incidents.append(Incident(result.client, wrong))
+                continue
+            self._gather(gathered, result)
+            self.memories.put(result.client, result.memory)
+            local.add(result, self.server)
+            if probe is not None:
+                ids = self.federation.client(result.client, self.stage(sent.round))
+                probe.add(result, *self.task.read(ids))
+        local.flush()
+        return incidents
 
     def _gather(self, gathered: Gathered, result: Result) -> None:
         weight = result.weight
@@ -249,6 +258,7 @@ class Loop:
                 else:
                     torch.maximum(b, result.buffers[k], out=b)
         add_(gathered.sums, result.sums)
+        gathered.bytes += size_in_bytes(result.sums)
         if self.method.keeps_uploads:
             gathered.uploads.append(
                 Upload(

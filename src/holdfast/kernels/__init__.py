@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from contextlib import suppress
+from functools import cache
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -36,13 +37,18 @@ def _note(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> Path:
     return Path(root) / "holdfast" / blake2b(what, digest_size=16).hexdigest()
 
 
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot be used here, or None if they can."""
     if device.type != "cuda":
         return "no CUDA device"
     if dtype != torch.float32:
         return f"{dtype} instead of float32"
-    if importlib.util.find_spec("triton") is None:
+    if not _has_triton():
         return "Triton is not installed"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the GPU is older than compute capability 8.0"

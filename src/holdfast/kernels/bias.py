@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function
 
-from holdfast.kernels.function import apply, in_lanes
+from holdfast.kernels.function import Gradient, apply, in_lanes
 
 
 @triton.jit
@@ -90,20 +90,12 @@ class _AddBias(Function):
         return _forward(z, bias, relu), 0
 
 
-class _AddBiasBack(Function):
+class _AddBiasBack(Gradient):
     """The gradients of `_AddBias`."""
 
     @staticmethod
     def forward(dy: Tensor, y: Tensor | None) -> tuple[Tensor, ...]:
         return tuple(g[0] for g in _backward(dy[None], None if y is None else y[None]))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError("second derivatives of a lane's linear layers are not defined")
 
     @staticmethod
     def vmap(

@@ -20,3 +20,16 @@ def in_lanes(info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | N
         None if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
         for t, dim in zip(tensors, dims, strict=True)
     ]
+
+
+class Gradient(Function):
+    """The gradient of a kernel, as a kernel: it has none itself."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Say so."""
+        raise RuntimeError("second derivatives of the lanes' kernels are not defined")

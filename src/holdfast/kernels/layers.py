@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from holdfast.kernels import conv, pool
 from holdfast.kernels.bias import add_bias
 from holdfast.kernels.frame import Padded, pad, unpool
-from holdfast.kernels.function import apply
+from holdfast.kernels.function import Gradient, apply
 
 
 class LaneConv2d(nn.Module):
@@ -113,7 +113,7 @@ def _forward(
     return y, padded.values, padded.largest, code
 
 
-class _ConvolveBack(Function):
+class _ConvolveBack(Gradient):
     """The gradients of `_Convolve` in x (if wanted), w and bias."""
 
     @staticmethod
@@ -122,14 +122,6 @@ class _ConvolveBack(Function):
     ) -> tuple[Tensor, ...]:
         found = _backward(size, stride, padding, of_input, *(t.unsqueeze(0) for t in tensors))
         return tuple(g[0] for g in found)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError("second derivatives of lane convolutions are not defined")
 
     @staticmethod
     def vmap(

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from holdfast.methods.base import Batch, Local, Method, Tensors, Trainer, Tree
 from holdfast.methods.context import Client
 
+TOGETHER = 1024  # samples moved at once
+
 
 @dataclass(frozen=True)
 class FedReg(Method):
@@ -49,7 +51,7 @@ class FedReg(Method):
     def _ascend(self, client: Client, rate: float) -> Tensor:
         """The client's samples, moved to where the global model errs more."""
         task, parts = client.task, []
-        for x, y in zip(torch.split(client.x, 1024), torch.split(client.y, 1024), strict=True):
+        for x, y in zip(torch.split(client.x, TOGETHER), torch.split(client.y, TOGETHER), strict=True):
             moved = x
             for _ in range(self.steps):
                 moved = moved.detach().requires_grad_()
