@@ -368,7 +368,7 @@ def _weight_gradient(
         parts, bias_parts, dw, db, x.largest, dy.largest, splits, lanes, x.each, dy.each,
         C=channels, CP=padded_inputs, O=outputs, OP=padded_outputs, R=height, S=width,
         SHARE=share, STRIDE=stride, RUN=chunks * chunk, HALF=halves(),
-        AHEAD=max(1, min(32, triton.next_power_of_2(splits)) // share), BLOCK=block,
+        AHEAD=max(1, (8 if splits <= 16 else 32) // share), BLOCK=block,
         BLOCK_O=triton.next_power_of_2(outputs),
     )  # fmt: skip
     return dw, db
