@@ -179,6 +179,12 @@ def test_own_files_stay_found_from_elsewhere(tmp_path, monkeypatch):
     )
 
 
+def test_an_unknown_domain_is_told_before_any_is_loaded(monkeypatch):
+    monkeypatch.setattr("holdfast.data.sources.load", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(hf.HoldfastError, match="unknown domain 'uspss'; did you mean 'usps'"):
+        hf.Experiment(data="mixed-digits:mnist,uspss").load_data()
+
+
 def test_preprocessing_by_name_and_by_value():
     plain = hf.Experiment(clients=2).load_data().preprocess
     assert plain == hf.preprocess_for("digits")

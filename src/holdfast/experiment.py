@@ -168,7 +168,7 @@ class Experiment(Settings):
         """The data set."""
         from holdfast.data.mixed import DIGIT_DOMAINS, mix_domains
         from holdfast.data.preprocess import Preprocess, preprocess_for
-        from holdfast.data.sources import load
+        from holdfast.data.sources import DATASETS, load
 
         preset: str | Preprocess
         if isinstance(self.preprocess, str):
@@ -181,8 +181,11 @@ class Experiment(Settings):
         name, _, domains = self.data.partition(":")
         if name != MIXED_DIGITS:
             return load(self.data, preprocess=preset)
-        parts = [load(domain) for domain in domains.split(",")] if domains else map(load, DIGIT_DOMAINS)
-        mixed = mix_domains(list(parts), seed=self._partition_seed)
+        names = domains.split(",") if domains else DIGIT_DOMAINS
+        for domain in names:  # before any of them is downloaded
+            if domain not in DATASETS:
+                raise unknown("domain", domain, DATASETS)
+        mixed = mix_domains([load(domain) for domain in names], seed=self._partition_seed)
         chosen = preset if isinstance(preset, Preprocess) else preprocess_for(MIXED_DIGITS, preset)
         return replace(mixed, preprocess=chosen)
 
