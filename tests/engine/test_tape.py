@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
-from holdfast.engine import lanes
+from holdfast.engine import programs
 from holdfast.engine.lanes import Lanes
 from holdfast.engine.tape import Tape, Unrepeatable
 from holdfast.methods import FedAvg
@@ -102,15 +102,15 @@ def test_memory_is_bounded() -> None:
 
 def test_lanes_replay_tapes_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     taped = loop(FedAvg(), engine="lanes", lanes=3)
-    monkeypatch.setattr(lanes, "TAPE_BYTES", 0)
+    monkeypatch.setattr(programs, "TAPE_BYTES", 0)
     eager = loop(FedAvg(), engine="lanes", lanes=3)
     for number in (1, 2, 3):
-        monkeypatch.setattr(lanes, "TAPE_BYTES", PLENTY)
+        monkeypatch.setattr(programs, "TAPE_BYTES", PLENTY)
         taped.round(number)
-        monkeypatch.setattr(lanes, "TAPE_BYTES", 0)
+        monkeypatch.setattr(programs, "TAPE_BYTES", 0)
         eager.round(number)
     assert isinstance(taped.engine, Lanes)
     assert isinstance(eager.engine, Lanes)
-    assert any(isinstance(program, Tape) for program in taped.engine.programs.values())
-    assert not any(isinstance(program, Tape) for program in eager.engine.programs.values())
+    assert any(isinstance(program, Tape) for program in taped.engine.programs.ready.values())
+    assert not any(isinstance(program, Tape) for program in eager.engine.programs.ready.values())
     assert same_bits(copied(taped.server.params), copied(eager.server.params))

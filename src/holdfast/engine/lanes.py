@@ -7,7 +7,6 @@ finished one client takes the next, and lanes are ordered so that those still at
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,9 +27,9 @@ from holdfast.engine.local import (
     teacher_outputs,
 )
 from holdfast.engine.optim import clip_scale, sgd_
+from holdfast.engine.programs import Programs
 from holdfast.engine.sequential import split_extra
 from holdfast.engine.settings import Settings
-from holdfast.engine.tape import Tape, Unrepeatable
 from holdfast.engine.trees import (
     changes,
     copy_,
@@ -44,8 +43,6 @@ from holdfast.engine.trees import (
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import Task
 from holdfast.models.network import Output
-
-TAPE_BYTES = 256 * 2**20  # that recorded steps may keep; larger models spend their time in arithmetic anyway
 
 
 class Lanes:
@@ -69,14 +66,11 @@ class Lanes:
         self.lanes, self.width = lanes, width
         self.group = lanes
         self.graphs = task.device.type == "cuda"
-        self.pool = self._new_pool()
         self.upcoming: Callable[[int], Sequence[Job]] | None = (
             None  # a later round's clients, if they are known
         )
         self.ahead: Layout | None = None  # of the next round, made while the GPU was at work
-        self.programs: dict[tuple[int, bool], Callable[[], None]] = {}
-        self.met: set[tuple[int, bool]] = set()
-        self.taped = 0  # bytes that recorded steps keep
+        self.programs = Programs(self.graphs, self._state)
         self.sent: Tensors = {k: v.detach().clone() for k, v in task.network.params.items()}
         self.params = {k: self._stacked(v) for k, v in task.network.params.items()}
         self.buffers = {k: self._stacked(v) for k, v in task.network.buffers.items()}
@@ -153,7 +147,7 @@ class Lanes:
             values = values.to(self.task.dtype)
         held = self.steps.get(name)
         if held is None or len(held) < len(values):
-            self._forget_programs()  # they hold the old addresses
+            self.programs.forget()  # they hold the old addresses
             steps = max(len(values) if held is None else int(1.5 * len(values)), self.longest)
             room = (steps, *values.shape[1:])
             held = self.steps[name] = torch.zeros(room, dtype=values.dtype, device=self.task.device)
@@ -204,7 +198,7 @@ class Lanes:
         for name, values in started.tables.items():
             held, need = self.tables.get(name), leg.row + len(values)
             if held is None or len(held) < need:
-                self._forget_programs()
+                self.programs.forget()
                 room = int(need * (1.0 if held is None else 1.5))
                 grown = values.new_zeros((max(room, self.rows), *values.shape[1:]))
                 if held is not None:
@@ -228,72 +222,17 @@ class Lanes:
     # A step ---------------------------------------------------------------------------------------------
 
     def _program(self, active: int, masked: bool) -> Callable[[], None]:
-        """One step of the first ``active`` lanes: captured on a GPU, on a CPU recorded when it comes again."""
-        key = (active, masked)
-        if key not in self.programs:
-            step = lambda: self._step(active, masked)  # noqa: E731
-            if not self.graphs and key not in self.met:
-                self.met.add(key)
-                return step
-            self.programs[key] = self._capture(step) if self.graphs else self._record(step)
-        return self.programs[key]
-
-    def _forget_programs(self) -> None:
-        self.programs.clear()
-        self.pool, self.taped = self._new_pool(), 0
-
-    def _new_pool(self) -> Any:
-        """GPU memory that all programs may use, since they run one after another."""
-        return torch.cuda.graph_pool_handle() if self.graphs else None
+        """One step of the first ``active`` lanes."""
+        ready, network = len(self.programs.ready), self.task.network
+        program = self.programs.get((active, masked), lambda: self._step(active, masked))
+        if len(self.programs.ready) > ready and network.uses_kernels:  # now they are compiled
+            kernels.remember(network.net, tuple(self.data.x.shape[1:]), self.settings.batch_size)
+        return program
 
     def _state(self) -> list[Tensor]:
         """All that a step changes."""
         kept = (self.params, self.buffers, self.momentum, self.carry)
         return [self.loss, self.cursor, *(leaf for tree in kept for _, leaf in leaves(tree))]
-
-    def _record(self, step: Callable[[], None]) -> Callable[[], None]:
-        """The tape of a step, or the step itself where a tape would not do the same; nothing is left changed."""
-        state = self._state()
-        before = [t.clone() for t in state]
-        try:
-            tape = Tape(step, TAPE_BYTES - self.taped)
-        except Unrepeatable:
-            torch._foreach_copy_(state, before)
-            return step
-        after = [t.clone() for t in state]
-        torch._foreach_copy_(state, before)
-        tape()
-        same = all(_same_bits(*pair) for pair in zip(state, after, strict=True))
-        torch._foreach_copy_(state, before)
-        self.taped += tape.bytes * same
-        return tape if same else step
-
-    def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Record a step as a CUDA graph; what warming up changed is put back."""
-        state = self._state()
-        saved = [t.clone() for t in state]
-        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                step()
-                self.cursor.copy_(saved[self._cursor_at(state)])
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        gc.disable()  # collecting another run's graph in the midst of a capture would break it
-        try:
-            with torch.cuda.graph(graph, pool=self.pool):
-                step()
-        finally:
-            gc.enable()
-        for tensor, value in zip(state, saved, strict=True):
-            tensor.copy_(value)
-        if self.task.network.uses_kernels:
-            kernels.remember(self.task.network.net, tuple(self.data.x.shape[1:]), self.settings.batch_size)
-        return graph.replay
-
-    def _cursor_at(self, state: Sequence[Tensor]) -> int:
-        return next(i for i, t in enumerate(state) if t is self.cursor)
 
     def _step(self, n: int, masked: bool) -> None:
         """One batch of each of the first n lanes."""
@@ -484,7 +423,3 @@ class _LaneTrainer:
         grads, (value, self.buffers) = grad_and_value(with_buffers, has_aux=True)(params)
         self.loss = value if self.loss is None else self.loss
         return grads, value
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())  # NaN differs even from itself

@@ -1,0 +1,91 @@
+"""Steps that come again and again, made ready once: captured on a GPU, recorded on a CPU."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.engine.tape import Tape, Unrepeatable
+
+TAPE_BYTES = 256 * 2**20  # that recorded steps may keep; larger models spend their time in arithmetic anyway
+
+Program = Callable[[], None]
+
+
+class Programs:
+    """The steps of one engine. ``state`` names all that they change; making one ready leaves that as it was."""
+
+    def __init__(self, cuda: bool, state: Callable[[], list[Tensor]]) -> None:
+        self.cuda, self.state = cuda, state
+        self.ready: dict[Hashable, Program] = {}
+        self._met: set[Hashable] = set()
+        self._taped = 0  # bytes that recorded steps keep
+        self._pool = self._new_pool()
+
+    def get(self, key: Hashable, step: Program) -> Program:
+        """The step, ready: at once on a GPU, where it comes for the second time on a CPU."""
+        if key not in self.ready:
+            if not self.cuda and key not in self._met:
+                self._met.add(key)
+                return step
+            self.ready[key] = self._capture(step) if self.cuda else self._record(step)
+        return self.ready[key]
+
+    def forget(self) -> None:
+        """Make all steps ready anew, since they know addresses that are no longer right."""
+        self.ready.clear()
+        self._pool, self._taped = self._new_pool(), 0
+
+    def _new_pool(self) -> Any:
+        """GPU memory that all steps may use, since they run one after another."""
+        return torch.cuda.graph_pool_handle() if self.cuda else None
+
+    def _record(self, step: Program) -> Program:
+        """The tape of a step, or the step itself where a tape would not do the same."""
+        state = self.state()
+        before = [t.clone() for t in state]
+        try:
+            tape = Tape(step, TAPE_BYTES - self._taped)
+        except Unrepeatable:
+            _put_back(state, before)
+            return step
+        after = [t.clone() for t in state]
+        _put_back(state, before)
+        tape()
+        same = all(_same_bits(*pair) for pair in zip(state, after, strict=True))
+        _put_back(state, before)
+        self._taped += tape.bytes * same
+        return tape if same else step
+
+    def _capture(self, step: Program) -> Program:
+        """A step as a CUDA graph."""
+        state = self.state()
+        before = [t.clone() for t in state]
+        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # warming up
+                step()
+                _put_back(state, before)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        gc.disable()  # collecting another run's graph in the midst of a capture would break it
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                step()
+        finally:
+            gc.enable()
+        return graph.replay
+
+
+def _put_back(state: list[Tensor], values: list[Tensor]) -> None:
+    for tensor, value in zip(state, values, strict=True):
+        tensor.copy_(value)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num())  # NaN differs even from itself
