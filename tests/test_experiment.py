@@ -181,7 +181,7 @@ def test_own_files_stay_found_from_elsewhere(tmp_path, monkeypatch):
 
 def test_an_unknown_domain_is_told_before_any_is_loaded(monkeypatch):
     monkeypatch.setattr("holdfast.data.sources.load", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(hf.HoldfastError, match="unknown domain 'uspss'; did you mean usps"):
+    with pytest.raises(hf.HoldfastError, match="unknown data set 'uspss'; did you mean usps"):
         hf.Experiment(data="mixed-digits:mnist,uspss").load_data()
 
 

@@ -168,7 +168,7 @@ class Experiment(Settings):
         """The data set."""
         from holdfast.data.mixed import DIGIT_DOMAINS, mix_domains
         from holdfast.data.preprocess import Preprocess, preprocess_for
-        from holdfast.data.sources import DATASETS, load
+        from holdfast.data.sources import check_name, load
 
         preset: str | Preprocess
         if isinstance(self.preprocess, str):
@@ -182,9 +182,8 @@ class Experiment(Settings):
         if name != MIXED_DIGITS:
             return load(self.data, preprocess=preset)
         names = domains.split(",") if domains else DIGIT_DOMAINS
-        for domain in names:  # before any of them is downloaded
-            if domain not in DATASETS:
-                raise unknown("domain", domain, DATASETS)
+        for domain in names:  # all of them before any is downloaded
+            check_name(domain)
         mixed = mix_domains([load(domain) for domain in names], seed=self._partition_seed)
         chosen = preset if isinstance(preset, Preprocess) else preprocess_for(MIXED_DIGITS, preset)
         return replace(mixed, preprocess=chosen)

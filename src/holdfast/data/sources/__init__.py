@@ -12,7 +12,7 @@ from holdfast.data.sources.formats import Arrays, read_npz
 from holdfast.data.sources.registry import DATASETS, Layout, Source
 from holdfast.errors import HoldfastError, unknown
 
-__all__ = ["DATASETS", "Layout", "Source", "describe", "load"]
+__all__ = ["DATASETS", "Layout", "Source", "check_name", "describe", "load"]
 
 
 def load(
@@ -34,13 +34,9 @@ def load(
     ``preprocess`` is a preset's name (``"fedntd"``; see `preprocess_for`), a `Preprocess`, or nothing for
     plain normalisation.
     """
+    check_name(name_or_path)
     name, path = str(name_or_path), Path(name_or_path).expanduser()
     known = name in DATASETS
-    if not known and path.suffix != ".npz" and not path.is_dir():
-        if len(path.parts) > 1:
-            raise HoldfastError(f"there is no folder {path}, and data files end in .npz")
-        raise unknown("data set", name, DATASETS)
-
     if not isinstance(preprocess, Preprocess):
         preprocess = preprocess_for(name if known else path.stem, preprocess or "plain")
     if known:
@@ -48,6 +44,16 @@ def load(
     if path.is_dir():
         return Dataset.from_folder(path, preprocess=preprocess)
     return Dataset.from_arrays(*read_npz(path), name=path.stem, preprocess=preprocess)
+
+
+def check_name(name_or_path: str | Path) -> None:
+    """Refuse what names no data set, before anything is read or downloaded."""
+    path = Path(name_or_path).expanduser()
+    if str(name_or_path) in DATASETS or path.suffix == ".npz" or path.is_dir():
+        return
+    if len(path.parts) > 1:
+        raise HoldfastError(f"there is no folder {path}, and data files end in .npz")
+    raise unknown("data set", str(name_or_path), DATASETS)
 
 
 def describe(root: Path | None = None) -> list[dict[str, object]]:
