@@ -154,7 +154,7 @@ def test_largest_values():
 
     dense = torch.randn(3, 2, 5, 70, 60, device="cuda")
     for x in (dense, dense.transpose(2, 4), dense.permute(0, 1, 4, 2, 3), dense[::2], dense * 0):
-        assert torch.equal(frame.largest(x), x.abs().amax((1, 2, 3, 4)))
+        assert torch.equal(frame.peaks(x).amax(1).view(torch.float32), x.abs().amax((1, 2, 3, 4)))
 
 
 @pytest.mark.parametrize("shape", [(3, 50, 10), (2, 7, 100), (1, 1, 2), (4, 300, 62), (2, 3, 1000)])
@@ -177,7 +177,8 @@ def test_mean_cross_entropy(shape, masked):
     (slope,) = torch.autograd.grad(want, truth)
     dims = (0, 0, 0 if masked else None)
     ours = vmap(grad_and_value(mean_cross_entropy), in_dims=dims)(logits, labels, mask if masked else None)
-    assert float(ours[1].sum()) == pytest.approx(float(want), rel=1e-5)
+    # A loss near 0 is a difference of logits: what they are rounded to is left of it.
+    assert float(ours[1].sum()) == pytest.approx(float(want), rel=1e-5, abs=1e-6)
     assert torch.allclose(ours[0].double(), slope, rtol=1e-4, atol=1e-7)
 
 

@@ -20,6 +20,7 @@ from holdfast.kernels.frame import Frame, Padded, halves, pad, scale_to_half
 
 _PROCESSORS = 132  # of an H200
 _PROGRAMS = 2 * _PROCESSORS  # of a weight gradient
+_BLOCKS = 4  # of rows that one of them does at least
 _WEIGHT_SCALE = 256.0  # weights are small: this keeps 2.4e-7 to 255 within a half's full precision
 
 
@@ -348,7 +349,7 @@ def _weight_gradient(
     n, rows = share * padded_outputs, batch * out[0] * out[1] // share
     block_m, block_n, warps, stages = _sum_tiles(n)
     jobs = groups * triton.cdiv(n, block_n)
-    splits = max(1, min(triton.cdiv(rows, 4 * block_m), triton.cdiv(_PROGRAMS, jobs * lanes)))
+    splits = max(1, min(triton.cdiv(rows, _BLOCKS * block_m), triton.cdiv(_PROGRAMS, jobs * lanes)))
     blocks = triton.cdiv(rows, splits * block_m)  # of block_m rows in a split
     splits = triton.cdiv(rows, blocks * block_m)
     parts = torch.empty((splits, lanes, n, height, chunks * chunk), device=device)
@@ -368,7 +369,6 @@ def _weight_gradient(
         parts, bias_parts, dw, db, x.largest, dy.largest, splits, lanes, x.each, dy.each,
         C=channels, CP=padded_inputs, O=outputs, OP=padded_outputs, R=height, S=width,
         SHARE=share, STRIDE=stride, RUN=chunks * chunk, HALF=halves(),
-        AHEAD=max(1, (8 if splits <= 16 else 32) // share), BLOCK=block,
-        BLOCK_O=triton.next_power_of_2(outputs),
+        AHEAD=max(1, 8 // share), BLOCK=block, BLOCK_O=triton.next_power_of_2(outputs),
     )  # fmt: skip
     return dw, db

@@ -60,7 +60,6 @@ def _forward(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tenso
     _entropy[(lanes,)](
         logits, labels, labels if mask is None else mask.contiguous(), loss, slope, rows, classes,
         MASKED=mask is not None, ROWS=high, CLASSES=wide,
-        num_warps=min(4, max(1, high * wide // 1024)),  # few of them need not wait for one another
     )  # fmt: skip
     return loss, slope
 

@@ -21,13 +21,14 @@ def scale_to_half(largest):
 
 @triton.jit
 def _frame(
-    x, code, out, largest, images, per_lane, x_lane, x_b, x_c, x_h, x_w, each,
+    x, code, out, peaks, largest, images, per_lane, x_lane, x_b, x_c, x_h, x_w, parts,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, CP: tl.constexpr,
     PAD: tl.constexpr, APART: tl.constexpr, POOLED: tl.constexpr, HALF: tl.constexpr,
-    PIXELS: tl.constexpr, BLOCK_C: tl.constexpr,
+    PIXELS: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """out[image, PAD + APART h, PAD + APART w, c] = scale(lane) x[image, c, h, w], 0 elsewhere.
 
+    largest[lane] is that of its ``peaks``, which has the scale.
     With POOLED, x is a gradient behind 2x2 pooling: (h, w) has the value of its window if ``code`` says that it won.
     """
     image = tl.program_id(1).to(tl.int64)
@@ -50,7 +51,12 @@ def _frame(
         w = w // 2
     value = tl.load(x + (h * x_h + w * x_w)[:, None] + (c * x_c)[None, :], mask=real, other=0.0)
     if HALF:
-        value = (value * scale_to_half(tl.load(largest + lane * each))).to(tl.float16)
+        part = tl.arange(0, PARTS)
+        most = tl.max(tl.load(peaks + lane * parts + part, mask=part < parts, other=0), 0)
+        most = most.to(tl.float32, bitcast=True)
+        value = (value * scale_to_half(most)).to(tl.float16)
+        if (image % per_lane == 0) & (tl.program_id(0) == 0):
+            tl.store(largest + lane, most)
     out += image * (PH * PW * CP)
     tl.store(
         out + pixel[:, None] * CP + c[None, :], value, mask=(pixel < PH * PW)[:, None] & (c < CP)[None, :]
@@ -61,23 +67,27 @@ def _frame(
 
 
 @triton.jit
-def _largest(x, out, total, per_lane, BLOCK: tl.constexpr):
-    """out[lane] = the largest |x| of the lane, as bits: those of positive floats are ordered as the floats are."""
+def _peaks(x, out, total, per_lane, blocks, BLOCK: tl.constexpr):
+    """out[lane, part] = the largest |x| of a part, as bits: those of positive floats are ordered as the floats are."""
+    part = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + lane * per_lane + at, mask=at < total, other=0.0)
-    bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    tl.atomic_max(out + lane, tl.max(bits, 0), sem="relaxed")
+    most = tl.zeros((BLOCK,), tl.int32)
+    for block in range(blocks):
+        at = (part * blocks + block) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(x + lane * per_lane + at, mask=at < total, other=0.0)
+        most = tl.maximum(most, value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    tl.store(out + lane * tl.num_programs(0) + part, tl.max(most, 0))
 
 
-def largest(x: Tensor) -> Tensor:
-    """Each lane's largest absolute value, ``[L]`` from ``[L, B, C, H, W]``."""
+def peaks(x: Tensor) -> Tensor:
+    """The bits of the largest absolute values of at most 64 parts of each lane, ``[L, P]`` from ``[L, B, C, H, W]``."""
     if not (x.is_contiguous() or x.permute(0, 1, 3, 4, 2).is_contiguous()):
-        return x.abs().amax((1, 2, 3, 4))
-    most = torch.zeros(len(x), device=x.device)
+        return x.abs().amax((1, 2, 3, 4)).view(torch.int32)[:, None]
     each, block = x[0].numel(), 4096
-    _largest[(triton.cdiv(each, block), len(x))](x, most.view(torch.int32), each, x.stride(0), BLOCK=block)
-    return most
+    blocks = triton.cdiv(each, 64 * block)
+    found = torch.empty((len(x), triton.cdiv(each, blocks * block)), dtype=torch.int32, device=x.device)
+    _peaks[found.T.shape](x, found, each, x.stride(0), blocks, BLOCK=block)
+    return found
 
 
 def halves() -> bool:
@@ -134,13 +144,15 @@ def _framed(x: Tensor, code: Tensor | None, frame: Frame) -> Padded:
     flat = torch.empty(
         total + SLACK.value, dtype=torch.float16 if halves() else torch.float32, device=x.device
     )
-    most = largest(x) if halves() else x.new_ones(lanes)
+    found = peaks(x) if halves() else None
+    most = x.new_empty(lanes)
     block_c = triton.next_power_of_2(wide)
     pixels = max(1, 2048 // block_c)
     _frame[(triton.cdiv(frame.size[0] * frame.size[1], pixels), lanes * batch)](
-        x, x if code is None else code, flat, most, lanes * batch, batch, *x.stride(), int(lanes > 1),
+        x, x if code is None else code, flat, most if found is None else found, most, lanes * batch, batch,
+        *x.stride(), 0 if found is None else found.shape[1],
         C=channels, H=height, W=width, PH=frame.size[0], PW=frame.size[1], CP=wide,
         PAD=frame.before, APART=frame.apart, POOLED=code is not None, HALF=halves(),
-        PIXELS=pixels, BLOCK_C=block_c,
+        PIXELS=pixels, BLOCK_C=block_c, PARTS=1 if found is None else triton.next_power_of_2(found.shape[1]),
     )  # fmt: skip
     return Padded(flat[:total].view(shape), most)
