@@ -80,8 +80,8 @@ def work_w(report: dict) -> None:
     federation = equal_federation(cifar_shaped(50_000), 100, 500)
     bare = seconds(bare_rounds("ntd-cifar", federation, 10), 5, CUDA)
     report["W"] = {"bare loop ms": 1e3 * bare}
-    for name in ("fedavg", "fedntd", "fedka", "fedfa", "moon", "scaffold"):
-        method = methods.METHODS[name]()
+    for name in ("fedavg", "fedntd", "fedka", "fedfa", "flashback:half=client", "moon", "scaffold"):
+        method = parse_method(name)
         lanes, first = rounds_of(method, "ntd-cifar", federation, 10)
         lanes_s = seconds(lanes, 7, CUDA)
         sequential, _ = rounds_of(method, "ntd-cifar", federation, 10, "sequential")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
-import torch
-
 from holdfast.engine.trees import detached, leaves, size_in_bytes, unflatten
+from holdfast.gpu import free_bytes
 from holdfast.methods.base import Tree
 from holdfast.runs import Checkpoint, ClientStates, RunDirectory
 from holdfast.runs.tensors import State
@@ -48,7 +47,7 @@ class Memories:
             self._states.put(client, dict(leaves(detached(memory, "cpu"))))
             return
         if self._room is None:
-            self._room = int(SHARE_OF_GPU * torch.cuda.mem_get_info(first[1].device)[0])
+            self._room = int(SHARE_OF_GPU * free_bytes(first[1].device))
         if client in self._near:
             self._near_bytes -= size_in_bytes(self._near.pop(client))
         self._near[client] = detached(memory, first[1].device)

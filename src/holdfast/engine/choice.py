@@ -16,6 +16,7 @@ from holdfast.engine.memory import available_bytes
 from holdfast.engine.sequential import Sequential
 from holdfast.engine.settings import Settings
 from holdfast.errors import HoldfastError, unknown
+from holdfast.gpu import free_bytes
 from holdfast.methods.base import Method
 from holdfast.methods.context import Task
 
@@ -131,8 +132,7 @@ def fitting_lanes(task: Task, data: DeviceData, cohort: int, width: int) -> int:
         return int(max(1, min(most, 0.4 * available_bytes() // (4 * step_bytes(task, data, width)))))
     weights = sum(p.numel() * p.element_size() for p in task.network.params.values())
     each = _bytes_of_a_lane(task, data, width) + 8 * weights
-    free, _ = torch.cuda.mem_get_info()
-    return int(max(1, min(most, 0.4 * free // each)))
+    return int(max(1, min(most, 0.4 * free_bytes(task.device) // each)))
 
 
 def _bytes_of_a_lane(task: Task, data: DeviceData, width: int) -> int:

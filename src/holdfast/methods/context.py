@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.gpu import share_bytes
 from holdfast.models.network import Network, Output
 from holdfast.random import generator
 
@@ -50,7 +51,7 @@ class Task:
         """Samples forwarded at once in tests: many keep a GPU busy, few stay in a CPU's cache."""
         if self.device.type != "cuda":
             return 128
-        gibibytes = torch.cuda.get_device_properties(self.device).total_memory / 2**30
+        gibibytes = share_bytes(self.device) / 2**30
         return max(128, int(gibibytes * TEST_VALUES) // self.lowest.numel())
 
     def scalar(self, value: float) -> Tensor:

@@ -142,6 +142,11 @@ class Sweep:
 def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int) -> None:
     import torch
 
+    from holdfast.engine.choice import choose_device
+    from holdfast.gpu import share_with
+
     torch.set_num_threads(threads)
+    if choose_device(sweep.device).type == "cuda":
+        share_with(sweep.beside)
     with suppress(KeyboardInterrupt):  # the process that started this one says so
         sweep.work_off(cells, tell)

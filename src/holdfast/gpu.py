@@ -1,0 +1,26 @@
+"""How much of a GPU's memory is this process's own, where several share one."""
+
+from __future__ import annotations
+
+import torch
+
+_processes = 1
+
+
+def share_with(processes: int) -> None:
+    """This process is one of so many on its GPU: it takes no more than an equal share of the memory."""
+    global _processes
+    _processes = processes
+    torch.cuda.set_per_process_memory_fraction(1 / processes)
+
+
+def share_bytes(device: torch.device) -> int:
+    """The share, taken and free."""
+    return int(torch.cuda.get_device_properties(device).total_memory) // _processes
+
+
+def free_bytes(device: torch.device) -> int:
+    """What this process may still take."""
+    taken = torch.cuda.memory_allocated(device)
+    kept = torch.cuda.memory_reserved(device) - taken  # by torch, for this process alone
+    return min(torch.cuda.mem_get_info(device)[0] + kept, share_bytes(device) - taken)
