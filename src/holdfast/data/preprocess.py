@@ -195,6 +195,7 @@ PRESETS: dict[str, dict[str, Preprocess]] = {
         "cifar100": Preprocess(*_CIFAR100),
         "tiny-imagenet": Preprocess(*_IMAGENET),
     },
+    "pfllib": dict.fromkeys(("cifar10", "cifar100", "tiny-imagenet"), Preprocess(*_HALF)),
     # MOON also rotates CIFAR-100 by up to 15 degrees; that is left out.
     "moon": {
         "cifar10": Preprocess(
