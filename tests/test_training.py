@@ -123,6 +123,42 @@ def test_one_round_is_the_weighted_mean_of_what_clients_learn():
         np.testing.assert_allclose(got.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_momentum_outlives_a_round_if_asked_to(engine, keep, tmp_path):
+    """One client alone is torch's own SGD, whose optimiser lives for the whole run or for a round."""
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(30, 4)).astype(np.float32), rng.integers(0, 3, 30)
+    federation = hf.federate(hf.Dataset.from_arrays(x, y, x, y), [np.arange(30)])
+    model = nn.Sequential(nn.Linear(4, 3))
+    reference = nn.Sequential(nn.Linear(4, 3)).double()
+    reference.load_state_dict(model.state_dict())
+    optimiser = None
+    for _ in range(3):
+        if optimiser is None or not keep:
+            optimiser = torch.optim.SGD(reference.parameters(), 0.3, momentum=0.9, weight_decay=0.01)
+        for _ in range(2):
+            loss = nn.functional.cross_entropy(reference(torch.from_numpy(x).double()), torch.from_numpy(y))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    settings = {
+        "rounds": 3, "epochs": 2, "batch_size": 64, "lr": 0.3, "momentum": 0.9, "weight_decay": 0.01,
+        "keep_momentum": keep,
+        "precision": "float64", "engine": engine, "device": "cpu", "out": tmp_path, "checkpoint_seconds": 0.0,
+    }  # fmt: skip
+
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hf.train(hf.FedAvg(), model, federation, **settings, on_round=stop)
+    run = hf.train(hf.FedAvg(), model, federation, **settings, resume=True)
+    for got, wanted in zip(run.model.parameters(), reference.parameters(), strict=True):
+        np.testing.assert_allclose(got.detach().numpy(), wanted.detach().numpy(), rtol=1e-9)
+
+
 def test_a_run_tells_how_to_run_it_again(federation, tmp_path):
     run = hf.train(
         hf.Stack(hf.FedNTD(), hf.FedProx(mu=0.2)), hf.models.mlp(16), federation, out=tmp_path, **SMALL

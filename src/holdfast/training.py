@@ -123,6 +123,7 @@ def train(
     batch_size: int = 32,
     lr: float = 0.01,
     momentum: float = 0.0,
+    keep_momentum: bool = False,
     weight_decay: float = 0.0,
     lr_decay: float = 1.0,
     max_grad_norm: float | None = None,
@@ -152,7 +153,8 @@ def train(
 
     Each of ``rounds`` rounds trains ``sample`` clients (all by default) for ``epochs`` epochs over their own data
     in batches of ``batch_size``, by SGD with ``momentum`` and ``weight_decay``; the learning rate of round t is
-    ``lr * lr_decay ** (t - 1)``. The same ``seed`` on the same engine gives the same bits.
+    ``lr * lr_decay ** (t - 1)``. Momentum begins at 0 in every round, or with ``keep_momentum`` only in a client's
+    first, as where its optimiser lives on. The same ``seed`` on the same engine gives the same bits.
 
     ``model`` is one of ``holdfast.models`` or any ``torch.nn.Module`` that ends in a Linear layer; ``classifier``
     names that layer if it is not the last Linear. ``norm`` is what happens to BatchNorm: ``average``, ``local``
@@ -172,6 +174,7 @@ def train(
         batch_size=batch_size,
         lr=lr,
         momentum=momentum,
+        keep_momentum=keep_momentum,
         weight_decay=weight_decay,
         lr_decay=lr_decay,
         max_grad_norm=max_grad_norm,

@@ -43,6 +43,7 @@ HELP: dict[str, dict[str, str]] = {
         "lr": "Learning rate of the first round.",
         "lr_decay": "What the learning rate is multiplied with after each round.",
         "momentum": "Momentum of local SGD.",
+        "keep_momentum": "Let a client's momentum outlive a round.",
         "weight_decay": "Weight decay of local SGD.",
         "max_grad_norm": "Clip local gradients to this norm.",
         "dropout": "Probability that a sampled client is lost in a round.",
@@ -53,7 +54,7 @@ HELP: dict[str, dict[str, str]] = {
     "Testing and saving": {
         "evaluate_every": "Rounds between tests of the global model.",
         "evaluate_locals": "Test every participating local model too.",
-        "local_test": "Test samples for each local model (default: all on a GPU, 250 on a CPU).",
+        "local_test": "Test samples for each local model (default: all on a GPU, 100 on a CPU).",
         "probe": "Rounds between the heavier probes; 0 for none.",
         "checkpoint_seconds": "Seconds between checkpoints.",
     },

@@ -174,11 +174,13 @@ class Lanes:
         write = [(self.params, started.params), (self.buffers, started.client.buffers)]
         if started.teachers:
             write.append((self.frozen_buffers, started.client.buffers))
+        if started.momentum:
+            write.append((self.momentum, started.momentum))
+        elif self.momentum:
+            torch._foreach_zero_([m[lane] for m in self.momentum.values()])
         for target, source in write:
             if target:
                 torch._foreach_copy_([target[k][lane] for k in target], [source[k] for k in target])
-        if self.momentum:
-            torch._foreach_zero_([m[lane] for m in self.momentum.values()])
         write_lane(self.carry, started.carry, lane)
         for name, weights in started.teachers.items():
             if name in self.teachers:
@@ -214,10 +216,11 @@ class Lanes:
         for leg in legs:
             assert leg.started is not None
             lane = leg.lane
-            params, buffers = ({k: v[lane] for k, v in kept.items()} for kept in (self.params, self.buffers))
+            kept = (self.params, self.buffers, self.momentum)
+            params, buffers, momentum = ({k: v[lane] for k, v in tensors.items()} for tensors in kept)
             carry = copy_of_lane(self.carry, lane)  # may go into what is sent, which outlives the lane
             loss = losses[lane] / (leg.last - leg.first + 1)
-            yield self.side.finish(leg.started, params, buffers, carry, loss, finite[lane])
+            yield self.side.finish(leg.started, params, buffers, momentum, carry, loss, finite[lane])
 
     # A step ---------------------------------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ class Started:
     plan: Plan
     tables: Tensors  # per sample: the method's own, and "teacher/<name>/logits|features"
     teachers: dict[str, Tensors]  # weights of teachers that must be forwarded in the step
+    momentum: Tensors  # from its last round; empty where it begins at 0
 
 
 @dataclass(eq=False)
@@ -179,7 +180,8 @@ class LocalSide:
         params = params | {k: v for k, v in memory.get("norm", {}).items() if k in params}
         tables = dict(method.tables(payload, state, client))
         teachers = {name: method.teacher(name, payload, state, client) for name in method.teachers}
-        return Started(client, params, method.begin(payload, state, client), planned.plan, tables, teachers)
+        carry, momentum = method.begin(payload, state, client), memory.get("momentum", {})
+        return Started(client, params, carry, planned.plan, tables, teachers, momentum)
 
     def _ask_teachers(self, started: Sequence[Started]) -> None:
         """What each teacher says of its client's samples goes to the tables; one forward pass for one model."""
@@ -211,7 +213,14 @@ class LocalSide:
             one.teachers.clear()
 
     def finish(
-        self, started: Started, params: Tensors, buffers: Tensors, carry: Tree, loss: float, finite: bool
+        self,
+        started: Started,
+        params: Tensors,
+        buffers: Tensors,
+        momentum: Tensors,
+        carry: Tree,
+        loss: float,
+        finite: bool,
     ) -> Result:
         """Everything after the last step."""
         client = started.client
@@ -223,6 +232,8 @@ class LocalSide:
         kept = self.task.network.kept_local
         if kept:
             memory["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in kept}
+        if self.settings.keep_momentum and momentum:
+            memory["momentum"] = {k: v.clone() for k, v in momentum.items()}
         if self.task.stages > 1:  # on a stream a client is also tested with its own head
             memory["head"] = {k: params[k].clone() for k in self.task.network.head.names}
         return Result(

@@ -45,7 +45,9 @@ class Sequential:
             torch._foreach_copy_(self.param_list, [started.params[name] for name in self.params])
             for name, buffer in self.buffers.items():
                 buffer.copy_(client.buffers[name])
-            if self.momentum:
+            if started.momentum:
+                torch._foreach_copy_(self.momentum, [started.momentum[name] for name in self.params])
+            elif self.momentum:
                 torch._foreach_zero_(self.momentum)
         self.net.train()
         total = torch.zeros((), dtype=self.task.dtype, device=self.task.device)
@@ -64,7 +66,8 @@ class Sequential:
         loss_mean = float(total) / plan.steps
         params = {name: p.detach() for name, p in self.params.items()}
         finite = bool(torch.isfinite(torch.stack([p.sum() for p in params.values()]).sum()))
-        return self.side.finish(started, params, self.buffers, carry, loss_mean, finite)
+        momentum = dict(zip(self.params, self.momentum, strict=True)) if self.momentum else {}
+        return self.side.finish(started, params, self.buffers, momentum, carry, loss_mean, finite)
 
     def _batch(self, started: Started, ids: Tensor, index: int) -> Batch:
         plan, device = started.plan, self.task.device

@@ -17,6 +17,9 @@ class Settings:
     batch_size: int = 32
     lr: float = 0.01
     momentum: float = 0.0
+    keep_momentum: bool = (
+        False  # it outlives a round: a client goes on with what it had when it last took part
+    )
     weight_decay: float = 0.0
     lr_decay: float = 1.0
     max_grad_norm: float | None = None
