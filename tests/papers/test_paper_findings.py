@@ -145,13 +145,15 @@ def test_images_trained_on():
     (cell,) = plan(TABLES["fedntd/table1-sharding"], ["cifar10:s=2"], ["fedavg"])
     assert images(cell.settings) == 200 * 10 * 500 * 5  # rounds x clients x samples x epochs
     (cell,) = plan(TABLES["fedmlp/table1"], ["cifar10:s=4"], ["fedavg"])
-    assert images(cell.settings) == pytest.approx(250 * 10 * (37_500 / 100) * 20)  # a long tail keeps 3/4
+    # A long tail keeps 3/4 of 50,000, and a client's stages, which add up, have 3 of its 5 tasks on average.
+    assert images(cell.settings) == pytest.approx(250 * 10 * 3 * (37_500 / 100) * 20)
 
 
 def test_estimates_follow_what_was_measured():
     avg, ntd = plan(TABLES["fedntd/table1-sharding"], ["cifar10:s=2"], ["fedavg", "fedntd"])
     assert Estimates([]).seconds(avg) == pytest.approx(200 * 0.1 + 4e-6 * 5_000_000)
-    measured = Estimates([entry(avg, [0.1])])  # 60 seconds
+    assert Estimates([entry(avg, [0.1])]).seconds(avg) == Estimates([]).seconds(avg)  # beside how many?
+    measured = Estimates([entry(avg, [0.1]) | {"beside": 1}])  # 60 seconds
     assert measured.seconds(avg) == pytest.approx(60)
     assert measured.seconds(ntd) == pytest.approx(60)  # the same model with another method
     assert Estimates([entry(avg, [0.1]) | {"beside": 12}]).seconds(avg) == pytest.approx(5)

@@ -24,7 +24,7 @@ MICROSECONDS = {
     "fa-cifar10": 4,
     "fa-validation-digits": 4,
     "fa-digits": 15,
-    "mlp-resnet18": 60,
+    "mlp-resnet18": 12,
     "resnet50": 200,
     "fa-cifar100": 300,
 }
@@ -64,7 +64,10 @@ def images(settings: Mapping[str, Any]) -> float:
     total = sum(known) * (1 - settings.get("public", 0.0))
     if "long_tail" in settings:
         total *= (1 + settings["long_tail"]) / 2
-    stages = int(re.split(r"\D", str(settings.get("stream", "1")))[0])
+    stream = str(settings.get("stream", "1"))
+    stages = int(re.split(r"\D", stream)[0])
+    if "cumulative=true" in stream:  # stage s has the data of s stages
+        total *= (stages + 1) / 2
     clients = settings["clients"]
     share = (settings.get("sample") or clients) / clients / stages
     return float(total * share * settings["epochs"] * settings["rounds"])
@@ -76,10 +79,12 @@ class Estimates:
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.measured: dict[tuple[str, ...], list[float]] = {}
         for entry in entries:
-            if entry["device_type"] == "cuda" and (count := images(entry["settings"])):
-                for key in _keys(entry["settings"]):
-                    alone = entry["seconds"] / entry.get("beside", 1)  # of those it ran beside
-                    self.measured.setdefault(key, []).append(alone / count)
+            # Runs that do not say how many they ran beside say little of what one takes.
+            if entry["device_type"] != "cuda" or "beside" not in entry:
+                continue
+            per_image = entry["seconds"] / entry["beside"] / images(entry["settings"])
+            for key in _keys(entry["settings"]):
+                self.measured.setdefault(key, []).append(per_image)
 
     def seconds(self, cell: Cell) -> float:
         """Of a GPU that one cell takes."""
