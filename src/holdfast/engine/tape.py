@@ -85,20 +85,24 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not _repeatable(func, args):
             raise Unrepeatable(str(func))
         out = func(*args, **kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return out  # the tensor was given another shape, which it keeps
         # Of another tensor, fills read the shape alone.
         reads = frozenset() if func in _FILLS else frozenset(map(_storage, _tensors((args, kwargs))))
         if func._schema.is_mutable:
             writes = frozenset(_storage(t) for t in _written(func, args, kwargs))
             self.entries.append(_Entry(func._op, args, kwargs, reads, writes))
             return out
-        made = [t for t in _tensors(out) if _storage(t) not in reads]
-        if made:  # else they are views, which stay what they are
+        results = list(_tensors(out))
+        places = [i for i, t in enumerate(results) if _storage(t) not in reads]
+        if places:  # else they are views, which stay what they are
+            made = [results[i].detach() for i in places]  # in the shape they have now
             self.fresh |= {_storage(t): t for t in made}
             self.bytes += sum(t.untyped_storage().nbytes() for t in made)
             if self.bytes > self.most_bytes:
                 raise Unrepeatable(f"{self.most_bytes:,} bytes are too few")
             writes = frozenset(map(_storage, made))
-            self.entries.append(_Entry(*_into(func, args, kwargs, out, made), reads, writes))
+            self.entries.append(_Entry(*_into(func, args, kwargs, made, places), reads, writes))
         return out
 
 
@@ -109,15 +113,15 @@ def _repeatable(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _into(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, made: Sequence[Tensor]
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Sequence[Tensor], places: Sequence[int]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The same operation, writing its results where they are."""
+    """The same operation, writing those of its results that have these places where they are."""
     if func in _COPIES:
-        return _ATEN.copy_.default._op, (out, args[0]), {}
+        return _ATEN.copy_.default._op, (made[0], args[0]), {}
     if func in _FILLS:
-        return _ATEN.fill_.Scalar._op, (out, _FILLS[func](*args)), {}
+        return _ATEN.fill_.Scalar._op, (made[0], _FILLS[func](*args)), {}
     if func is _ATEN.relu.default:  # clamp_min is what it calls
-        return _ATEN.clamp_min.out._op, (args[0], 0), {"out": out}
+        return _ATEN.clamp_min.out._op, (args[0], 0), {"out": made[0]}
     variant = _out_variant(func)
     if variant is not None and len(made) == len(func._schema.returns):
         names = [a.name for a in variant._schema.arguments if a.is_out]
@@ -125,7 +129,6 @@ def _into(
         if not _MADE_LIKE.isdisjoint(a.name for a in variant._schema.arguments):
             kept = kwargs  # of a reduction, say: the type it works in
         return variant._op, args, kept | dict(zip(names, made, strict=True))
-    places = [i for i, t in enumerate(_tensors(out)) if any(t is m for m in made)]
 
     def work_and_copy(*args: Any, **kwargs: Any) -> None:
         results = list(_tensors(func(*args, **kwargs)))
