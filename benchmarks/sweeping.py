@@ -19,7 +19,10 @@ def sweep(
 
     ``run(*cell, device)`` returns what is stored beside them. After ``limit`` seconds nothing more is started.
     """
-    key = lambda row: tuple(str(row[name]) for name in names)  # noqa: E731
+
+    def key(row: dict) -> tuple[str, ...]:
+        return tuple(str(row[name]) for name in names)
+
     done = json.loads(results.read_text()) if results.exists() else []
     known = {key(row) for row in done}
     missing = [cell for cell in cells if tuple(map(str, cell)) not in known]

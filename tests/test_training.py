@@ -291,6 +291,7 @@ def test_a_round_still_under_test_is_kept_when_the_next_one_fails(federation, tm
         ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
         ({"rounds": 0}, "rounds is 0"),
         ({"lr": -1.0}, "lr is -1.0"),
+        ({"keep_momentum": True}, "keep_momentum is True; it must be false where momentum is 0"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"engine": "lane"}, "did you mean lanes"),
         ({"precision": "float16"}, "did you mean float"),

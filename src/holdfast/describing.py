@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import describe_schedule
 from holdfast.runs import files
+from holdfast.runs.metrics_file import plain
 
 
 def describe_federation(federation: Federation) -> dict[str, Any]:
@@ -59,10 +59,3 @@ def machine(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-
-
-def plain(value: Any) -> Any:
-    """Tuples as lists, so that what is written equals what is read."""
-    if isinstance(value, Mapping):
-        return {k: plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -23,4 +23,4 @@ def free_bytes(device: torch.device) -> int:
     """What this process may still take."""
     taken = torch.cuda.memory_allocated(device)
     kept = torch.cuda.memory_reserved(device) - taken  # by torch, for this process alone
-    return min(torch.cuda.mem_get_info(device)[0] + kept, share_bytes(device) - taken)
+    return max(0, min(torch.cuda.mem_get_info(device)[0] + kept, share_bytes(device) - taken))

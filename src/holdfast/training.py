@@ -20,7 +20,7 @@ from holdfast import __version__, kernels, metrics
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
-from holdfast.describing import describe_federation, machine, plain, write_federation
+from holdfast.describing import describe_federation, machine, write_federation
 from holdfast.engine.choice import choose_device, choose_engine, choose_precision
 from holdfast.engine.evaluation import TestSet
 from holdfast.engine.local import Broadcast, DeviceData, Incident, Job, LocalSide, on_device
@@ -38,6 +38,7 @@ from holdfast.models.network import Network, NormPolicy
 from holdfast.models.registry import ModelSpec
 from holdfast.random import generator
 from holdfast.runs import Checkpoint, RunDirectory
+from holdfast.runs.metrics_file import plain
 
 CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round

@@ -17,7 +17,7 @@ from holdfast.engine.sequential import Sequential
 from holdfast.engine.settings import Settings
 from holdfast.errors import HoldfastError, unknown
 from holdfast.gpu import free_bytes
-from holdfast.methods.base import Method
+from holdfast.methods.base import Method, Tensors
 from holdfast.methods.context import Task
 
 ENGINES = ("auto", "sequential", "lanes", "ray")
@@ -145,7 +145,10 @@ def _bytes_of_a_lane(task: Task, data: DeviceData, width: int) -> int:
         x = torch.zeros(shape, dtype=task.dtype, device=task.device)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        objective = lambda p, b, v: task.network.pure(p, b, v)[0].logits.logsumexp(-1).mean()  # noqa: E731
+
+        def objective(p: Tensors, b: Tensors, v: Tensor) -> Tensor:
+            return task.network.pure(p, b, v)[0].logits.logsumexp(-1).mean()
+
         vmap(grad(objective))(params, buffers, x)
         _tried[alike] = torch.cuda.max_memory_allocated() - before
     return _tried[alike]

@@ -320,11 +320,11 @@ class Lanes:
         return Batch(x, y, epoch, mask if mask.numel() else None, teacher, tables)
 
     def _gradient(
-        self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Tensor
+        self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any
     ) -> tuple[Tensors, Tensor, Tensor, Tensor, Tensors]:
         """One lane: gradient, loss, features, logits and what the step did to the buffers."""
         method, settings = self.method, self.settings
-        batch, key = self._batch(*lane), lane[4]  # type: ignore[arg-type]
+        batch, key = self._batch(*lane), lane[4]
         extra = method.extra_inputs(carry)
         x, mask = batch.x, batch.mask
         if extra is not None:
@@ -356,10 +356,10 @@ class Lanes:
         return self.method.task_loss(out, batch, carry)
 
     def _rated_descent(
-        self, params: Tensors, momentum: Tensors, grads: Tensors, *lane: Tensor
+        self, params: Tensors, momentum: Tensors, grads: Tensors, *lane: Any
     ) -> tuple[Tensors, Tensors]:
         """SGD where parameters have learning rates of their own; at rate 0 momentum rests too."""
-        batch = self._batch(*lane)  # type: ignore[arg-type]
+        batch = self._batch(*lane)
         settings = self.settings
         new, moved = {}, {}
         for name, p in params.items():
@@ -373,16 +373,16 @@ class Lanes:
         return new, moved
 
     def _after_step(
-        self, params: Tensors, features: Tensor, logits: Tensor, carry: Tree, *lane: Tensor
+        self, params: Tensors, features: Tensor, logits: Tensor, carry: Tree, *lane: Any
     ) -> tuple[Tree, Tree]:
-        batch = self._batch(*lane)  # type: ignore[arg-type]
+        batch = self._batch(*lane)
         new, kept = self.method.after_step(params, Output(features, logits), batch, carry)
         return changes(new, params), changes(kept, carry)
 
     def _whole_step(
-        self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Tensor
+        self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any
     ) -> tuple[Tensors, Tensor, Tensors]:
-        batch, key = self._batch(*lane), lane[4]  # type: ignore[arg-type]
+        batch, key = self._batch(*lane), lane[4]
         trainer = _LaneTrainer(self, buffers, batch.mask, key)
         new = self.method.step(trainer, params, batch, carry, Local(params, self.sent))
         assert new is not None
@@ -421,8 +421,10 @@ class _LaneTrainer:
         return out
 
     def gradient(self, objective: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Tensors, Tensor]:
-        # What the forward pass did to the buffers must leave ``grad`` as an output, not by itself.
-        with_buffers = lambda w: (objective(w), self.buffers)  # noqa: E731
+        def with_buffers(w: Tensors) -> tuple[Tensor, Tensors]:
+            # What the forward pass did to them must leave ``grad`` as an output, not by itself.
+            return objective(w), self.buffers
+
         grads, (value, self.buffers) = grad_and_value(with_buffers, has_aux=True)(params)
         self.loss = value if self.loss is None else self.loss
         return grads, value

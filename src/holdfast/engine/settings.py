@@ -44,6 +44,7 @@ class Settings:
         need(self.batch_size >= 1, "batch_size", "at least 1")
         need(self.lr > 0, "lr", "above 0")
         need(0 <= self.momentum < 1, "momentum", "from 0 up to, but not, 1")
+        need(not self.keep_momentum or self.momentum > 0, "keep_momentum", "false where momentum is 0")
         need(self.weight_decay >= 0, "weight_decay", "at least 0")
         need(0 < self.lr_decay <= 1, "lr_decay", "above 0 and at most 1")
         need(self.max_grad_norm is None or self.max_grad_norm > 0, "max_grad_norm", "above 0")

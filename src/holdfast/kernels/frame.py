@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_MOST_PARTS = 64  # of a lane, of which each has its peak
 SLACK = tl.constexpr(64)  # zeros behind the last image, for windows that are rounded up
 
 
@@ -80,11 +81,11 @@ def _peaks(x, out, total, per_lane, blocks, BLOCK: tl.constexpr):
 
 
 def peaks(x: Tensor) -> Tensor:
-    """The bits of the largest absolute values of at most 64 parts of each lane, ``[L, P]`` from ``[L, B, C, H, W]``."""
+    """The bits of the largest absolute values of each lane's parts, ``[L, P]`` from ``[L, B, C, H, W]``."""
     if not (x.is_contiguous() or x.permute(0, 1, 3, 4, 2).is_contiguous()):
         return x.abs().amax((1, 2, 3, 4)).view(torch.int32)[:, None]
     each, block = x[0].numel(), 4096
-    blocks = triton.cdiv(each, 64 * block)
+    blocks = triton.cdiv(each, _MOST_PARTS * block)
     found = torch.empty((len(x), triton.cdiv(each, blocks * block)), dtype=torch.int32, device=x.device)
     _peaks[found.T.shape](x, found, each, x.stride(0), blocks, BLOCK=block)
     return found
@@ -144,15 +145,14 @@ def _framed(x: Tensor, code: Tensor | None, frame: Frame) -> Padded:
     flat = torch.empty(
         total + SLACK.value, dtype=torch.float16 if halves() else torch.float32, device=x.device
     )
-    found = peaks(x) if halves() else None
+    found = peaks(x) if halves() else x.new_empty((lanes, 1), dtype=torch.int32)  # full floats need no scale
     most = x.new_empty(lanes)
     block_c = triton.next_power_of_2(wide)
     pixels = max(1, 2048 // block_c)
     _frame[(triton.cdiv(frame.size[0] * frame.size[1], pixels), lanes * batch)](
-        x, x if code is None else code, flat, most if found is None else found, most, lanes * batch, batch,
-        *x.stride(), 0 if found is None else found.shape[1],
+        x, x if code is None else code, flat, found, most, lanes * batch, batch, *x.stride(), found.shape[1],
         C=channels, H=height, W=width, PH=frame.size[0], PW=frame.size[1], CP=wide,
         PAD=frame.before, APART=frame.apart, POOLED=code is not None, HALF=halves(),
-        PIXELS=pixels, BLOCK_C=block_c, PARTS=1 if found is None else triton.next_power_of_2(found.shape[1]),
+        PIXELS=pixels, BLOCK_C=block_c, PARTS=triton.next_power_of_2(found.shape[1]),
     )  # fmt: skip
     return Padded(flat[:total].view(shape), most)

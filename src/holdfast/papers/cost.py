@@ -80,11 +80,10 @@ class Estimates:
         self.measured: dict[tuple[str, ...], list[float]] = {}
         for entry in entries:
             # Runs that do not say how many they ran beside say little of what one takes.
-            if entry["device_type"] != "cuda" or "beside" not in entry:
-                continue
-            per_image = entry["seconds"] / entry["beside"] / images(entry["settings"])
-            for key in _keys(entry["settings"]):
-                self.measured.setdefault(key, []).append(per_image)
+            if entry["device_type"] == "cuda" and "beside" in entry and (count := images(entry["settings"])):
+                alone = entry["seconds"] / entry["beside"]
+                for key in _keys(entry["settings"]):
+                    self.measured.setdefault(key, []).append(alone / count)
 
     def seconds(self, cell: Cell) -> float:
         """Of a GPU that one cell takes."""

@@ -201,8 +201,11 @@ class CheckpointFolder:
 
     def _write_clients(self, round: int, changed: Mapping[int, Mapping[str, Tensor]]) -> dict[str, _File]:
         """Write several at a time: hashing, writing and waiting for the disk leave the interpreter to others."""
+
+        def write(client: int) -> _File:
+            return self._write(f"clients/{client}-{round}", changed[client])
+
         pool = ThreadPoolExecutor(WRITERS)
-        write = lambda client: self._write(f"clients/{client}-{round}", changed[client])  # noqa: E731
         try:
             return {str(client): file for client, file in zip(changed, pool.map(write, changed), strict=True)}
         finally:

@@ -15,7 +15,7 @@ from flwr.app import Message, RecordDict
 from holdfast.engine.flower.app import Plan
 from holdfast.engine.flower.messages import SURVEY, TRAIN, Facts, Orders, record_of, tree_of
 from holdfast.engine.flower.nodes import Nodes
-from holdfast.engine.flower.population import Population, plain
+from holdfast.engine.flower.population import Population, in_a_line
 from holdfast.engine.flower.site import travels, uploaded
 from holdfast.engine.local import Broadcast, DeviceData, Incident, Job, Result, on_device
 from holdfast.engine.sequential import Sequential
@@ -156,7 +156,7 @@ class FlowerEngine:
         """The tensors that a client sent."""
         client = job.client
         if f"failed {client}" in content:
-            raise WireError("failed", plain(Facts(content, f"failed {client}").text("detail")))
+            raise WireError("failed", in_a_line(Facts(content, f"failed {client}").text("detail")))
         tree = tree_of(content, f"client {client}", self._expected(kind, sent, job))
         return on_device(tree, self.task.device)
 

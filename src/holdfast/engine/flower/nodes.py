@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from holdfast.data.dataset import Dataset
 from holdfast.engine.flower.messages import DESCRIBE, message
-from holdfast.engine.flower.population import SiteReport, describe_clients, plain
+from holdfast.engine.flower.population import SiteReport, describe_clients, in_a_line
 from holdfast.engine.local import Incident
 from holdfast.engine.wire import WireError
 from holdfast.errors import HoldfastError
@@ -50,7 +50,7 @@ class Nodes:
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
-                _log.warning("Holdfast: node %s: %s", node, plain(reply.error.reason))
+                _log.warning("Holdfast: node %s: %s", node, in_a_line(reply.error.reason))
                 continue
             try:
                 report = SiteReport.read(reply, self.dataset.num_classes)
@@ -111,7 +111,7 @@ class Nodes:
             if node not in sent:
                 continue
             if reply.has_error():
-                code, reason = reply.error.code, plain(reply.error.reason)
+                code, reason = reply.error.code, in_a_line(reply.error.reason)
                 faults[node] = Incident(-1, ERRORS.get(code, "failed"), reason)
             elif node in replies:
                 faults[node] = Incident(-1, "answered twice", "the first answer counts")

@@ -167,7 +167,7 @@ def describe_clients(clients: list[int]) -> str:
     return shown if len(clients) <= 10 else f"{shown} and {len(clients) - 10} more"
 
 
-def plain(value: Any) -> str:
+def in_a_line(value: Any) -> str:
     """The first line of what went wrong at a site, which sends whole tracebacks."""
     lines = [line for line in str(value).splitlines() if line.strip()]
     return lines[-1][:500] if lines else ""
