@@ -43,9 +43,9 @@ def sgd_(
                 small.append(i)
         params, grads = [params[i] for i in small], [grads[i] for i in small]
         buffers = [buffers[i] for i in small] if momentum else []
-    torch._fused_sgd_(
+    torch._fused_sgd_(  # goes through memory as it comes, whatever the strides say
         list(params),
-        list(grads),
+        [_lying_as(w, g) for w, g in zip(params, grads, strict=True)],
         list(buffers) if momentum else [],
         weight_decay=weight_decay,
         momentum=momentum,
@@ -55,6 +55,11 @@ def sgd_(
         maximize=False,
         is_first_step=False,
     )
+
+
+def _lying_as(w: Tensor, g: Tensor) -> Tensor:
+    """The gradient in memory in the order of its parameter."""
+    return g if g.stride() == w.stride() else torch.empty_like(w).copy_(g)
 
 
 def clip_scale(grads: Sequence[Tensor], max_norm: float) -> Tensor:

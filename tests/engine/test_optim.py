@@ -1,0 +1,48 @@
+"""Gradient descent, however a gradient lies in memory."""
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast as hf
+from holdfast.engine.optim import sgd_
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_gradients_that_lie_otherwise_than_their_parameters(momentum):
+    w, v, g = torch.randn(4, 6), torch.randn(4, 6), torch.randn(6, 4).T
+    filters, slope = torch.randn(5, 3, 2, 2), torch.randn(5, 3, 2, 2).to(memory_format=torch.channels_last)
+    weights, slopes, moving = [w, filters], [g, slope], [v, torch.randn(5, 3, 2, 2)]
+    steps = [s + 0.01 * p + momentum * m for p, s, m in zip(weights, slopes, moving, strict=True)]
+    expected = [p - 0.1 * step for p, step in zip(weights, steps, strict=True)]
+    sgd_(weights, slopes, moving if momentum else [], lr=0.1, momentum=momentum, weight_decay=0.01)
+    for found, truth in zip(weights, expected, strict=True):
+        assert torch.allclose(found, truth, atol=1e-6)
+
+
+class Contracted(nn.Module):
+    """Its first layer's gradient comes out transposed."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Parameter(torch.randn(16, 64) / 8)
+        self.last = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.last(torch.einsum("bi,oi->bo", x.flatten(1), self.first).relu())
+
+
+@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+def test_a_model_of_ones_own_learns_the_same_in_any_precision(engine):
+    federation = hf.federate(hf.load("digits"), "iid", clients=4)
+
+    def weights(precision):
+        run = hf.train(
+            hf.FedAvg(), Contracted(), federation, rounds=2, epochs=1, batch_size=64, lr=0.05, momentum=0.9,
+            engine=engine, precision=precision, evaluate_locals=False,
+        )  # fmt: skip
+        return torch.cat([p.flatten().double() for p in run.model.state_dict().values()])
+
+    exact, found = weights("float64"), weights("float32")
+    assert float((found - exact).norm() / exact.norm()) < 1e-4
