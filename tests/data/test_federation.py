@@ -13,7 +13,7 @@ from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.partitions import IID, ClassShards, Dirichlet, DirichletUncapped
 from holdfast.data.skew import FeatureSkew, LongTail
-from holdfast.data.streams import federation_from
+from holdfast.data.streams import federation_from, stream
 from holdfast.errors import HoldfastError
 
 
@@ -128,6 +128,13 @@ def test_the_same_seed_gives_the_same_hash(seed, alpha, clients):
     )
     assert one.hash == again.hash
     assert federation_from(toy, one.partition).hash == one.hash
+
+
+def test_a_partition_may_be_named(toy):
+    assert federate(toy, "dirichlet:0.5", clients=3).hash == federate(toy, Dirichlet(0.5), clients=3).hash
+    assert stream(toy, "iid", clients=3).hash == stream(toy, IID(), clients=3).hash
+    with pytest.raises(HoldfastError, match="unknown partition 'dirichlt'"):
+        federate(toy, "dirichlt:0.5", clients=3)
 
 
 def test_a_file_gives_the_same_federation_back(toy, tmp_path):

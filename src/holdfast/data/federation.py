@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from holdfast.data.dataset import Dataset
 from holdfast.data.dealing import Ints, draw_per_class, offsets_of, ranges
-from holdfast.data.partitions import Assignment, Partition, Pool
+from holdfast.data.partitions import Assignment, Partition, Pool, parse_partition
 from holdfast.data.schedules import StageSchedule, describe_schedule, schedule_from
 from holdfast.data.skew import FeatureSkew, LongTail
 from holdfast.errors import HoldfastError
@@ -214,7 +214,7 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 def federate(
     dataset: Dataset,
-    partition: Partition | Sequence[ArrayLike],
+    partition: Partition | str | Sequence[ArrayLike],
     *,
     clients: int | None = None,
     seed: int = 0,
@@ -226,7 +226,8 @@ def federate(
 
     Args:
         dataset: the data.
-        partition: the rule, such as ``Dirichlet(0.1)``, or one sequence of sample ids per client.
+        partition: the rule, such as ``Dirichlet(0.1)`` or ``"dirichlet:0.1"``, or one sequence of sample ids per
+            client.
         clients: how many. By-domain and by-writer partitions and given ids know it themselves.
         seed: the same seed gives the same federation.
         public: what the server holds and no client does: a fraction of the samples, drawn evenly from every
@@ -234,6 +235,8 @@ def federate(
         long_tail: thin out the classes first; a ``public`` fraction is drawn from what remains.
         skew: change the images of each client in its own way.
     """
+    if isinstance(partition, str):
+        partition = parse_partition(partition)
     if isinstance(partition, Partition):
         ids, public_ids = share_with_server(dataset, seed, public, long_tail)
         pool = Pool.of(dataset.y_train.numpy(), dataset.groups, ids)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from holdfast.data.dataset import Dataset
 from holdfast.data.dealing import Ints, offsets_of, ranges, shuffled_by_class
 from holdfast.data.federation import Federation, describe_setting, federate, share_with_server, with_skew
-from holdfast.data.partitions import Assignment, Partition, Pool, partition_from
+from holdfast.data.partitions import Assignment, Partition, Pool, parse_partition, partition_from
 from holdfast.data.schedules import GlobalEpochs, StageSchedule
 from holdfast.data.skew import FeatureSkew, LongTail
 from holdfast.errors import HoldfastError
@@ -20,7 +20,7 @@ from holdfast.random import generator
 
 def stream(
     dataset: Dataset,
-    partition: Partition,
+    partition: Partition | str,
     *,
     clients: int,
     tasks_per_client: int = 5,
@@ -47,7 +47,7 @@ def stream(
 
     Args:
         dataset: the data.
-        partition: how samples are dealt to tasks (to clients, with ``chunks``).
+        partition: how samples are dealt to tasks (to clients, with ``chunks``), as for `federate`.
         clients: how many.
         tasks_per_client: how many stages there are (T).
         chunks: deal samples to clients, then cut each client's, ordered by class, into T equal chunks.
@@ -59,6 +59,8 @@ def stream(
         schedule: which round trains which stage; `GlobalEpochs` by default.
         seed, public, long_tail, skew: as for `federate`.
     """
+    if isinstance(partition, str):
+        partition = parse_partition(partition)
     present = _presence(clients, tasks_per_client, joins, leaves)
     if chunks and stage_classes is not None:
         raise HoldfastError(
