@@ -44,8 +44,6 @@ def test_a_model_of_ones_own_learns_the_same_on_any_engine(engine):
         )  # fmt: skip
         return torch.cat([p.flatten().double() for p in run.model.state_dict().values()])
 
-    exact, found = (
-        weights("lanes", "float64"),
-        weights(engine, "float32"),
-    )  # the first without torch's fused step
+    exact = weights("lanes", "float64")  # without torch's fused step
+    found = weights(engine, "float32")
     assert float((found - exact).norm() / exact.norm()) < 1e-4
