@@ -210,3 +210,47 @@ def test_layers_under_vmap_and_grad(monkeypatch):
     want, got = gradients(plain), gradients(fast)
     for name in want:
         assert relative(got[name], want[name].double()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 64, 32, 32, 2), (2, 3, 512, 4, 4, 2), (1, 2, 6, 5, 7, 3), (2, 2, 4, 9, 3, 1)]
+)
+@pytest.mark.parametrize("relu", [False, True])
+def test_group_norm_and_its_gradients(shape, relu):
+    from holdfast.kernels import norm
+
+    lanes, batch, channels, height, width, groups = shape
+    x = 3 * torch.randn(lanes, batch, channels, height, width, device="cuda") + 20
+    w, b = (torch.randn(lanes, channels, device="cuda") for _ in range(2))
+    exact = [t.double().requires_grad_() for t in (x, w, b)]
+    reference = torch.stack([F.group_norm(t[0], groups, t[1], t[2]) for t in zip(*exact, strict=True)])
+    reference = F.relu(reference) if relu else reference
+    dy = torch.randn_like(reference).float()
+    want = torch.autograd.grad(reference, exact, dy.double())
+    for at in (x, x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)):  # channels first, and last
+        y, mean, scale = norm._forward(at, w, b, groups, 1e-5, relu)
+        assert relative(y, reference) < 1e-5
+        for value, truth in zip(norm._backward(relu, dy, at, w, b, mean, scale), want, strict=True):
+            assert relative(value, truth) < 1e-5
+
+
+def test_residual_networks_under_vmap_and_grad(monkeypatch):
+    from holdfast import kernels
+    from holdfast.models.resnet import ResNet
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    plain = ResNet((1, 1), (3, 3), 1, norm="group", stem="3x3").build((3, 16, 16), 5).cuda()
+    fast = copy.deepcopy(plain)
+    kernels.install(fast)
+    params = {
+        k: v.detach() + 0.1 * torch.randn(3, *v.shape, device="cuda") for k, v in plain.named_parameters()
+    }
+    x = torch.randn(3, 7, 3, 16, 16, device="cuda")
+
+    def gradients(net):
+        return vmap(grad(lambda p, v: functional_call(net, p, (v,)).square().mean()))(params, x)
+
+    want, got = gradients(plain), gradients(fast)
+    for name in want:
+        assert relative(got[name], want[name].double()) < 1e-4

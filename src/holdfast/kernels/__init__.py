@@ -56,8 +56,8 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def install(net: nn.Module) -> None:
-    """Let a network's convolutions and linear layers, with what follows them, run as kernels of ours."""
-    from holdfast.kernels.layers import LaneConv2d, LaneLinear
+    """Let a network's convolutions, group norms and linear layers, with what follows them, run as kernels of ours."""
+    from holdfast.kernels.layers import LaneConv2d, LaneGroupNorm, LaneLinear, LaneMean
 
     for parent in list(net.modules()):
         for name, module in list(parent.named_children()):
@@ -65,18 +65,22 @@ def install(net: nn.Module) -> None:
                 setattr(parent, name, LaneConv2d(module))
             elif type(module) is nn.Linear and module.bias is not None:
                 module.__class__ = LaneLinear  # so it keeps its hooks
+            elif type(module) is nn.GroupNorm and module.affine:
+                module.__class__ = LaneGroupNorm
+            elif isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
+                setattr(parent, name, LaneMean())
         if isinstance(parent, nn.Sequential):  # the only module that says in which order its children apply
             _fuse(parent)
 
 
 def _fuse(sequence: nn.Sequential) -> None:
     """Let layers do the ReLU, or the ReLU and pooling, that follow them."""
-    from holdfast.kernels.layers import LaneConv2d, LaneLinear
+    from holdfast.kernels.layers import LaneConv2d, LaneGroupNorm, LaneLinear
 
     for at, (layer, relu) in enumerate(pairwise(list(sequence))):
         if not isinstance(relu, nn.ReLU):
             continue
-        if isinstance(layer, LaneLinear):
+        if isinstance(layer, (LaneLinear, LaneGroupNorm)):
             layer.rectified, sequence[at + 1] = True, nn.Identity()
         elif isinstance(layer, LaneConv2d) and at + 2 < len(sequence) and _halves(sequence[at + 2]):
             layer.pooled, sequence[at + 1], sequence[at + 2] = True, nn.Identity(), nn.Identity()

@@ -12,6 +12,7 @@ from holdfast.kernels import conv, pool
 from holdfast.kernels.bias import add_bias
 from holdfast.kernels.frame import Padded, pad, unpool
 from holdfast.kernels.function import Gradient, apply
+from holdfast.kernels.norm import group_norm
 
 
 class LaneConv2d(nn.Module):
@@ -58,6 +59,27 @@ class LaneLinear(nn.Linear):
             return add_bias(x @ self.weight.mT, self.bias, self.rectified)
         y = super().forward(x)
         return F.relu(y) if self.rectified else y
+
+
+class LaneGroupNorm(nn.GroupNorm):
+    """A group normalisation with weights, and the ReLU behind it if ``rectified``."""
+
+    rectified = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images ``[B, C, H, W]``; other shapes go torch's way."""
+        if x.dim() == 4:
+            return group_norm(x, self.weight, self.bias, self.num_groups, self.eps, self.rectified)
+        y = super().forward(x)
+        return F.relu(y) if self.rectified else y
+
+
+class LaneMean(nn.Module):
+    """Each channel's mean; torch's adaptive pooling does one lane after another where channels lie last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., C, 1, 1]`` from ``[..., C, H, W]``."""
+        return x.mean((-2, -1), keepdim=True)
 
 
 def _with_lanes(tensor: Tensor, dim: int | None) -> Tensor:

@@ -1,0 +1,198 @@
+"""Group normalisation and the ReLU behind it in one pass over images that lie channels last, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import Function
+
+from holdfast.kernels.function import Gradient, apply, in_lanes
+
+_BLOCK = 4096  # values held at a time
+
+
+@triton.jit
+def _normalise(
+    x, weight, bias, y, mean, scale, per_lane, pixels, eps,
+    C: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """y = (x - mean) scale weight + bias over the WIDE channels of one group of one image, at least 0 with RELU."""
+    image = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    c = tl.arange(0, BLOCK_C)
+    own = c < WIDE
+    x += image * pixels * C + group * WIDE
+    y += image * pixels * C + group * WIDE
+    near = tl.load(x)  # sums of what is left of it lose no digits, wherever the values lie
+    first = tl.zeros((BLOCK_C,), tl.float32)
+    second = tl.zeros((BLOCK_C,), tl.float32)
+    for row in range(0, pixels, ROWS):
+        p = row + tl.arange(0, ROWS)
+        real = (p < pixels)[:, None] & own[None, :]
+        value = tl.where(real, tl.load(x + p[:, None] * C + c[None, :], mask=real, other=0.0) - near, 0.0)
+        first += tl.sum(value, 0)
+        second += tl.sum(value * value, 0)
+    count = pixels * WIDE * 1.0
+    apart = tl.sum(first, 0) / count
+    spread = 1.0 / tl.sqrt(tl.maximum(tl.sum(second, 0) / count - apart * apart, 0.0) + eps)
+    middle = near + apart
+    tl.store(mean + image * tl.num_programs(1) + group, middle)
+    tl.store(scale + image * tl.num_programs(1) + group, spread)
+    at = image // per_lane * C + group * WIDE + c
+    w = tl.load(weight + at, mask=own, other=0.0)
+    b = tl.load(bias + at, mask=own, other=0.0)
+    for row in range(0, pixels, ROWS):
+        p = row + tl.arange(0, ROWS)
+        real = (p < pixels)[:, None] & own[None, :]
+        value = tl.load(x + p[:, None] * C + c[None, :], mask=real, other=0.0)
+        value = (value - middle) * spread * w[None, :] + b[None, :]
+        if RELU:
+            value = tl.where(value < 0, 0.0, value)  # what is no number stays so
+        tl.store(y + p[:, None] * C + c[None, :], value, mask=real)
+
+
+@triton.jit
+def _normalise_back(
+    x, dy, weight, bias, mean, scale, dx, dw, db, per_lane, pixels,
+    C: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """dx of one group of one image, and that image's share of the gradients in weight and bias: dw, db [image, C].
+
+    With n = (x - mean) scale and g = weight dy: dx = scale (g - mean(g) - n mean(g n)).
+    """
+    image = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    c = tl.arange(0, BLOCK_C)
+    own = c < WIDE
+    start = image * pixels * C + group * WIDE
+    x += start
+    dy += start
+    dx += start
+    middle = tl.load(mean + image * tl.num_programs(1) + group)
+    spread = tl.load(scale + image * tl.num_programs(1) + group)
+    at = image // per_lane * C + group * WIDE + c
+    w = tl.load(weight + at, mask=own, other=0.0)
+    b = tl.load(bias + at, mask=own, other=0.0)
+    plain = tl.zeros((BLOCK_C,), tl.float32)
+    along = tl.zeros((BLOCK_C,), tl.float32)
+    for row in range(0, pixels, ROWS):
+        p = row + tl.arange(0, ROWS)
+        real = (p < pixels)[:, None] & own[None, :]
+        n = (tl.load(x + p[:, None] * C + c[None, :], mask=real, other=0.0) - middle) * spread
+        g = tl.load(dy + p[:, None] * C + c[None, :], mask=real, other=0.0)
+        if RELU:
+            g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
+        plain += tl.sum(g, 0)
+        along += tl.sum(g * n, 0)
+    tl.store(db + image * C + group * WIDE + c, plain, mask=own)
+    tl.store(dw + image * C + group * WIDE + c, along, mask=own)
+    count = pixels * WIDE * 1.0
+    even = tl.sum(plain * w, 0) / count
+    tilt = tl.sum(along * w, 0) / count
+    for row in range(0, pixels, ROWS):
+        p = row + tl.arange(0, ROWS)
+        real = (p < pixels)[:, None] & own[None, :]
+        n = (tl.load(x + p[:, None] * C + c[None, :], mask=real, other=0.0) - middle) * spread
+        g = tl.load(dy + p[:, None] * C + c[None, :], mask=real, other=0.0)
+        if RELU:
+            g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
+        tl.store(dx + p[:, None] * C + c[None, :], spread * (g * w[None, :] - even - n * tilt), mask=real)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """``[L, B, H, W, C]`` from ``[L, B, C, H, W]``, without a copy where it lies so already."""
+    return x.permute(0, 1, 3, 4, 2).contiguous()
+
+
+def _shapes(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """The grid and the constants for images ``[L, B, H, W, C]``."""
+    lanes, batch, _, _, channels = x.shape
+    wide = channels // groups
+    block = triton.next_power_of_2(wide)
+    return (lanes * batch, groups), {
+        "C": channels, "WIDE": wide, "BLOCK_C": block, "ROWS": max(1, _BLOCK // block),
+    }  # fmt: skip
+
+
+def _forward(
+    x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, and each image's means and scales ``[L, B, groups]``; w and b are ``[L, C]``."""
+    x, w, b = _channels_last(x), w.contiguous(), b.contiguous()
+    y, mean = torch.empty_like(x), x.new_empty((*x.shape[:2], groups))
+    scale = torch.empty_like(mean)
+    grid, constants = _shapes(x, groups)
+    _normalise[grid](
+        x, w, b, y, mean, scale, x.shape[1], x.shape[2] * x.shape[3], eps,
+        RELU=relu, **constants,
+    )  # fmt: skip
+    return y.permute(0, 1, 4, 2, 3), mean, scale
+
+
+def _backward(
+    relu: bool, dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients in x, w and b, all with lanes first."""
+    x, w, b, dy = _channels_last(x), w.contiguous(), b.contiguous(), _channels_last(dy)
+    lanes, batch, height, width, channels = x.shape
+    dx, dw = torch.empty_like(x), x.new_empty((lanes, batch, channels))
+    db = torch.empty_like(dw)
+    grid, constants = _shapes(x, mean.shape[-1])
+    _normalise_back[grid](
+        x, dy, w, b, mean, scale, dx, dw, db, batch, height * width,
+        RELU=relu, **constants,
+    )  # fmt: skip
+    return dx.permute(0, 1, 4, 2, 3), dw.sum(1), db.sum(1)
+
+
+class _GroupNorm(Function):
+    """Normalised images, with a ReLU behind if asked for; also what the gradients need of it."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        y, mean, scale = _forward(x[None], w[None], b[None], groups, eps, relu)
+        return y[0], mean[0], scale[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, w, b, _, _, ctx.relu = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, w, b, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *apply(_GroupNormBack, ctx.relu, grads[0], *ctx.saved_tensors), None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float,
+        relu: bool,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
+        x, w, b = in_lanes(info, in_dims[:3], (x, w, b))
+        return _forward(x, w, b, groups, eps, relu), (0, 0, 0)
+
+
+class _GroupNormBack(Gradient):
+    """The gradients of `_GroupNorm` in x, w and b."""
+
+    @staticmethod
+    def forward(relu: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(g[0] for g in _backward(relu, *(t[None] for t in tensors)))
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], relu: bool, *tensors: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _backward(relu, *in_lanes(info, in_dims[1:], tensors)), (0, 0, 0)
+
+
+def group_norm(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool) -> Tensor:
+    """Images ``[B, C, H, W]``, normalised by group, at least 0 if ``relu``; can be differentiated once."""
+    return cast(Tensor, apply(_GroupNorm, x, w, b, groups, eps, relu)[0])
