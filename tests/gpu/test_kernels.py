@@ -217,7 +217,7 @@ def test_layers_under_vmap_and_grad(monkeypatch):
 )
 @pytest.mark.parametrize("relu", [False, True])
 def test_group_norm_and_its_gradients(shape, relu):
-    from holdfast.kernels import norm
+    from holdfast.kernels import groupnorm
 
     lanes, batch, channels, height, width, groups = shape
     x = 3 * torch.randn(lanes, batch, channels, height, width, device="cuda") + 20
@@ -228,9 +228,9 @@ def test_group_norm_and_its_gradients(shape, relu):
     dy = torch.randn_like(reference).float()
     want = torch.autograd.grad(reference, exact, dy.double())
     for at in (x, x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)):  # channels first, and last
-        y, mean, scale = norm._forward(at, w, b, groups, 1e-5, relu)
+        y, mean, scale = groupnorm._forward(at, w, b, groups, 1e-5, relu)
         assert relative(y, reference) < 1e-5
-        for value, truth in zip(norm._backward(relu, dy, at, w, b, mean, scale), want, strict=True):
+        for value, truth in zip(groupnorm._backward(relu, dy, at, w, b, mean, scale), want, strict=True):
             assert relative(value, truth) < 1e-5
 
 
@@ -254,3 +254,41 @@ def test_residual_networks_under_vmap_and_grad(monkeypatch):
     want, got = gradients(plain), gradients(fast)
     for name in want:
         assert relative(got[name], want[name].double()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 50, 64, 16, 16), (2, 32, 512, 1, 1), (2, 7, 70, 5, 3), (1, 3, 6, 33, 9)]
+)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_batch_norm_its_statistics_and_gradients(shape, masked, relu):
+    from holdfast.kernels.batchnorm import batch_norm
+
+    lanes, batch, channels, *_ = shape
+    x = 3 * torch.randn(shape, device="cuda") + 20
+    w, b, mean, var = (torch.rand(lanes, channels, device="cuda") for _ in range(4))
+    mask = (
+        torch.arange(batch, device="cuda") < torch.tensor([[batch], [batch - 1], [2]], device="cuda")[:lanes]
+    )
+    mask, dy = mask.float(), torch.randn(shape, device="cuda")
+
+    def ours(x, w, b, mean, var, mask, dy):
+        y, *fresh = batch_norm(x, w, b, (mean, var), mask if masked else None, 1e-5, 0.1, relu)
+        return (y * dy).sum(), (y, *fresh)
+
+    def exact(x, w, b, mean, var, mask, dy):
+        weight = (mask if masked else torch.ones_like(mask)).view(-1, 1, 1, 1).expand(-1, 1, *x.shape[2:])
+        count = weight.sum()
+        now = (x * weight).sum((0, 2, 3)) / count
+        spread = ((x - now.view(-1, 1, 1)).square() * weight).sum((0, 2, 3)) / count
+        y = (x - now.view(-1, 1, 1)) / (spread + 1e-5).sqrt().view(-1, 1, 1)
+        y = y * w.view(-1, 1, 1) + b.view(-1, 1, 1)
+        y = F.relu(y) if relu else y
+        fresh = 0.9 * mean + 0.1 * now, 0.9 * var + 0.1 * spread * count / (count - 1)
+        return (y * dy).sum(), (y, *fresh)
+
+    given = (x, w, b, mean, var, mask, dy)
+    found, kept = vmap(grad(ours, argnums=(0, 1, 2), has_aux=True))(*given)
+    wanted, truth = vmap(grad(exact, argnums=(0, 1, 2), has_aux=True))(*(t.double() for t in given))
+    for value, reference in zip((*found, *kept), (*wanted, *truth), strict=True):
+        assert relative(value, reference) < 1e-5

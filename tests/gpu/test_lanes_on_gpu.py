@@ -28,12 +28,12 @@ def unequal_federation(augment):
     return Federation(dataset, np.arange(offsets[-1]), offsets.astype(np.int64))
 
 
-def weights(method, engine, precision, augment=False, lanes=3, rounds=2, lr=0.02):
+def weights(method, engine, precision, augment=False, lanes=3, rounds=2, lr=0.02, model=None):
     run = hf.train(
-        method, hf.models.cnn(), unequal_federation(augment), rounds=rounds, epochs=2, batch_size=16, lr=lr,
+        method, model or hf.models.cnn(), unequal_federation(augment), rounds=rounds, epochs=2, batch_size=16, lr=lr,
         momentum=0.9, engine=engine, device="cuda", precision=precision, lanes=lanes, evaluate_locals=False,
     )  # fmt: skip
-    return torch.cat([p.flatten() for p in run.model.state_dict().values()])
+    return torch.cat([p.flatten().double() for p in run.model.state_dict().values()])
 
 
 @pytest.mark.parametrize("name", sorted(set(hf.methods.METHODS) - {"ccvr"}))
@@ -55,8 +55,19 @@ def test_kernels_agree_with_sequential_in_float32(augment):
     assert float((a - b).norm() / a.norm()) < 1e-4
 
 
-def test_same_seed_same_bits():
-    a, b = (weights(hf.FedAvg(), "lanes", "tf32") for _ in range(2))
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_residual_networks_agree_with_sequential_in_float32(norm):
+    model = hf.models.resnet18(norm=norm)
+    a, b = (
+        weights(hf.FedAvg(), engine, "float32", rounds=1, lr=0.0002, model=model)
+        for engine in ("sequential", "lanes")
+    )
+    assert float((a - b).norm() / a.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("model", [hf.models.cnn(), hf.models.resnet18(norm="batch")])
+def test_same_seed_same_bits(model):
+    a, b = (weights(hf.FedAvg(), "lanes", "tf32", model=model) for _ in range(2))
     assert torch.equal(a, b)
 
 

@@ -73,11 +73,21 @@ def changes(new: Tree, old: Tree) -> Tree:
 
 def copy_(target: Tree, source: Tree) -> None:
     """Write the leaves of ``source`` into those of ``target`` at the same paths."""
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for to, value in _pairs(target, source):
+        to_all, values = kinds.setdefault(value.dtype, ([], []))
+        to_all.append(to)
+        values.append(value)
+    for to_all, values in kinds.values():  # those of one kind in one go
+        torch._foreach_copy_(to_all, values)
+
+
+def _pairs(target: Tree, source: Tree) -> Iterator[tuple[Tensor, Tensor]]:
     for key, value in source.items():
         if isinstance(value, dict):
-            copy_(target[key], value)
+            yield from _pairs(target[key], value)
         else:
-            target[key].copy_(value)
+            yield target[key], value
 
 
 # Trees of many lanes: each leaf has one more dimension, the lane's, in front.

@@ -9,6 +9,7 @@ from functools import cache
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -75,12 +76,13 @@ def install(net: nn.Module) -> None:
 
 def _fuse(sequence: nn.Sequential) -> None:
     """Let layers do the ReLU, or the ReLU and pooling, that follow them."""
-    from holdfast.kernels.layers import LaneConv2d, LaneGroupNorm, LaneLinear
+    from holdfast.kernels.layers import LaneConv2d
 
-    for at, (layer, relu) in enumerate(pairwise(list(sequence))):
+    layers: list[Any] = list(sequence)
+    for at, (layer, relu) in enumerate(pairwise(layers)):
         if not isinstance(relu, nn.ReLU):
             continue
-        if isinstance(layer, (LaneLinear, LaneGroupNorm)):
+        if hasattr(layer, "rectified"):  # it knows how to
             layer.rectified, sequence[at + 1] = True, nn.Identity()
         elif isinstance(layer, LaneConv2d) and at + 2 < len(sequence) and _halves(sequence[at + 2]):
             layer.pooled, sequence[at + 1], sequence[at + 2] = True, nn.Identity(), nn.Identity()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,11 @@ def in_lanes(info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | N
         None if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
         for t, dim in zip(tensors, dims, strict=True)
     ]
+
+
+def as_lane(tensors: Iterable[Tensor | None]) -> list[Any]:
+    """Operands as those of a single lane."""
+    return [None if t is None else t.unsqueeze(0) for t in tensors]
 
 
 class Gradient(Function):

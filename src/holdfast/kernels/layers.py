@@ -12,7 +12,7 @@ from holdfast.kernels import conv, pool
 from holdfast.kernels.bias import add_bias
 from holdfast.kernels.frame import Padded, pad, unpool
 from holdfast.kernels.function import Gradient, apply
-from holdfast.kernels.norm import group_norm
+from holdfast.kernels.groupnorm import group_norm
 
 
 class LaneConv2d(nn.Module):

@@ -82,7 +82,7 @@ class _BatchNorm(nn.Module):
         self.tracks = tracks and norm.running_mean is not None
         for name, buffer in norm.named_buffers(recurse=False):
             self.register_buffer(name, buffer if self.tracks else None)
-        self.pure = False
+        self.pure = self.rectified = self.own_kernels = False  # rectified: the ReLU behind it is done here
         self.mask: Tensor | None = None
         self.fresh: dict[str, Tensor] = {}
 
@@ -104,6 +104,25 @@ class _BatchNorm(nn.Module):
         )  # fmt: skip
 
     def _pure_forward(self, x: Tensor) -> Tensor:
+        by_batch = self.training or not self.tracks
+        if self.own_kernels and by_batch and x.dim() == 4 and self.weight is not None:
+            return self._by_kernels(x)
+        y = self._by_torch(x)
+        return y.relu() if self.rectified else y
+
+    def _by_kernels(self, x: Tensor) -> Tensor:
+        from holdfast.kernels.batchnorm import batch_norm
+
+        running = (self.running_mean, self.running_var) if self.tracks else (None, None)
+        y, mean, var = batch_norm(
+            x, self.weight, self.bias, running, self.mask, self.eps, self.momentum, self.rectified
+        )
+        if self.training and self.tracks:
+            count = self.num_batches_tracked + 1
+            self.fresh = {"running_mean": mean, "running_var": var, "num_batches_tracked": count}
+        return y
+
+    def _by_torch(self, x: Tensor) -> Tensor:
         shape = [1, -1] + [1] * (x.dim() - 2)
         if self.training or not self.tracks:
             axes = [0, *range(2, x.dim())]
@@ -300,6 +319,9 @@ class Network:
             if isinstance(module, _BatchNorm):
                 module.pure = True
         if self.uses_kernels:
+            for module in lanes.modules():
+                if isinstance(module, _BatchNorm):
+                    module.own_kernels = True
             kernels.install(lanes)
         if next(iter(self.params.values())).device.type == "cpu":
             for module in lanes.modules():

@@ -1,0 +1,330 @@
+"""Batch normalisation and the ReLU behind it over images that lie channels last, and their gradients.
+
+Each is two passes: sums over splits of a lane's rows (a row is one pixel of one image), then what follows from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import Function
+
+from holdfast.kernels.function import Gradient, apply, as_lane, in_lanes
+
+_BLOCK = 4096  # values held at a time
+_SPLITS = 16  # of a lane's rows, at most
+
+
+@triton.jit
+def _counted(mask, lane, batch, pixels, MASKED: tl.constexpr, BATCH: tl.constexpr):
+    """How many rows of a lane are no padding."""
+    count = batch * pixels * 1.0
+    if MASKED:
+        image = tl.arange(0, BATCH)
+        count = tl.sum(tl.load(mask + lane * batch + image, mask=image < batch, other=0.0), 0) * pixels
+    return tl.maximum(count, 1.0)
+
+
+@triton.jit
+def _folded(parts, which, splits, lane, lanes, c, own, C: tl.constexpr, SPLITS: tl.constexpr):
+    """The sum over all splits of one of the two sums of some channels."""
+    s = tl.arange(0, SPLITS)
+    at = ((s * lanes + lane) * 2 + which)[:, None] * C + c[None, :]
+    return tl.sum(tl.load(parts + at, mask=(s < splits)[:, None] & own[None, :], other=0.0), 0)
+
+
+@triton.jit
+def _moments(
+    x, mask, parts, batch, pixels, per_split, lanes,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Σ (x - near) and Σ (x - near)² of each channel over one split, near being the lane's first row."""
+    split = tl.program_id(0)
+    lane = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    own = c < C
+    x += lane * batch * pixels * C
+    near = tl.load(x + c, mask=own, other=0.0)
+    first = tl.zeros((BLOCK_C,), tl.float32)
+    second = tl.zeros((BLOCK_C,), tl.float32)
+    for row in range(0, per_split, ROWS):
+        r = split * per_split + row + tl.arange(0, ROWS)
+        inside = r < batch * pixels
+        real = inside[:, None] & own[None, :]
+        value = tl.where(
+            real, tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0) - near[None, :], 0.0
+        )
+        weight = inside.to(tl.float32)
+        if MASKED:
+            weight = tl.load(mask + lane * batch + r // pixels, mask=inside, other=0.0)
+        first += tl.sum(value * weight[:, None], 0)
+        second += tl.sum(value * value * weight[:, None], 0)
+    at = (split * lanes + lane) * 2 * C + c
+    tl.store(parts + at, first, mask=own)
+    tl.store(parts + at + C, second, mask=own)
+
+
+@triton.jit
+def _normalise(
+    x, mask, weight, bias, old_mean, old_var, parts, y, mean, scale, new_mean, new_var,
+    batch, pixels, per_split, splits, lanes, eps, momentum,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, SPLITS: tl.constexpr,
+    MASKED: tl.constexpr, TRACKS: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """y = (x - mean) scale weight + bias, at least 0 with RELU; the first split also keeps the statistics."""
+    split = tl.program_id(0)
+    lane = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    own = c < C
+    x += lane * batch * pixels * C
+    y += lane * batch * pixels * C
+    count = _counted(mask, lane, batch, pixels, MASKED, BATCH)
+    apart = _folded(parts, 0, splits, lane, lanes, c, own, C, SPLITS) / count
+    var = _folded(parts, 1, splits, lane, lanes, c, own, C, SPLITS) / count - apart * apart
+    var = tl.maximum(var, 0.0)
+    middle = tl.load(x + c, mask=own, other=0.0) + apart
+    spread = 1.0 / tl.sqrt(var + eps)
+    at = lane * C + c
+    if split == 0:
+        tl.store(mean + at, middle, mask=own)
+        tl.store(scale + at, spread, mask=own)
+        if TRACKS:
+            before = tl.load(old_mean + at, mask=own, other=0.0)
+            tl.store(new_mean + at, (1 - momentum) * before + momentum * middle, mask=own)
+            before = tl.load(old_var + at, mask=own, other=0.0)
+            unbiased = var * (count / tl.maximum(count - 1.0, 1.0))
+            tl.store(new_var + at, (1 - momentum) * before + momentum * unbiased, mask=own)
+    w = tl.load(weight + at, mask=own, other=0.0)
+    b = tl.load(bias + at, mask=own, other=0.0)
+    for row in range(0, per_split, ROWS):
+        r = split * per_split + row + tl.arange(0, ROWS)
+        real = (r < batch * pixels)[:, None] & own[None, :]
+        value = tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0)
+        value = (value - middle[None, :]) * spread[None, :] * w[None, :] + b[None, :]
+        if RELU:
+            value = tl.where(value < 0, 0.0, value)  # what is no number stays so
+        tl.store(y + r[:, None] * C + c[None, :], value, mask=real)
+
+
+@triton.jit
+def _sums_back(
+    x, dy, weight, bias, mean, scale, parts, batch, pixels, per_split, lanes,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """Σ dy and Σ dy n of each channel over one split, with n = (x - mean) scale."""
+    split = tl.program_id(0)
+    lane = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    own = c < C
+    x += lane * batch * pixels * C
+    dy += lane * batch * pixels * C
+    middle = tl.load(mean + lane * C + c, mask=own, other=0.0)
+    spread = tl.load(scale + lane * C + c, mask=own, other=0.0)
+    w = tl.load(weight + lane * C + c, mask=own, other=0.0)
+    b = tl.load(bias + lane * C + c, mask=own, other=0.0)
+    plain = tl.zeros((BLOCK_C,), tl.float32)
+    along = tl.zeros((BLOCK_C,), tl.float32)
+    for row in range(0, per_split, ROWS):
+        r = split * per_split + row + tl.arange(0, ROWS)
+        real = (r < batch * pixels)[:, None] & own[None, :]
+        n = (tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0) - middle[None, :]) * spread[
+            None, :
+        ]
+        g = tl.load(dy + r[:, None] * C + c[None, :], mask=real, other=0.0)
+        if RELU:
+            g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
+        plain += tl.sum(g, 0)
+        along += tl.sum(g * n, 0)
+    at = (split * lanes + lane) * 2 * C + c
+    tl.store(parts + at, plain, mask=own)
+    tl.store(parts + at + C, along, mask=own)
+
+
+@triton.jit
+def _normalise_back(
+    x, dy, mask, weight, bias, mean, scale, parts, dx, dw, db, batch, pixels, per_split, splits, lanes,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, SPLITS: tl.constexpr,
+    MASKED: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """dx = scale weight (dy - (Σ dy + n Σ dy n) / count), the sums' part for rows that are no padding.
+
+    The first split also keeps the gradients in weight, Σ dy n, and bias, Σ dy.
+    """
+    split = tl.program_id(0)
+    lane = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    own = c < C
+    x += lane * batch * pixels * C
+    dy += lane * batch * pixels * C
+    dx += lane * batch * pixels * C
+    count = _counted(mask, lane, batch, pixels, MASKED, BATCH)
+    plain = _folded(parts, 0, splits, lane, lanes, c, own, C, SPLITS)
+    along = _folded(parts, 1, splits, lane, lanes, c, own, C, SPLITS)
+    if split == 0:
+        tl.store(db + lane * C + c, plain, mask=own)
+        tl.store(dw + lane * C + c, along, mask=own)
+    middle = tl.load(mean + lane * C + c, mask=own, other=0.0)
+    spread = tl.load(scale + lane * C + c, mask=own, other=0.0)
+    w = tl.load(weight + lane * C + c, mask=own, other=0.0)
+    b = tl.load(bias + lane * C + c, mask=own, other=0.0)
+    for row in range(0, per_split, ROWS):
+        r = split * per_split + row + tl.arange(0, ROWS)
+        inside = r < batch * pixels
+        real = inside[:, None] & own[None, :]
+        n = (tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0) - middle[None, :]) * spread[
+            None, :
+        ]
+        g = tl.load(dy + r[:, None] * C + c[None, :], mask=real, other=0.0)
+        if RELU:
+            g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
+        share = inside.to(tl.float32) / count
+        if MASKED:
+            share *= tl.load(mask + lane * batch + r // pixels, mask=inside, other=0.0)
+        value = (spread * w)[None, :] * (g - share[:, None] * (plain[None, :] + n * along[None, :]))
+        tl.store(dx + r[:, None] * C + c[None, :], value, mask=real)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a lane's rows are divided among programs, for images ``[L, B, H, W, C]``."""
+
+    lanes: int
+    batch: int
+    pixels: int
+    channels: int
+    splits: int
+    per_split: int
+    columns: int
+    rows: int
+
+    @staticmethod
+    def of(x: Tensor) -> _Shape:
+        lanes, batch, height, width, channels = x.shape
+        columns = min(64, triton.next_power_of_2(channels))
+        rows = _BLOCK // columns
+        all_rows = batch * height * width
+        blocks = triton.cdiv(triton.cdiv(all_rows, rows), _SPLITS)  # of rows in a split
+        splits = triton.cdiv(all_rows, blocks * rows)
+        return _Shape(lanes, batch, height * width, channels, splits, blocks * rows, columns, rows)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.splits, triton.cdiv(self.channels, self.columns), self.lanes
+
+    @property
+    def tile(self) -> dict[str, int]:
+        return {"C": self.channels, "BLOCK_C": self.columns, "ROWS": self.rows}
+
+    @property
+    def sums(self) -> dict[str, int]:
+        return {"BATCH": triton.next_power_of_2(self.batch), "SPLITS": triton.next_power_of_2(self.splits)}
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """``[L, B, H, W, C]`` from ``[L, B, C, H, W]``, without a copy where it lies so already."""
+    return x.permute(0, 1, 3, 4, 2).contiguous()
+
+
+def _forward(
+    x: Tensor, w: Tensor, b: Tensor, old: tuple[Tensor | None, Tensor | None], mask: Tensor | None,
+    eps: float, momentum: float, relu: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Output, mean and scale of the batch, and the running mean and variance after it (those of the batch, if there
+    are none to run): all with lanes first. ``mask`` [L, B] has 0 for padding, None without any."""
+    x, w, b = _channels_last(x), w.contiguous(), b.contiguous()
+    s, y = _Shape.of(x), torch.empty_like(x)
+    mean, scale, new_mean, new_var = x.new_empty((4, s.lanes, s.channels)).unbind()
+    parts = x.new_empty((s.splits, s.lanes, 2, s.channels))
+    weights = x if mask is None else mask.contiguous()
+    tracks = old[0] is not None and old[1] is not None
+    was = [t.contiguous() if t is not None else mean for t in old]
+    _moments[s.grid](
+        x, weights, parts, s.batch, s.pixels, s.per_split, s.lanes, MASKED=mask is not None, **s.tile
+    )
+    _normalise[s.grid](
+        x, weights, w, b, *was, parts, y, mean, scale, new_mean, new_var,
+        s.batch, s.pixels, s.per_split, s.splits, s.lanes, eps, momentum,
+        MASKED=mask is not None, TRACKS=tracks, RELU=relu, **s.tile, **s.sums,
+    )  # fmt: skip
+    return y.permute(0, 1, 4, 2, 3), mean, scale, new_mean, new_var
+
+
+def _backward(
+    relu: bool, dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mask: Tensor | None, mean: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients in x, w and b, all with lanes first."""
+    x, w, b, dy = _channels_last(x), w.contiguous(), b.contiguous(), _channels_last(dy)
+    mean, scale = mean.contiguous(), scale.contiguous()
+    s, dx = _Shape.of(x), torch.empty_like(x)
+    dw, db = x.new_empty((2, s.lanes, s.channels)).unbind()
+    parts = x.new_empty((s.splits, s.lanes, 2, s.channels))
+    _sums_back[s.grid](
+        x, dy, w, b, mean, scale, parts, s.batch, s.pixels, s.per_split, s.lanes, RELU=relu, **s.tile
+    )
+    _normalise_back[s.grid](
+        x, dy, x if mask is None else mask.contiguous(), w, b, mean, scale, parts, dx, dw, db,
+        s.batch, s.pixels, s.per_split, s.splits, s.lanes,
+        MASKED=mask is not None, RELU=relu, **s.tile, **s.sums,
+    )  # fmt: skip
+    return dx.permute(0, 1, 4, 2, 3), dw, db
+
+
+class _BatchNorm(Function):
+    """Images normalised by their batch, with a ReLU behind if asked for; also its statistics."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, w: Tensor, b: Tensor, old_mean: Tensor | None, old_var: Tensor | None, mask: Tensor | None,
+        eps: float, momentum: float, relu: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        x, w, b, old_mean, old_var, mask = as_lane((x, w, b, old_mean, old_var, mask))
+        return tuple(t[0] for t in _forward(x, w, b, (old_mean, old_var), mask, eps, momentum, relu))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, w, b, _, _, mask, _, _, ctx.relu = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, w, b, mask, *output[1:3])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *apply(_BatchNormBack, ctx.relu, grads[0], *ctx.saved_tensors), *[None] * 6
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], *inputs: Any
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        x, w, b, old_mean, old_var, mask = in_lanes(info, in_dims[:6], inputs[:6])
+        return _forward(x, w, b, (old_mean, old_var), mask, *inputs[6:]), (0,) * 5
+
+
+class _BatchNormBack(Gradient):
+    """The gradients of `_BatchNorm` in x, w and b."""
+
+    @staticmethod
+    def forward(relu: bool, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(g[0] for g in _backward(relu, *as_lane(tensors)))
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], relu: bool, *tensors: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _backward(relu, *in_lanes(info, in_dims[1:], tensors)), (0, 0, 0)
+
+
+def batch_norm(
+    x: Tensor, w: Tensor, b: Tensor, running: tuple[Tensor | None, Tensor | None], mask: Tensor | None,
+    eps: float, momentum: float, relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Images ``[B, C, H, W]`` normalised by their batch, at least 0 if ``relu``; can be differentiated once.
+
+    Also the ``running`` mean and variance ``[C]`` after this batch. ``mask`` [B] has 0 for padding.
+    """
+    y, _, _, mean, var = apply(_BatchNorm, x, w, b, *running, mask, eps, momentum, relu)
+    return y, mean, var
