@@ -20,7 +20,7 @@ from holdfast.kernels.frame import Frame, Padded, halves, pad, scale_to_half
 
 _PROCESSORS = 132  # of an H200
 _PROGRAMS = 2 * _PROCESSORS  # of a weight gradient
-_BLOCKS = 4  # of rows that one of them does at least
+_BLOCKS = 2  # of rows that one of them does at least
 _WEIGHT_SCALE = 256.0  # weights are small: this keeps 2.4e-7 to 255 within a half's full precision
 
 
@@ -168,40 +168,42 @@ def _fold(
     parts, bias_parts, dw, db, x_largest, dy_largest, splits, lanes, x_each, dy_each,
     C: tl.constexpr, CP: tl.constexpr, O: tl.constexpr, OP: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr, HALF: tl.constexpr,
-    AHEAD: tl.constexpr, BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
+    DEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add up the splits, in a fixed order, and the outputs that shared a window: dw [lanes, O, C, R, S], db.
 
-    The last program of a lane has the bias. AHEAD splits are read before they are added, since reading takes longest.
+    The last programs of a lane have the bias. DEEP addends are read at a time, since reading takes longest.
     """
+    VALUES: tl.constexpr = O * R * S * CP
     lane = tl.program_id(1).to(tl.int64)
     dy_scale = 1.0
     if HALF:
         dy_scale = 1.0 / scale_to_half(tl.load(dy_largest + lane * dy_each))
-    if tl.program_id(0) == tl.num_programs(0) - 1:
-        output = tl.arange(0, BLOCK_O)
-        bias = tl.zeros((BLOCK_O,), tl.float32)
-        for first in range(0, splits, AHEAD):
-            for split in tl.static_range(AHEAD):
-                for j in tl.static_range(SHARE):
-                    place = ((first + split) * lanes + lane) * (SHARE * OP) + j * OP + output
-                    real = (output < O) & (first + split < splits)
-                    bias += tl.load(bias_parts + place, mask=real, other=0.0)
+    program = tl.program_id(0)
+    if program * BLOCK >= VALUES:
+        output = (program - (VALUES + BLOCK - 1) // BLOCK) * BLOCK + tl.arange(0, BLOCK)
+        bias = tl.zeros((BLOCK,), tl.float32)
+        for first in range(0, splits * SHARE, DEEP):
+            addend = first + tl.arange(0, DEEP)
+            place = (addend // SHARE * lanes + lane) * (SHARE * OP) + addend % SHARE * OP
+            real = (addend < splits * SHARE)[:, None] & (output < O)[None, :]
+            bias += tl.sum(tl.load(bias_parts + place[:, None] + output[None, :], mask=real, other=0.0), 0)
         tl.store(db + lane * O + output, bias * dy_scale, mask=output < O)
     else:
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # in the order of parts, which are many times dw
+        at = program * BLOCK + tl.arange(0, BLOCK)  # in the order of parts, which are many times dw
         c = at % CP
         s = at // CP % S
         r = at // (CP * S) % R
         o = at // (CP * S * R)
         inside = (c < C) & (o < O)
         total = tl.zeros((BLOCK,), tl.float32)
-        for first in range(0, splits, AHEAD):
-            for split in tl.static_range(AHEAD):
-                for j in tl.static_range(SHARE):
-                    n = ((first + split) * lanes + lane) * (SHARE * OP) + j * OP + o
-                    place = (n * R + r) * RUN + (s + j * STRIDE) * CP + c
-                    total += tl.load(parts + place, mask=inside & (first + split < splits), other=0.0)
+        for first in range(0, splits * SHARE, DEEP):
+            addend = first + tl.arange(0, DEEP)
+            j = addend % SHARE
+            n = ((addend // SHARE * lanes + lane) * SHARE + j) * OP
+            place = (n * R * RUN + j * STRIDE * CP)[:, None] + ((o * R + r) * RUN + s * CP + c)[None, :]
+            real = (addend < splits * SHARE)[:, None] & inside[None, :]
+            total += tl.sum(tl.load(parts + place, mask=real, other=0.0), 0)
         if HALF:
             total *= dy_scale / scale_to_half(tl.load(x_largest + lane * x_each))
         tl.store(dw + ((lane * O + o) * C + c) * (R * S) + r * S + s, total, mask=inside)
@@ -364,11 +366,12 @@ def _weight_gradient(
     )  # fmt: skip
     dw = torch.empty((lanes, *shape), device=device)
     db = torch.empty((lanes, outputs), device=device)
-    block = 256
-    _fold[(triton.cdiv(outputs * height * width * padded_inputs, block) + 1, lanes)](
+    deep = min(128, triton.next_power_of_2(splits * share))
+    block = max(32, 1024 // deep)
+    values = outputs * height * width * padded_inputs
+    _fold[(triton.cdiv(values, block) + triton.cdiv(outputs, block), lanes)](
         parts, bias_parts, dw, db, x.largest, dy.largest, splits, lanes, x.each, dy.each,
         C=channels, CP=padded_inputs, O=outputs, OP=padded_outputs, R=height, S=width,
-        SHARE=share, STRIDE=stride, RUN=chunks * chunk, HALF=halves(),
-        AHEAD=max(1, 8 // share), BLOCK=block, BLOCK_O=triton.next_power_of_2(outputs),
+        SHARE=share, STRIDE=stride, RUN=chunks * chunk, HALF=halves(), DEEP=deep, BLOCK=block,
     )  # fmt: skip
     return dw, db

@@ -22,6 +22,11 @@ def in_lanes(info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | N
     ]
 
 
+def with_lanes(tensor: Tensor, dim: int | None) -> Tensor:
+    """The tensor with its lanes first; one lane, where it is the same for all."""
+    return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+
+
 def as_lane(tensors: Iterable[Tensor | None]) -> list[Any]:
     """Operands as those of a single lane."""
     return [None if t is None else t.unsqueeze(0) for t in tensors]

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.nn import functional as F
 
-from holdfast.kernels import conv, pool
+from holdfast.kernels import conv, narrow, pool
 from holdfast.kernels.bias import add_bias
 from holdfast.kernels.frame import Padded, pad, unpool
-from holdfast.kernels.function import Gradient, apply
+from holdfast.kernels.function import Gradient, apply, with_lanes
 from holdfast.kernels.groupnorm import group_norm
 
 
@@ -55,6 +55,8 @@ class LaneLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, O]`` from ``[B, I]``; other shapes go torch's way."""
+        if x.dim() == 2 and not self.rectified and narrow.serves(self.weight):
+            return narrow.linear(x, self.weight, self.bias)
         if x.dim() == 2:
             return add_bias(x @ self.weight.mT, self.bias, self.rectified)
         y = super().forward(x)
@@ -80,11 +82,6 @@ class LaneMean(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., C, 1, 1]`` from ``[..., C, H, W]``."""
         return x.mean((-2, -1), keepdim=True)
-
-
-def _with_lanes(tensor: Tensor, dim: int | None) -> Tensor:
-    """The tensor with its lanes first; one lane, where it is the same for all."""
-    return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
 
 
 class _Convolve(Function):
@@ -117,7 +114,7 @@ class _Convolve(Function):
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor, stride: int, padding: int,
         pooled: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:  # fmt: skip
-        x, w, bias = (_with_lanes(t, dim) for t, dim in zip((x, w, bias), in_dims, strict=False))
+        x, w, bias = (with_lanes(t, dim) for t, dim in zip((x, w, bias), in_dims, strict=False))
         y, values, largest, *code = _forward(x, w, bias, stride, padding, pooled)
         if len(x) < len(y):  # all lanes have the same images
             return (y, values[0], largest[0], *code), (0, None, None, *(0 for _ in code))
@@ -150,7 +147,7 @@ class _ConvolveBack(Gradient):
         info: Any, in_dims: tuple[int | None, ...], size: tuple[int, int], stride: int, padding: int, pooled: bool,
         of_input: bool, *tensors: Tensor,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
-        dy, *others = (_with_lanes(t, dim) for t, dim in zip(tensors, in_dims[5:], strict=True))
+        dy, *others = (with_lanes(t, dim) for t, dim in zip(tensors, in_dims[5:], strict=True))
         found = _backward(size, stride, padding, of_input, dy.expand(info.batch_size, *dy.shape[1:]), *others)
         return found, (0,) * len(found)
 
