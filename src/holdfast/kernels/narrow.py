@@ -12,8 +12,8 @@ from torch.autograd.function import Function
 from holdfast.kernels.function import Gradient, apply, with_lanes
 
 MOST_OUTPUTS, MOST_INPUTS = 64, 1024
-_ROWS, _DEPTH = 16, 256  # of x that a program does at a time, forward
-_COLUMNS = 64  # and backward
+_ROWS, _DEPTH, _WARPS = 16, 256, 4  # of a program forward, with up to 16 outputs: rows, inputs at a time
+_COLUMNS = 64  # of a program backward
 
 
 @triton.jit
@@ -87,11 +87,12 @@ def _forward(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     lanes = max(map(len, (x, w, bias)))
     _, rows, columns = x.shape
     outputs = w.shape[1]
+    wide = max(16, triton.next_power_of_2(outputs))
     y = x.new_empty((lanes, rows, outputs))
     _outputs[(triton.cdiv(rows, _ROWS), lanes)](
         x, w, bias, y, rows, columns, _apart(x), _apart(w), _apart(bias),
-        O=outputs, BLOCK_O=max(16, triton.next_power_of_2(outputs)), ROWS=_ROWS,
-        WIDE=max(16, min(_DEPTH, triton.next_power_of_2(columns))),
+        O=outputs, BLOCK_O=wide, ROWS=_ROWS,
+        WIDE=max(16, min(_DEPTH * 16 // wide, triton.next_power_of_2(columns))), num_warps=_WARPS, num_stages=2,
     )  # fmt: skip
     return y
 
@@ -105,7 +106,7 @@ def _backward(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]
     _gradients[(triton.cdiv(columns, _COLUMNS), lanes)](
         dy, x, w, dx, dw, db, rows, columns, _apart(x), _apart(w),
         O=outputs, BLOCK_O=max(16, triton.next_power_of_2(outputs)),
-        ROWS=max(16, min(64, triton.next_power_of_2(rows))), WIDE=_COLUMNS,
+        ROWS=max(16, min(64, triton.next_power_of_2(rows))), WIDE=_COLUMNS, num_stages=1,
     )  # fmt: skip
     return dx, dw, db
 
