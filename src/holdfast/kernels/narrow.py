@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,7 +20,7 @@ _COLUMNS = 64  # of a program backward
 @triton.jit
 def _outputs(
     x, w, bias, y, rows, columns, x_lane, w_lane, bias_lane,
-    O: tl.constexpr, BLOCK_O: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    O: tl.constexpr, BLOCK_O: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[lane, row, o] = Σ_k x[lane, row, k] w[lane, o, k] + bias[lane, o]."""
     lane = tl.program_id(1).to(tl.int64)
@@ -38,7 +39,7 @@ def _outputs(
             mask=(o < O)[:, None] & (k < columns)[None, :],
             other=0.0,
         )
-        acc = tl.dot(a, tl.trans(b), acc, input_precision="tf32x3")
+        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
     acc += tl.load(bias + lane * bias_lane + o, mask=o < O, other=0.0)[None, :]
     tl.store(
         y + (lane * rows + row)[:, None] * O + o[None, :], acc, mask=(row < rows)[:, None] & (o < O)[None, :]
@@ -48,7 +49,7 @@ def _outputs(
 @triton.jit
 def _gradients(
     dy, x, w, dx, dw, db, rows, columns, x_lane, w_lane,
-    O: tl.constexpr, BLOCK_O: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    O: tl.constexpr, BLOCK_O: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dx = dy w, dw = dyᵀ x and db = Σ_row dy, of one lane and WIDE columns."""
     lane = tl.program_id(1).to(tl.int64)
@@ -68,12 +69,17 @@ def _gradients(
         at = row[:, None] * columns + k[None, :]
         real = (row < rows)[:, None] & (k < columns)[None, :]
         a = tl.load(x + lane * x_lane + at, mask=real, other=0.0)
-        acc = tl.dot(tl.trans(g), a, acc, input_precision="tf32x3")
-        tl.store(dx + lane * rows * columns + at, tl.dot(g, b, input_precision="tf32x3"), mask=real)
+        acc = tl.dot(tl.trans(g), a, acc, input_precision=PRECISION)
+        tl.store(dx + lane * rows * columns + at, tl.dot(g, b, input_precision=PRECISION), mask=real)
         bias += tl.sum(g, 0)
     tl.store(dw + (lane * O + o)[:, None] * columns + k[None, :], acc, mask=own)
     if tl.program_id(0) == 0:
         tl.store(db + lane * O + o, bias, mask=o < O)
+
+
+def _precision() -> str:
+    """That of torch's own matrix products."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
 def _apart(tensor: Tensor) -> int:
@@ -92,7 +98,8 @@ def _forward(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     _outputs[(triton.cdiv(rows, _ROWS), lanes)](
         x, w, bias, y, rows, columns, _apart(x), _apart(w), _apart(bias),
         O=outputs, BLOCK_O=wide, ROWS=_ROWS,
-        WIDE=max(16, min(_DEPTH * 16 // wide, triton.next_power_of_2(columns))), num_warps=_WARPS, num_stages=2,
+        WIDE=max(16, min(_DEPTH * 16 // wide, triton.next_power_of_2(columns))), PRECISION=_precision(),
+        num_warps=_WARPS, num_stages=2,
     )  # fmt: skip
     return y
 
@@ -106,7 +113,8 @@ def _backward(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]
     _gradients[(triton.cdiv(columns, _COLUMNS), lanes)](
         dy, x, w, dx, dw, db, rows, columns, _apart(x), _apart(w),
         O=outputs, BLOCK_O=max(16, triton.next_power_of_2(outputs)),
-        ROWS=max(16, min(64, triton.next_power_of_2(rows))), WIDE=_COLUMNS, num_stages=1,
+        ROWS=max(16, min(64, triton.next_power_of_2(rows))), WIDE=_COLUMNS, PRECISION=_precision(),
+        num_stages=1,
     )  # fmt: skip
     return dx, dw, db
 
