@@ -52,13 +52,19 @@ def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
     )
     dy = torch.randn_like(reference).float()
     want = torch.autograd.grad(reference, exact, dy.double())
-    y, padded = conv.forward(x, w, b, stride, pad)
     tolerance = 5e-4 if tf32 else 3e-6
-    assert relative(y, reference) < tolerance
-    for of_input in (True, False):
-        got = layers._backward((height, width), stride, pad, of_input, dy, w, padded.values, padded.largest)
-        for value, truth in zip(got, want if of_input else want[1:], strict=True):
-            assert relative(value, truth) < tolerance
+    for weights in (
+        w,
+        conv.filters(tuple(w.shape), w.device).copy_(w),
+    ):  # as torch keeps them, and as lanes do
+        y, padded = conv.forward(x, weights, b, stride, pad)
+        assert relative(y, reference) < tolerance
+        for of_input in (True, False):
+            got = layers._backward(
+                (height, width), stride, pad, of_input, dy, weights, padded.values, padded.largest
+            )
+            for value, truth in zip(got, want if of_input else want[1:], strict=True):
+                assert relative(value, truth) < tolerance
 
 
 @pytest.mark.parametrize("size", [1e-9, 1e-3, 1e6])
@@ -134,12 +140,14 @@ def test_samples_are_read_as_preprocessing_says(preprocess, stored):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_descent_of_large_tensors(momentum):
     from holdfast.engine.optim import sgd_
+    from holdfast.kernels.conv import filters
     from holdfast.kernels.descend import LARGE
 
-    shapes = [(3, LARGE // 3 + 1), (3, 5, 7)]  # one large tensor, one for torch's kernel
+    shapes = [(3, LARGE // 3 + 1), (3, 5, 7), (2, 64, 32, 3, 3)]  # the second is for torch's kernel
     w, g, v = ([torch.randn(shape, device="cuda") for shape in shapes] for _ in range(3))
+    w[2], v[2] = (filters(shapes[2], t.device).copy_(t) for t in (w[2], v[2]))  # its gradient lies otherwise
     expected = []
-    for i in range(2):
+    for i in range(3):
         step = g[i].double() + 0.01 * w[i].double() + momentum * v[i].double()
         expected.append((w[i].double() - 0.1 * step, step))
     lr = torch.tensor(0.1, device="cuda")

@@ -89,6 +89,11 @@ class Lanes:
         self.rows = int(np.sort(sizes)[-(settings.sample or len(sizes)) :].sum())  # one for each sample
 
     def _stacked(self, value: Tensor) -> Tensor:
+        """Room for such a tensor in every lane."""
+        if value.dim() == 4 and self.task.network.uses_kernels:
+            from holdfast.kernels.conv import filters
+
+            return filters((self.lanes, *value.shape), value.device)
         return torch.empty((self.lanes, *value.shape), dtype=value.dtype, device=value.device)
 
     # A round --------------------------------------------------------------------------------------------
@@ -211,7 +216,7 @@ class Lanes:
         """The results of the clients that have just had their last step."""
         if not legs:
             return
-        sums = torch.stack([v.flatten(1).sum(1) for v in self.params.values()]).sum(0)
+        sums = torch.stack([v.sum(tuple(range(1, v.dim()))) for v in self.params.values()]).sum(0)
         finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # here the GPU is waited for
         for leg in legs:
             assert leg.started is not None

@@ -34,10 +34,10 @@ def sgd_(
     if kernels and isinstance(lr, Tensor):
         from holdfast.kernels.descend import descend_, serves
 
-        small = []
+        small, grads = [], [_lying_as(w, g) for w, g in zip(params, grads, strict=True)]
         for i, (w, g) in enumerate(zip(params, grads, strict=True)):
             v = buffers[i] if momentum else None
-            if serves(w, v):
+            if serves(w, g, v):
                 descend_(w, g, v, lr, momentum, weight_decay)
             else:
                 small.append(i)

@@ -26,30 +26,37 @@ _WEIGHT_SCALE = 256.0  # weights are small: this keeps 2.4e-7 to 255 within a ha
 
 @triton.jit
 def _spread(
-    w, out, total, w_lane, w_o, w_c, w_r, w_s,
+    w, out, w_lane, w_o, w_c, w_r, w_s,
     C: tl.constexpr, CP: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr, FLIP: tl.constexpr,
-    HALF: tl.constexpr, WEIGHT_SCALE: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, WEIGHT_SCALE: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """out[lane, (j, o), r, (px, c)] = w[lane, o, c, r, px - j STRIDE]: the weights of SHARE shifted outputs.
 
-    FLIP turns the kernel about, for the gradient of the input.
+    A program does some outputs and channels of one (r, px, j), in whichever order they lie. FLIP turns the kernel
+    about, for the gradient of the input.
     """
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    k = at % RUN
-    r = at // RUN % R
-    n = at // (RUN * R) % (SHARE * O)
-    lane = at // (RUN * R * SHARE * O)
-    c = k % CP
-    s = k // CP - n // O * STRIDE
-    inside = (at < total) & (c < C) & (s >= 0) & (s < S)
+    lane = tl.program_id(2).to(tl.int64)
+    place = tl.program_id(1)
+    j = place % SHARE
+    r = place // SHARE % R
+    px = place // (SHARE * R)
+    TILES: tl.constexpr = (CP + BLOCK_C - 1) // BLOCK_C
+    o = tl.program_id(0) // TILES * BLOCK_O + tl.arange(0, BLOCK_O)
+    c = tl.program_id(0) % TILES * BLOCK_C + tl.arange(0, BLOCK_C)
+    s = px - j * STRIDE
+    inside = (o < O)[:, None] & (c < C)[None, :] & (s >= 0) & (s < S)
+    kept = (o < O)[:, None] & ((c < CP) & (px * CP + c < RUN))[None, :]
+    out += lane * (SHARE * O * R * RUN) + ((j * O + o) * R + r)[:, None] * RUN + (px * CP + c)[None, :]
     if FLIP:
         r = R - 1 - r
         s = S - 1 - s
-    value = tl.load(w + lane * w_lane + n % O * w_o + c * w_c + r * w_r + s * w_s, mask=inside, other=0.0)
+    value = tl.load(
+        w + lane * w_lane + r * w_r + s * w_s + o[:, None] * w_o + c[None, :] * w_c, mask=inside, other=0.0
+    )
     if HALF:
         value = (value * WEIGHT_SCALE).to(tl.float16)
-    tl.store(out + at, value, mask=at < total)
+    tl.store(out, value, mask=kept)
 
 
 @triton.jit
@@ -170,7 +177,7 @@ def _fold(
     SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr, HALF: tl.constexpr,
     DEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add up the splits, in a fixed order, and the outputs that shared a window: dw [lanes, O, C, R, S], db.
+    """Add up the splits, in a fixed order, and the outputs that shared a window: dw [lanes, O, R, S, C], db.
 
     The last programs of a lane have the bias. DEEP addends are read at a time, since reading takes longest.
     """
@@ -206,7 +213,7 @@ def _fold(
             total += tl.sum(tl.load(parts + place, mask=real, other=0.0), 0)
         if HALF:
             total *= dy_scale / scale_to_half(tl.load(x_largest + lane * x_each))
-        tl.store(dw + ((lane * O + o) * C + c) * (R * S) + r * S + s, total, mask=inside)
+        tl.store(dw + (((lane * O + o) * R + r) * S + s) * C + c, total, mask=inside)
 
 
 def _share(outputs: int, across: int, kernel: int, stride: int) -> int:
@@ -265,11 +272,13 @@ def _product(
     spread = torch.empty(
         (w.shape[0], share * outputs, kernel[0], chunks * chunk), dtype=x.values.dtype, device=w.device
     )
-    block = 512
-    _spread[(triton.cdiv(spread.numel(), block),)](
-        w, spread, spread.numel(), *w.stride(),
+    block_o, block_c = _tile(outputs, 32), min(64, triton.next_power_of_2(channels))
+    tiles = triton.cdiv(outputs, block_o) * triton.cdiv(channels, block_c)
+    _spread[(tiles, triton.cdiv(chunks * chunk, channels) * kernel[0] * share, len(w))](
+        w, spread, *w.stride(),
         C=w.shape[2], CP=channels, O=outputs, R=kernel[0], S=kernel[1], SHARE=share, STRIDE=stride,
-        RUN=chunks * chunk, FLIP=back, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE, BLOCK=block,
+        RUN=chunks * chunk, FLIP=back, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE,
+        BLOCK_O=block_o, BLOCK_C=block_c,
     )  # fmt: skip
     rows = batch * out[0] * out[1] // share
     y = torch.empty((lanes, batch, *out, outputs), dtype=torch.float32, device=w.device)
@@ -289,6 +298,12 @@ def _product(
 def _quadruples(pixels: int) -> int:
     """Rounded up: rows of whole quadruples of pixels keep loads aligned where there are few channels."""
     return -(-pixels // 4) * 4
+
+
+def filters(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Room for filters ``[L, O, C, R, S]``, channels last, as the kernels best read and write them."""
+    lanes, outputs, channels, height, width = shape
+    return torch.empty((lanes, outputs, height, width, channels), device=device).permute(0, 1, 4, 2, 3)
 
 
 def output_size(size: tuple[int, int], kernel: tuple[int, int], stride: int, pad: int) -> tuple[int, int]:
@@ -364,7 +379,7 @@ def _weight_gradient(
         CHUNKS=chunks, TOGETHER=together, GROUPS=groups,
         BM=block_m, BN=block_n, BK=chunk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    dw = torch.empty((lanes, *shape), device=device)
+    dw = filters((lanes, *shape), device)
     db = torch.empty((lanes, outputs), device=device)
     deep = min(128, triton.next_power_of_2(splits * share))
     block = max(32, 1024 // deep)

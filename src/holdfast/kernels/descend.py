@@ -25,9 +25,11 @@ def _descend(
     tl.store(w + at, weight - tl.load(lr) * step, mask=real)
 
 
-def serves(w: Tensor, v: Tensor | None) -> bool:
-    """Whether a tensor is large enough, and lies in one piece as its momentum does."""
-    return w.numel() >= LARGE and w.is_contiguous() and (v is None or v.is_contiguous())
+def serves(w: Tensor, g: Tensor, v: Tensor | None) -> bool:
+    """Whether a tensor is large enough, and its gradient and momentum lie as it does, in one piece."""
+    alike = all(t.stride() == w.stride() for t in (g, v) if t is not None)
+    reach = 1 + sum((n - 1) * apart for n, apart in zip(w.shape, w.stride(), strict=True))
+    return w.numel() >= LARGE and alike and reach == w.numel()
 
 
 def descend_(
@@ -35,6 +37,6 @@ def descend_(
 ) -> None:
     """The step, in place; ``lr`` is a float32 scalar on the device, without momentum there is no ``v``."""
     _descend[(triton.cdiv(w.numel(), _BLOCK),)](
-        w, g.contiguous(), w if v is None else v, lr, w.numel(), momentum, weight_decay,
+        w, g, w if v is None else v, lr, w.numel(), momentum, weight_decay,
         HAS_MOMENTUM=v is not None, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
