@@ -29,6 +29,9 @@ SHAPES = [  # lanes, batch, channels, height, width, outputs, kernel, stride, pa
     (2, 3, 1, 28, 28, 32, 5, 1, 0),
     (2, 3, 48, 11, 7, 40, 3, 1, 1),
     (1, 1, 512, 4, 4, 200, 3, 1, 1),
+    (2, 5, 16, 1, 1, 24, 3, 1, 1),
+    (2, 5, 16, 2, 2, 24, 3, 2, 1),
+    (2, 3, 8, 1, 6, 16, 5, 1, 2),
 ]
 
 
@@ -52,17 +55,15 @@ def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
     )
     dy = torch.randn_like(reference).float()
     want = torch.autograd.grad(reference, exact, dy.double())
-    tolerance = 5e-4 if tf32 else 3e-6
+    tolerance, geometry = 5e-4 if tf32 else 3e-6, conv.Geometry((height, width), kernel, stride, pad)
     for weights in (
         w,
         conv.filters(tuple(w.shape), w.device).copy_(w),
     ):  # as torch keeps them, and as lanes do
-        y, padded = conv.forward(x, weights, b, stride, pad)
+        y, padded = conv.forward(x, weights, b, geometry)
         assert relative(y, reference) < tolerance
         for of_input in (True, False):
-            got = layers._backward(
-                (height, width), stride, pad, of_input, dy, weights, padded.values, padded.largest
-            )
+            got = layers._backward(geometry, of_input, dy, weights, padded.values, padded.largest)
             for value, truth in zip(got, want if of_input else want[1:], strict=True):
                 assert relative(value, truth) < tolerance
 
@@ -76,8 +77,9 @@ def test_half_precision_takes_any_magnitude(size, monkeypatch):
         2, 1, 1, 1, 1
     )
     w, dy = torch.randn(2, 8, 16, 3, 3, device="cuda"), torch.randn(2, 3, 8, 8, 8, device="cuda") * size
-    y, padded = conv.forward(x, w, torch.zeros(2, 8, device="cuda"), 1, 1)
-    got = layers._backward((8, 8), 1, 1, True, dy, w, padded.values, padded.largest)
+    geometry = conv.Geometry((8, 8), 3, 1, 1)
+    y, padded = conv.forward(x, w, torch.zeros(2, 8, device="cuda"), geometry)
+    got = layers._backward(geometry, True, dy, w, padded.values, padded.largest)
     for i in range(2):
         exact = [x[i].double().requires_grad_(), w[i].double().requires_grad_()]
         reference = F.conv2d(*exact, padding=1)
@@ -92,7 +94,7 @@ def test_what_is_not_finite_stays_so():
 
     x = torch.randn(1, 2, 4, 8, 8, device="cuda")
     x[0, 0, 0, 4, 4] = float("inf")
-    y, _ = conv.forward(x, torch.ones(1, 8, 4, 3, 3, device="cuda"), None, 1, 1)
+    y, _ = conv.forward(x, torch.ones(1, 8, 4, 3, 3, device="cuda"), None, conv.Geometry((8, 8), 3, 1, 1))
     assert not torch.isfinite(y).all()
 
 

@@ -11,6 +11,8 @@ Each lane's images are scaled by a power of two to the range of a half; sums are
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -306,45 +308,82 @@ def filters(shape: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.empty((lanes, outputs, height, width, channels), device=device).permute(0, 1, 4, 2, 3)
 
 
-def output_size(size: tuple[int, int], kernel: tuple[int, int], stride: int, pad: int) -> tuple[int, int]:
-    """Height and width of a convolution's output."""
-    height, width = ((n + 2 * pad - k) // stride + 1 for n, k in zip(size, kernel, strict=True))
-    return height, width
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution with a square kernel on images of that ``size``, height and width."""
+
+    size: tuple[int, int]
+    kernel: int
+    stride: int
+    padding: int
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        height, width = ((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in self.size)
+        return height, width
+
+    @property
+    def taps(self) -> range:
+        """Those rows and columns of the kernel that meet a pixel: around small images its rim meets padding alone."""
+        met = [
+            tap
+            for n, outputs in zip(self.size, self.out, strict=True)
+            for tap in range(self.kernel)
+            if any(0 <= at * self.stride + tap - self.padding < n for at in range(outputs))
+        ]
+        return range(min(met), max(met) + 1)
+
+    def used(self, w: Tensor) -> Tensor:
+        """The part of ``w`` [..., R, R] that they are."""
+        taps = slice(self.taps.start, self.taps.stop)
+        return w[..., taps, taps]
+
+    @property
+    def before(self) -> int:
+        """How many zeros they need above and to the left of an image."""
+        return self.padding - self.taps.start
+
+    @property
+    def frame(self) -> Frame:
+        """Where an image lies for `forward`."""
+        height, width = ((n - 1) * self.stride + len(self.taps) for n in self.out)
+        return Frame(self.before, (height, _quadruples(width)))
+
+    def frame_of_gradient(self, of_input: bool) -> Frame:
+        """Where dy lies for `gradients`."""
+        if not of_input:
+            return Frame(0, self.out)
+        # dx is the convolution of dy, spread out and padded, with the kernel turned about.
+        height, width = (n + len(self.taps) - 1 for n in self.size)
+        return Frame(len(self.taps) - 1 - self.before, (height, _quadruples(width)), self.stride)
 
 
-def forward(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int) -> tuple[Tensor, Padded]:
-    """Each lane's convolution of ``x`` [L or 1, B, C, H, W] with ``w`` [L or 1, O, C, R, S]: ``[L, B, O, OH, OW]``.
+def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry) -> tuple[Tensor, Padded]:
+    """Each lane's convolution of ``x`` [L or 1, B, C, H, W] with ``w`` [L or 1, O, C, R, R]: ``[L, B, O, *out]``.
 
     Also returns the padded images, which `gradients` needs.
     """
-    size, kernel = (x.shape[3], x.shape[4]), (w.shape[3], w.shape[4])
-    padded = pad(x, Frame(padding, (size[0] + 2 * padding, _quadruples(size[1] + 2 * padding))))
-    return _product(padded, w, bias, output_size(size, kernel, stride, padding), stride, back=False), padded
+    padded = pad(x, geometry.frame)
+    return _product(padded, geometry.used(w), bias, geometry.out, geometry.stride, back=False), padded
 
 
-def frame_of_gradient(
-    out: tuple[int, int], size: tuple[int, int], kernel: int, stride: int, padding: int, of_input: bool
-) -> Frame:
-    """How `gradients` wants its dy, of size ``out``, for images of ``size``."""
-    if not of_input:
-        return Frame(0, out)
-    # dx is the convolution of dy, spread out and padded, with the kernel turned about.
-    return Frame(kernel - 1 - padding, (size[0] + kernel - 1, _quadruples(size[1] + kernel - 1)), stride)
-
-
-def gradients(
-    dy: Padded, frame: Frame, out: tuple[int, int], x: Padded, w: Tensor, size: tuple[int, int], stride: int,
-    of_input: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients of `forward` in x (if wanted), w and bias; dy lies in its `frame_of_gradient`."""
-    of_weights = _weight_gradient(x, dy, tuple(w.shape[1:]), out, stride, frame)
-    return (_product(dy, w, None, size, 1, back=True), *of_weights) if of_input else of_weights
+def gradients(dy: Padded, x: Padded, w: Tensor, geometry: Geometry, of_input: bool) -> tuple[Tensor, ...]:
+    """The gradients of `forward` in x (if wanted), w and bias; dy lies in its `Geometry.frame_of_gradient`."""
+    used = geometry.used(w)
+    dw, db = _weight_gradient(x, dy, tuple(used.shape[1:]), geometry, of_input)
+    if used.shape != w.shape:  # the rest of the kernel has no gradient
+        whole = filters((len(dw), *w.shape[1:]), w.device).zero_()
+        geometry.used(whole).copy_(dw)
+        dw = whole
+    return (_product(dy, used, None, geometry.size, 1, back=True), dw, db) if of_input else (dw, db)
 
 
 def _weight_gradient(
-    x: Padded, dy: Padded, shape: tuple[int, ...], out: tuple[int, int], stride: int, frame: Frame
+    x: Padded, dy: Padded, shape: tuple[int, ...], geometry: Geometry, of_input: bool
 ) -> tuple[Tensor, Tensor]:
     """The gradients in w and bias; ``shape`` is that of one lane's w."""
+    out, stride, frame = geometry.out, geometry.stride, geometry.frame_of_gradient(of_input)
     outputs, channels, height, width = shape
     lanes, batch = dy.values.shape[:2]
     device = dy.values.device

@@ -40,11 +40,11 @@ class LaneConv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, O, OH, OW]`` from ``[B, C, H, W]``; half as high and wide if ``pooled``."""
-        kernel = (self.weight.shape[-2], self.weight.shape[-1])
-        out = conv.output_size((x.shape[-2], x.shape[-1]), kernel, self.stride, self.padding)
-        at_once = self.pooled and not (out[0] % 2 or out[1] % 2)
+        size = (x.shape[-2], x.shape[-1])
+        geometry = conv.Geometry(size, self.weight.shape[-1], self.stride, self.padding)
+        at_once = self.pooled and not (geometry.out[0] % 2 or geometry.out[1] % 2)
         bias = self.weight.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
-        y = cast(Tensor, apply(_Convolve, x, self.weight, bias, self.stride, self.padding, at_once)[0])
+        y = cast(Tensor, apply(_Convolve, x, self.weight, bias, geometry, at_once)[0])
         return F.max_pool2d(F.relu(y), 2) if self.pooled and not at_once else y
 
 
@@ -89,15 +89,14 @@ class _Convolve(Function):
 
     @staticmethod
     def forward(
-        x: Tensor, w: Tensor, bias: Tensor, stride: int, padding: int, pooled: bool
+        x: Tensor, w: Tensor, bias: Tensor, geometry: conv.Geometry, pooled: bool
     ) -> tuple[Tensor, ...]:
-        y, *kept = _forward(x.unsqueeze(0), w.unsqueeze(0), bias.unsqueeze(0), stride, padding, pooled)
+        y, *kept = _forward(x.unsqueeze(0), w.unsqueeze(0), bias.unsqueeze(0), geometry, pooled)
         return y[0], *(t[0] for t in kept)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, w, _, *ctx.geometry = inputs
-        ctx.size = (x.shape[-2], x.shape[-1])
+        _, w, _, ctx.geometry, _ = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)  # or zeros would be written as the gradients of what is only kept
         ctx.save_for_backward(w, *output[1:])
@@ -105,27 +104,25 @@ class _Convolve(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         of_input = ctx.needs_input_grad[0]
-        found = apply(_ConvolveBack, ctx.size, *ctx.geometry, of_input, grads[0], *ctx.saved_tensors)
+        found = apply(_ConvolveBack, ctx.geometry, of_input, grads[0], *ctx.saved_tensors)
         dx, dw, db = found if of_input else (None, *found)
-        return dx, dw, db, None, None, None
+        return dx, dw, db, None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor, stride: int, padding: int,
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor, geometry: conv.Geometry,
         pooled: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:  # fmt: skip
         x, w, bias = (with_lanes(t, dim) for t, dim in zip((x, w, bias), in_dims, strict=False))
-        y, values, largest, *code = _forward(x, w, bias, stride, padding, pooled)
+        y, values, largest, *code = _forward(x, w, bias, geometry, pooled)
         if len(x) < len(y):  # all lanes have the same images
             return (y, values[0], largest[0], *code), (0, None, None, *(0 for _ in code))
         return (y, values, largest, *code), (0,) * (3 + len(code))
 
 
-def _forward(
-    x: Tensor, w: Tensor, bias: Tensor, stride: int, padding: int, pooled: bool
-) -> tuple[Tensor, ...]:
+def _forward(x: Tensor, w: Tensor, bias: Tensor, geometry: conv.Geometry, pooled: bool) -> tuple[Tensor, ...]:
     """Output, padded images and their largest values and, with pooling, its code: all with lanes first."""
-    y, padded = conv.forward(x, w, bias.contiguous(), stride, padding)
+    y, padded = conv.forward(x, w, bias.contiguous(), geometry)
     if not pooled:
         return y, padded.values, padded.largest
     y, code = (t.view(len(y), -1, *t.shape[1:]) for t in pool.forward(y.flatten(0, 1)))
@@ -136,30 +133,23 @@ class _ConvolveBack(Gradient):
     """The gradients of `_Convolve` in x (if wanted), w and bias."""
 
     @staticmethod
-    def forward(
-        size: tuple[int, int], stride: int, padding: int, pooled: bool, of_input: bool, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        found = _backward(size, stride, padding, of_input, *(t.unsqueeze(0) for t in tensors))
-        return tuple(g[0] for g in found)
+    def forward(geometry: conv.Geometry, of_input: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(g[0] for g in _backward(geometry, of_input, *(t.unsqueeze(0) for t in tensors)))
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], size: tuple[int, int], stride: int, padding: int, pooled: bool,
-        of_input: bool, *tensors: Tensor,
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
-        dy, *others = (with_lanes(t, dim) for t, dim in zip(tensors, in_dims[5:], strict=True))
-        found = _backward(size, stride, padding, of_input, dy.expand(info.batch_size, *dy.shape[1:]), *others)
+        info: Any, in_dims: tuple[int | None, ...], geometry: conv.Geometry, of_input: bool, *tensors: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        dy, *others = (with_lanes(t, dim) for t, dim in zip(tensors, in_dims[2:], strict=True))
+        found = _backward(geometry, of_input, dy.expand(info.batch_size, *dy.shape[1:]), *others)
         return found, (0,) * len(found)
 
 
 def _backward(
-    size: tuple[int, int], stride: int, padding: int, of_input: bool, dy: Tensor, w: Tensor, values: Tensor,
-    largest: Tensor, code: Tensor | None = None,
+    geometry: conv.Geometry, of_input: bool, dy: Tensor, w: Tensor, values: Tensor, largest: Tensor,
+    code: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The gradients in x (if wanted), w and bias; with a ``code``, dy is that behind ReLU and pooling."""
-    kernel, out = (w.shape[-2], w.shape[-1]), (dy.shape[-2], dy.shape[-1])
-    if code is not None:
-        out, code = (2 * out[0], 2 * out[1]), code.expand(len(dy), *code.shape[1:])
-    frame = conv.frame_of_gradient(out, size, kernel[0], stride, padding, of_input)
-    framed = pad(dy, frame) if code is None else unpool(dy, code, frame)
-    return conv.gradients(framed, frame, out, Padded(values, largest), w, size, stride, of_input)
+    frame = geometry.frame_of_gradient(of_input)
+    framed = pad(dy, frame) if code is None else unpool(dy, code.expand(len(dy), *code.shape[1:]), frame)
+    return conv.gradients(framed, Padded(values, largest), w, geometry, of_input)
