@@ -43,6 +43,7 @@ def relative(value, reference):
 @pytest.mark.parametrize("tf32", [False, True])
 def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
     from holdfast.kernels import conv, layers
+    from holdfast.kernels.geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     lanes, batch, channels, height, width, outputs, kernel, stride, pad = shape
@@ -55,7 +56,7 @@ def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
     )
     dy = torch.randn_like(reference).float()
     want = torch.autograd.grad(reference, exact, dy.double())
-    tolerance, geometry = 5e-4 if tf32 else 3e-6, conv.Geometry((height, width), kernel, stride, pad)
+    tolerance, geometry = 5e-4 if tf32 else 3e-6, Geometry((height, width), kernel, stride, pad)
     for weights in (
         w,
         conv.filters(tuple(w.shape), w.device).copy_(w),
@@ -71,13 +72,14 @@ def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
 @pytest.mark.parametrize("size", [1e-9, 1e-3, 1e6])
 def test_half_precision_takes_any_magnitude(size, monkeypatch):
     from holdfast.kernels import conv, layers
+    from holdfast.kernels.geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     x = torch.randn(2, 3, 16, 8, 8, device="cuda") * torch.tensor([size, 1.0], device="cuda").view(
         2, 1, 1, 1, 1
     )
     w, dy = torch.randn(2, 8, 16, 3, 3, device="cuda"), torch.randn(2, 3, 8, 8, 8, device="cuda") * size
-    geometry = conv.Geometry((8, 8), 3, 1, 1)
+    geometry = Geometry((8, 8), 3, 1, 1)
     y, padded = conv.forward(x, w, torch.zeros(2, 8, device="cuda"), geometry)
     got = layers._backward(geometry, True, dy, w, padded.values, padded.largest)
     for i in range(2):
@@ -91,10 +93,11 @@ def test_half_precision_takes_any_magnitude(size, monkeypatch):
 
 def test_what_is_not_finite_stays_so():
     from holdfast.kernels import conv
+    from holdfast.kernels.geometry import Geometry
 
     x = torch.randn(1, 2, 4, 8, 8, device="cuda")
     x[0, 0, 0, 4, 4] = float("inf")
-    y, _ = conv.forward(x, torch.ones(1, 8, 4, 3, 3, device="cuda"), None, conv.Geometry((8, 8), 3, 1, 1))
+    y, _ = conv.forward(x, torch.ones(1, 8, 4, 3, 3, device="cuda"), None, Geometry((8, 8), 3, 1, 1))
     assert not torch.isfinite(y).all()
 
 

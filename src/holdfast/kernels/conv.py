@@ -11,14 +11,13 @@ Each lane's images are scaled by a power of two to the range of a half; sums are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.frame import Frame, Padded, halves, pad, scale_to_half
+from holdfast.kernels.frame import Padded, halves, pad, scale_to_half
+from holdfast.kernels.geometry import Geometry
 
 _PROCESSORS = 132  # of an H200
 _PROGRAMS = 2 * _PROCESSORS  # of a weight gradient
@@ -297,66 +296,10 @@ def _product(
     return y.permute(0, 1, 4, 2, 3)
 
 
-def _quadruples(pixels: int) -> int:
-    """Rounded up: rows of whole quadruples of pixels keep loads aligned where there are few channels."""
-    return -(-pixels // 4) * 4
-
-
 def filters(shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Room for filters ``[L, O, C, R, S]``, channels last, as the kernels best read and write them."""
     lanes, outputs, channels, height, width = shape
     return torch.empty((lanes, outputs, height, width, channels), device=device).permute(0, 1, 4, 2, 3)
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """A convolution with a square kernel on images of that ``size``, height and width."""
-
-    size: tuple[int, int]
-    kernel: int
-    stride: int
-    padding: int
-
-    @property
-    def out(self) -> tuple[int, int]:
-        """Height and width of the output."""
-        height, width = ((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in self.size)
-        return height, width
-
-    @property
-    def taps(self) -> range:
-        """Those rows and columns of the kernel that meet a pixel: around small images its rim meets padding alone."""
-        met = [
-            tap
-            for n, outputs in zip(self.size, self.out, strict=True)
-            for tap in range(self.kernel)
-            if any(0 <= at * self.stride + tap - self.padding < n for at in range(outputs))
-        ]
-        return range(min(met), max(met) + 1)
-
-    def used(self, w: Tensor) -> Tensor:
-        """The part of ``w`` [..., R, R] that they are."""
-        taps = slice(self.taps.start, self.taps.stop)
-        return w[..., taps, taps]
-
-    @property
-    def before(self) -> int:
-        """How many zeros they need above and to the left of an image."""
-        return self.padding - self.taps.start
-
-    @property
-    def frame(self) -> Frame:
-        """Where an image lies for `forward`."""
-        height, width = ((n - 1) * self.stride + len(self.taps) for n in self.out)
-        return Frame(self.before, (height, _quadruples(width)))
-
-    def frame_of_gradient(self, of_input: bool) -> Frame:
-        """Where dy lies for `gradients`."""
-        if not of_input:
-            return Frame(0, self.out)
-        # dx is the convolution of dy, spread out and padded, with the kernel turned about.
-        height, width = (n + len(self.taps) - 1 for n in self.size)
-        return Frame(len(self.taps) - 1 - self.before, (height, _quadruples(width)), self.stride)
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry) -> tuple[Tensor, Padded]:

@@ -139,9 +139,12 @@ def _framed(x: Tensor, code: Tensor | None, frame: Frame) -> Padded:
     lanes, batch, channels, height, width = x.shape
     if code is not None:
         height, width = 2 * height, 2 * width
-    wide = 4 if channels <= 4 else triton.cdiv(channels, 8) * 8  # so that loads are wide
-    shape = (lanes, batch, *frame.size, wide)
-    total = lanes * batch * frame.size[0] * frame.size[1] * wide
+    high, across = frame.size
+    wide = triton.cdiv(channels, 8) * 8  # so that loads are wide and aligned
+    if channels <= 4:
+        wide, across = 4, triton.cdiv(across, 4) * 4
+    shape = (lanes, batch, high, across, wide)
+    total = lanes * batch * high * across * wide
     flat = torch.empty(
         total + SLACK.value, dtype=torch.float16 if halves() else torch.float32, device=x.device
     )
@@ -149,9 +152,9 @@ def _framed(x: Tensor, code: Tensor | None, frame: Frame) -> Padded:
     most = x.new_empty(lanes)
     block_c = triton.next_power_of_2(wide)
     pixels = max(1, 2048 // block_c)
-    _frame[(triton.cdiv(frame.size[0] * frame.size[1], pixels), lanes * batch)](
+    _frame[(triton.cdiv(high * across, pixels), lanes * batch)](
         x, x if code is None else code, flat, found, most, lanes * batch, batch, *x.stride(), found.shape[1],
-        C=channels, H=height, W=width, PH=frame.size[0], PW=frame.size[1], CP=wide,
+        C=channels, H=height, W=width, PH=high, PW=across, CP=wide,
         PAD=frame.before, APART=frame.apart, POOLED=code is not None, HALF=halves(),
         PIXELS=pixels, BLOCK_C=block_c, PARTS=triton.next_power_of_2(found.shape[1]),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from holdfast.kernels import conv, narrow, pool
 from holdfast.kernels.bias import add_bias
 from holdfast.kernels.frame import Padded, pad, unpool
 from holdfast.kernels.function import Gradient, apply, with_lanes
+from holdfast.kernels.geometry import Geometry
 from holdfast.kernels.groupnorm import group_norm
 
 
@@ -41,7 +42,7 @@ class LaneConv2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, O, OH, OW]`` from ``[B, C, H, W]``; half as high and wide if ``pooled``."""
         size = (x.shape[-2], x.shape[-1])
-        geometry = conv.Geometry(size, self.weight.shape[-1], self.stride, self.padding)
+        geometry = Geometry(size, self.weight.shape[-1], self.stride, self.padding)
         at_once = self.pooled and not (geometry.out[0] % 2 or geometry.out[1] % 2)
         bias = self.weight.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
         y = cast(Tensor, apply(_Convolve, x, self.weight, bias, geometry, at_once)[0])
@@ -88,9 +89,7 @@ class _Convolve(Function):
     """y = x * w + bias, with ReLU and pooling behind it if ``pooled``; also what the gradients need of it."""
 
     @staticmethod
-    def forward(
-        x: Tensor, w: Tensor, bias: Tensor, geometry: conv.Geometry, pooled: bool
-    ) -> tuple[Tensor, ...]:
+    def forward(x: Tensor, w: Tensor, bias: Tensor, geometry: Geometry, pooled: bool) -> tuple[Tensor, ...]:
         y, *kept = _forward(x.unsqueeze(0), w.unsqueeze(0), bias.unsqueeze(0), geometry, pooled)
         return y[0], *(t[0] for t in kept)
 
@@ -110,7 +109,7 @@ class _Convolve(Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor, geometry: conv.Geometry,
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor, geometry: Geometry,
         pooled: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:  # fmt: skip
         x, w, bias = (with_lanes(t, dim) for t, dim in zip((x, w, bias), in_dims, strict=False))
@@ -120,7 +119,7 @@ class _Convolve(Function):
         return (y, values, largest, *code), (0,) * (3 + len(code))
 
 
-def _forward(x: Tensor, w: Tensor, bias: Tensor, geometry: conv.Geometry, pooled: bool) -> tuple[Tensor, ...]:
+def _forward(x: Tensor, w: Tensor, bias: Tensor, geometry: Geometry, pooled: bool) -> tuple[Tensor, ...]:
     """Output, padded images and their largest values and, with pooling, its code: all with lanes first."""
     y, padded = conv.forward(x, w, bias.contiguous(), geometry)
     if not pooled:
@@ -133,12 +132,12 @@ class _ConvolveBack(Gradient):
     """The gradients of `_Convolve` in x (if wanted), w and bias."""
 
     @staticmethod
-    def forward(geometry: conv.Geometry, of_input: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(geometry: Geometry, of_input: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(g[0] for g in _backward(geometry, of_input, *(t.unsqueeze(0) for t in tensors)))
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], geometry: conv.Geometry, of_input: bool, *tensors: Tensor
+        info: Any, in_dims: tuple[int | None, ...], geometry: Geometry, of_input: bool, *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         dy, *others = (with_lanes(t, dim) for t, dim in zip(tensors, in_dims[2:], strict=True))
         found = _backward(geometry, of_input, dy.expand(info.batch_size, *dy.shape[1:]), *others)
@@ -146,7 +145,7 @@ class _ConvolveBack(Gradient):
 
 
 def _backward(
-    geometry: conv.Geometry, of_input: bool, dy: Tensor, w: Tensor, values: Tensor, largest: Tensor,
+    geometry: Geometry, of_input: bool, dy: Tensor, w: Tensor, values: Tensor, largest: Tensor,
     code: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The gradients in x (if wanted), w and bias; with a ``code``, dy is that behind ReLU and pooling."""
