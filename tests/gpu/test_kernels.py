@@ -143,18 +143,17 @@ def test_samples_are_read_as_preprocessing_says(preprocess, stored):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_descent_of_large_tensors(momentum):
+def test_descent(momentum):
     from holdfast.engine.optim import sgd_
     from holdfast.kernels.conv import filters
-    from holdfast.kernels.descend import LARGE
 
-    shapes = [(3, LARGE // 3 + 1), (3, 5, 7), (2, 64, 32, 3, 3)]  # the second is for torch's kernel
+    shapes = [(2, 20_000), (2, 5, 7), (2, 64, 32, 3, 3), *((2, 3 + i) for i in range(20))]
     w, g, v = ([torch.randn(shape, device="cuda") for shape in shapes] for _ in range(3))
     w[2], v[2] = (filters(shapes[2], t.device).copy_(t) for t in (w[2], v[2]))  # its gradient lies otherwise
     expected = []
-    for i in range(3):
-        step = g[i].double() + 0.01 * w[i].double() + momentum * v[i].double()
-        expected.append((w[i].double() - 0.1 * step, step))
+    for weight, slope, moving in zip(w, g, v, strict=True):
+        step = slope.double() + 0.01 * weight.double() + momentum * moving.double()
+        expected.append((weight.double() - 0.1 * step, step))
     lr = torch.tensor(0.1, device="cuda")
     sgd_(w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True)
     for i, (weight, step) in enumerate(expected):

@@ -21,8 +21,8 @@ def sgd_(
     """v <- momentum v + (g + weight_decay w);  w <- w - lr v.  ``buffers`` (v) may be empty without momentum.
 
     One fused pass over memory; the kernel is the one behind ``torch.optim.SGD(fused=True)``. On a GPU it takes a
-    learning rate that lies there only in float32, so float64 goes another way. Large tensors have a kernel of
-    ours with ``kernels``: torch's divides them among too few processors.
+    learning rate that lies there only in float32, so float64 goes another way. With ``kernels`` it is a kernel of
+    ours: torch's divides large tensors among too few processors.
     """
     if isinstance(lr, Tensor) and lr.dtype == torch.float64:
         for i, (w, g) in enumerate(zip(params, grads, strict=True)):
@@ -31,21 +31,16 @@ def sgd_(
                 step = buffers[i].mul_(momentum).add_(step)
             w.sub_(lr * step)
         return
+    grads = [_lying_as(w, g) for w, g in zip(params, grads, strict=True)]
     if kernels and isinstance(lr, Tensor):
         from holdfast.kernels.descend import descend_, serves
 
-        small, grads = [], [_lying_as(w, g) for w, g in zip(params, grads, strict=True)]
-        for i, (w, g) in enumerate(zip(params, grads, strict=True)):
-            v = buffers[i] if momentum else None
-            if serves(w, g, v):
-                descend_(w, g, v, lr, momentum, weight_decay)
-            else:
-                small.append(i)
-        params, grads = [params[i] for i in small], [grads[i] for i in small]
-        buffers = [buffers[i] for i in small] if momentum else []
+        if serves(params, [*grads, *buffers]):
+            descend_(params, grads, buffers if momentum else [], lr, momentum, weight_decay)
+            return
     torch._fused_sgd_(  # goes through memory as it comes, whatever the strides say
         list(params),
-        [_lying_as(w, g) for w, g in zip(params, grads, strict=True)],
+        list(grads),
         list(buffers) if momentum else [],
         weight_decay=weight_decay,
         momentum=momentum,

@@ -1,42 +1,62 @@
-"""A step of gradient descent on one large tensor, spread over the whole GPU."""
+"""A step of gradient descent on all lanes' parameters at once, spread over the whole GPU."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, cycle
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-LARGE = 1 << 14  # elements from which a launch of its own is repaid
 _BLOCK = 2048
+_TOGETHER = 16  # tensors that a launch takes
+_TAKES_TUPLES = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3)
 
 
 @triton.jit
 def _descend(
-    w, g, v, lr, total, momentum, weight_decay, HAS_MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
+    ws, gs, vs, lr, momentum, weight_decay,
+    SIZES: tl.constexpr, FIRSTS: tl.constexpr, HAS_MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """v <- momentum v + (g + weight_decay w);  w <- w - lr v."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    real = at < total
-    weight = tl.load(w + at, mask=real)
-    step = tl.load(g + at, mask=real) + weight_decay * weight
-    if HAS_MOMENTUM:
-        step += momentum * tl.load(v + at, mask=real)
-        tl.store(v + at, step, mask=real)
-    tl.store(w + at, weight - tl.load(lr) * step, mask=real)
+    """v <- momentum v + (g + weight_decay w);  w <- w - lr v.  Tensor i of a lane has the programs from FIRSTS[i]."""
+    program = tl.program_id(0)
+    lane = tl.program_id(1).to(tl.int64)
+    rate = tl.load(lr)
+    for i in tl.static_range(len(SIZES)):
+        if (program >= FIRSTS[i]) & (program < FIRSTS[i + 1]):
+            at = (program - FIRSTS[i]) * BLOCK + tl.arange(0, BLOCK)
+            real = at < SIZES[i]
+            at += lane * SIZES[i]
+            weight = tl.load(ws[i] + at, mask=real)
+            step = tl.load(gs[i] + at, mask=real) + weight_decay * weight
+            if HAS_MOMENTUM:
+                step += momentum * tl.load(vs[i] + at, mask=real)
+                tl.store(vs[i] + at, step, mask=real)
+            tl.store(ws[i] + at, weight - rate * step, mask=real)
 
 
-def serves(w: Tensor, g: Tensor, v: Tensor | None) -> bool:
-    """Whether a tensor is large enough, and its gradient and momentum lie as it does, in one piece."""
-    alike = all(t.stride() == w.stride() for t in (g, v) if t is not None)
+def serves(ws: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether parameters lie lane after lane without gaps, and each gradient and momentum as its parameter does."""
+    return _TAKES_TUPLES and all(
+        other.stride() == w.stride() and _in_one_piece(w) for w, other in zip(cycle(ws), others, strict=False)
+    )
+
+
+def _in_one_piece(w: Tensor) -> bool:
     reach = 1 + sum((n - 1) * apart for n, apart in zip(w.shape, w.stride(), strict=True))
-    return w.numel() >= LARGE and alike and reach == w.numel()
+    return reach == w.numel() and (len(w) == 1 or w.stride(0) == w[0].numel())
 
 
 def descend_(
-    w: Tensor, g: Tensor, v: Tensor | None, lr: Tensor, momentum: float, weight_decay: float
-) -> None:
-    """The step, in place; ``lr`` is a float32 scalar on the device, without momentum there is no ``v``."""
-    _descend[(triton.cdiv(w.numel(), _BLOCK),)](
-        w, g, w if v is None else v, lr, w.numel(), momentum, weight_decay,
-        HAS_MOMENTUM=v is not None, BLOCK=_BLOCK, num_warps=8,
-    )  # fmt: skip
+    ws: Sequence[Tensor], gs: Sequence[Tensor], vs: Sequence[Tensor], lr: Tensor, momentum: float, weight_decay: float
+) -> None:  # fmt: skip
+    """The step, in place, for tensors ``[L, ...]``; ``lr`` is a float32 scalar on the device, ``vs`` may be empty."""
+    for first in range(0, len(ws), _TOGETHER):
+        w, g, v = (tuple(tensors[first : first + _TOGETHER]) for tensors in (ws, gs, vs))
+        sizes = tuple(tensor[0].numel() for tensor in w)
+        firsts = tuple(accumulate((triton.cdiv(size, _BLOCK) for size in sizes), initial=0))
+        _descend[(firsts[-1], len(w[0]))](
+            w, g, v or w, lr, momentum, weight_decay,
+            SIZES=sizes, FIRSTS=firsts, HAS_MOMENTUM=bool(v), BLOCK=_BLOCK, num_warps=8,
+        )  # fmt: skip
