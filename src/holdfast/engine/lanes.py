@@ -38,7 +38,7 @@ from holdfast.engine.trees import (
     leaves,
     stack_like,
     where,
-    write_lane,
+    write_lanes,
 )
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import Task
@@ -69,6 +69,7 @@ class Lanes:
         self.upcoming: Callable[[int], Sequence[Job]] | None = (
             None  # a later round's clients, if they are known
         )
+        self.meanwhile: Callable[[], None] | None = None  # what else can be begun while the GPU is at work
         self.ahead: Layout | None = None  # of the next round, made while the GPU was at work
         self.programs = Programs(self.graphs, self._state)
         self.sent: Tensors = {k: v.detach().clone() for k, v in task.network.params.items()}
@@ -77,6 +78,7 @@ class Lanes:
         self.frozen_buffers = {k: v.clone() for k, v in self.buffers.items()}  # as each client started
         self.momentum = {k: torch.zeros_like(v) for k, v in self.params.items()} if settings.momentum else {}
         self.loss = torch.zeros(lanes, dtype=task.dtype, device=task.device)
+        self.zero = self.loss.new_zeros(())
         self.lr = torch.zeros((), dtype=torch.float64 if task.dtype == torch.float64 else torch.float32,
                               device=task.device)  # fmt: skip
         self.cursor = torch.zeros(1, dtype=torch.int64, device=task.device)
@@ -105,7 +107,7 @@ class Lanes:
         copy_(self.sent, sent.params)
         self.lr.fill_(self.settings.lr_at(sent.round))
         for name, values in layout.arrays.items():
-            self._put(name, torch.from_numpy(values))
+            self._put(name, values)
         self.cursor.zero_()
         starts, ends = {}, {}  # type: dict[int, list[Leg]], dict[int, list[Leg]]
         for leg in legs:
@@ -122,14 +124,22 @@ class Lanes:
             self._program(int((last_step >= at).sum()), bool(layout.padded[at]))()
             if at in epochs:
                 self._end_epoch(epochs[at])
-            if at == max(ends) and self.graphs and self.upcoming is not None:
-                jobs = self.upcoming(sent.round + 1)
-                self.ahead = self._lay_out(sent.round + 1, jobs) if jobs else None
+            if (
+                at == max(ends) // 4 and self.graphs
+            ):  # the GPU has much to do still, which hides what this takes
+                self._look_ahead(sent.round + 1)
             ended = ends.get(at, [])
             rest = [leg for leg in ended if patient and leg.last == last_step[leg.lane]]
             yield from self._leave([leg for leg in ended if leg not in rest])
             resting += rest
         yield from self._leave(resting)
+
+    def _look_ahead(self, round: int) -> None:
+        """What can be done for the next round before this one has ended."""
+        jobs = self.upcoming(round) if self.upcoming is not None else ()
+        self.ahead = self._lay_out(round, jobs) if jobs else None
+        if self.meanwhile is not None:
+            self.meanwhile()
 
     def _take(self, round: int, jobs: Sequence[Job]) -> Layout:
         """The layout of a round: made ahead, or now."""
@@ -144,19 +154,26 @@ class Lanes:
 
     def _lay_out(self, round: int, jobs: Sequence[Job]) -> Layout:
         planned = [self.side.plan(job, round) for job in jobs]
-        return lay_out(round, planned, self.lanes, self.width, self.data.preprocess.augments)
+        layout = lay_out(round, planned, self.lanes, self.width, self.data.preprocess.augments)
+        if "mask" in layout.arrays:
+            layout.arrays["mask"] = layout.arrays["mask"].to(self.task.dtype)
+        if self.graphs:
+            device = self.task.device  # from pinned memory, so that nobody waits for the copy
+            layout.arrays = {
+                name: values.pin_memory().to(device, non_blocking=True)
+                for name, values in layout.arrays.items()
+            }
+        return layout
 
     def _put(self, name: str, values: Tensor) -> None:
         """Copy to the front of a buffer that keeps its place on the device, and grows when it must."""
-        if name == "mask":
-            values = values.to(self.task.dtype)
         held = self.steps.get(name)
         if held is None or len(held) < len(values):
             self.programs.forget()  # they hold the old addresses
             steps = max(len(values) if held is None else int(1.5 * len(values)), self.longest)
             room = (steps, *values.shape[1:])
             held = self.steps[name] = torch.zeros(room, dtype=values.dtype, device=self.task.device)
-        held[: len(values)].copy_(values, non_blocking=True)
+        held[: len(values)].copy_(values)
 
     def _epoch_ends(self, legs: Sequence[Leg]) -> dict[int, list[int]]:
         ends: dict[int, list[int]] = {}
@@ -169,30 +186,30 @@ class Lanes:
 
     def _enter(self, legs: Sequence[Leg], sent: Broadcast) -> None:
         """Start these clients in their lanes."""
-        for leg, started in zip(legs, self.side.start([leg.planned for leg in legs], sent), strict=True):
-            leg.started = started
-            self._fit(started, leg)
-            self._write(started, leg)
+        if not legs:
+            return
+        started = self.side.start([leg.planned for leg in legs], sent)
+        for leg, one in zip(legs, started, strict=True):
+            leg.started = one
+            self._fit(one, leg)
+        self._write(started, [leg.lane for leg in legs])
+        for leg, one in zip(legs, started, strict=True):
+            for name, values in one.tables.items():
+                self.tables[name][leg.row : leg.row + len(values)].copy_(values)
 
-    def _write(self, started: Started, leg: Leg) -> None:
-        lane = leg.lane
-        write = [(self.params, started.params), (self.buffers, started.client.buffers)]
-        if started.teachers:
-            write.append((self.frozen_buffers, started.client.buffers))
-        if started.momentum:
-            write.append((self.momentum, started.momentum))
-        elif self.momentum:
-            torch._foreach_zero_([m[lane] for m in self.momentum.values()])
-        for target, source in write:
-            if target:
-                torch._foreach_copy_([target[k][lane] for k in target], [source[k] for k in target])
-        write_lane(self.carry, started.carry, lane)
-        for name, weights in started.teachers.items():
-            if name in self.teachers:
-                write_lane(self.teachers[name], weights, lane)
-        for name, values in started.tables.items():
-            self.tables[name][leg.row : leg.row + len(values)].copy_(values)
-        self.loss[lane] = 0
+    def _write(self, started: Sequence[Started], lanes: Sequence[int]) -> None:
+        """Put what these clients begin with into their lanes."""
+        buffers = [one.client.buffers for one in started]
+        write_lanes(self.params, [one.params for one in started], lanes)
+        write_lanes(self.buffers, buffers, lanes)
+        write_lanes(self.carry, [one.carry for one in started], lanes)
+        if started[0].teachers:
+            write_lanes(self.frozen_buffers, buffers, lanes)
+        for name in self.teachers:
+            write_lanes(self.teachers[name], [one.teachers[name] for one in started], lanes)
+        still = dict.fromkeys(self.momentum, self.zero)
+        write_lanes(self.momentum, [one.momentum or still for one in started], lanes)
+        write_lanes({"loss": self.loss}, [{"loss": self.zero}] * len(lanes), lanes)
 
     def _fit(self, started: Started, leg: Leg) -> None:
         """Make room for what this client carries; shapes are the same for every client of a method."""
@@ -217,12 +234,12 @@ class Lanes:
         if not legs:
             return
         sums = torch.stack([v.sum(tuple(range(1, v.dim()))) for v in self.params.values()]).sum(0)
+        kept = (self.params, self.buffers, self.momentum)
+        trained = [[{k: v[leg.lane] for k, v in tensors.items()} for tensors in kept] for leg in legs]
         finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # here the GPU is waited for
-        for leg in legs:
+        for leg, (params, buffers, momentum) in zip(legs, trained, strict=True):
             assert leg.started is not None
             lane = leg.lane
-            kept = (self.params, self.buffers, self.momentum)
-            params, buffers, momentum = ({k: v[lane] for k, v in tensors.items()} for tensors in kept)
             carry = copy_of_lane(self.carry, lane)  # may go into what is sent, which outlives the lane
             loss = losses[lane] / (leg.last - leg.first + 1)
             yield self.side.finish(leg.started, params, buffers, momentum, carry, loss, finite[lane])

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from holdfast.engine.local import Planned, Started
 
@@ -44,12 +46,12 @@ def assign_lanes(planned: Sequence[Planned], lanes: int) -> list[Leg]:
 
 @dataclass(eq=False)
 class Layout:
-    """A round's clients in their lanes, and every lane's batches, step by step, still on the host."""
+    """A round's clients in their lanes, and every lane's batches, step by step."""
 
     round: int
     planned: list[Planned]
     legs: list[Leg]
-    arrays: dict[str, np.ndarray]  # each [steps, lanes, ...]
+    arrays: dict[str, Tensor]  # each [steps, lanes, ...]
     padded: np.ndarray  # [steps] bool: whether any lane's batch is filled up
 
 
@@ -81,4 +83,6 @@ def lay_out(round: int, planned: list[Planned], lanes: int, width: int, augments
         arrays["mask"] = mask
     if augments:
         arrays["draws"] = draws
-    return Layout(round, planned, legs, arrays, padded)
+    return Layout(
+        round, planned, legs, {name: torch.from_numpy(values) for name, values in arrays.items()}, padded
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,12 +61,18 @@ class Gathered:
 
 @dataclass(eq=False)
 class Launched:
-    """A round whose new model may still be under test."""
+    """A round whose new model is still to be tested, or under test."""
 
     record: dict[str, Any]
-    testing: Testing | None
+    begin_test: Callable[[], Testing] | None
     seconds: float  # that it took so far
     examined: float  # of them, spent on tests that are done
+    testing: Testing | None = None
+
+    def test(self) -> None:
+        """Have the new model tested if it should be, once; on a GPU without waiting for it."""
+        if self.testing is None and self.begin_test is not None:
+            self.testing = self.begin_test()
 
 
 class Loop:
@@ -94,9 +101,11 @@ class Loop:
         self.stream = StreamTests(self, side) if federation.schedule is not None else None
         self.probe_batch = probe_batch
         self._counted: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
         self.picture: dict[str, Any] | None = None  # the last probe's, for the report
         if isinstance(engine, Lanes):
-            engine.upcoming = self.upcoming
+            engine.upcoming, engine.meanwhile = self.upcoming, self._test_last
+        self._last: Launched | None = None
 
     # Who takes part -------------------------------------------------------------------------------------
 
@@ -133,9 +142,12 @@ class Loop:
 
     def _draw(self, round: int) -> tuple[np.ndarray, np.ndarray]:
         """Who trains in a round, and who was sampled but drops out."""
-        sampled = self.participants(round)
-        lost = generator(self.settings.seed, "dropout", round).random(len(sampled)) < self.settings.dropout
-        return sampled[~lost], sampled[lost]
+        if self._drawn is None or self._drawn[0] != round:
+            sampled = self.participants(round)
+            drawn = generator(self.settings.seed, "dropout", round).random(len(sampled))
+            lost = drawn < self.settings.dropout
+            self._drawn = (round, sampled[~lost], sampled[lost])
+        return self._drawn[1], self._drawn[2]
 
     def upcoming(self, round: int) -> list[Job]:
         """The clients of a later round, as far as they can be known now."""
@@ -151,7 +163,7 @@ class Loop:
         return self.settle(self.launch(number))
 
     def launch(self, number: int) -> Launched:
-        """Do one round, but on a GPU leave it while it still tests the new model.
+        """Do one round, but do not test its new model yet: a GPU does that in the midst of the next round.
 
         Rounds must be settled in their order, and before the next is launched where local models are tested: what
         they forgot is told against what the global model knew.
@@ -190,12 +202,14 @@ class Loop:
             self.picture = probe.picture() if number == settings.rounds else None
         examined = local.seconds + time.perf_counter() - trained
         tested = number % settings.evaluate_every == 0 or number == settings.rounds
-        testing = self._begin_test(self.test) if tested else None
-        return Launched(record, testing, time.perf_counter() - began, examined)
+        begin_test = partial(self._begin_test, self.test, replace(self.server)) if tested else None
+        self._last = Launched(record, begin_test, time.perf_counter() - began, examined)
+        return self._last
 
     def settle(self, launched: Launched) -> dict[str, Any]:
         """The record of a round, when its tests are done."""
         began = time.perf_counter()
+        launched.test()
         record, testing, tested = launched.record, launched.testing, launched.examined
         if testing is not None:
             record |= self._compare(testing.wait())
@@ -284,10 +298,15 @@ class Loop:
 
     def evaluate_global(self, test: TestSet | None = None) -> Evaluation:
         """Test the global model, on the whole test set by default."""
-        return self._begin_test(test or self.test).wait()
+        return self._begin_test(test or self.test, self.server).wait()
 
-    def _begin_test(self, test: TestSet) -> Testing:
-        method, server = self.method, self.server
+    def _test_last(self) -> None:
+        """Have the last round's model tested now, if it is not yet."""
+        if self._last is not None:
+            self._last.test()
+
+    def _begin_test(self, test: TestSet, server: Server) -> Testing:
+        method = self.method
         return test.begin(method.generic(server), server.buffers, lambda out: method.predict(out, server))
 
     def seen(self) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -101,13 +101,17 @@ def stack_like(tree: Tree, lanes: int) -> Tree:
     }
 
 
-def write_lane(stacked: Tree, tree: Tree, lane: int) -> None:
-    """Write a tree into one lane."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            write_lane(stacked[key], value, lane)
+def write_lanes(stacked: Tree, trees: Sequence[Tree], lanes: Sequence[int]) -> None:
+    """Write each tree into its lane; a leaf that neighbouring lanes share, in one go."""
+    first, last = min(lanes), max(lanes)
+    for key, one in trees[0].items():
+        values = [tree[key] for tree in trees]
+        if isinstance(one, dict):
+            write_lanes(stacked[key], values, lanes)
+        elif last - first == len(lanes) - 1 and all(value is one for value in values):
+            stacked[key][first : last + 1].copy_(one)
         else:
-            stacked[key][lane].copy_(value)
+            torch._foreach_copy_([stacked[key][lane] for lane in lanes], values)
 
 
 def copy_of_lane(stacked: Tree, lane: int) -> Tree:
