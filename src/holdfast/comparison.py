@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,24 +85,34 @@ def compare(
     runs: dict[str, dict[int, Records]] = {name: {} for name in methods}
     paths = []
     dataset: Dataset | None = None
-    for seed in chosen:
-        federation: Federation | None = None
-        for name, variant in variants.items():
-            one = replace(variant, seed=seed)
-            path = None if out is None else Path(out) / _folder(name) / f"seed-{seed}"
-            if path is not None:
-                paths.append(path)
-            if path is not None and _finished(path, one):
-                runs[name][seed] = RunDirectory.open(path).records()
-                continue
-            if on_start is not None:
-                on_start(name, seed)
-            if federation is None:
-                dataset = dataset if dataset is not None and one.data_is_fixed else one.load_data()
-                federation = one.build_federation(dataset)
-            resume = path is not None and (path / "experiment.yaml").exists()
-            run = one.run(path, resume=resume, federation=federation, on_round=on_round)
-            runs[name][seed] = run.records
+    written: list[Future[None]] = []
+    with ThreadPoolExecutor(max_workers=1) as writer:  # one run's files are written while the next one trains
+
+        def write(close: Callable[[], None]) -> None:
+            written.append(writer.submit(close))
+            for before in written[:-1]:
+                before.result()  # or what went wrong
+
+        for seed in chosen:
+            federation: Federation | None = None
+            for name, variant in variants.items():
+                one = replace(variant, seed=seed)
+                path = None if out is None else Path(out) / _folder(name) / f"seed-{seed}"
+                if path is not None:
+                    paths.append(path)
+                if path is not None and _finished(path, one):
+                    runs[name][seed] = RunDirectory.open(path).records()
+                    continue
+                if on_start is not None:
+                    on_start(name, seed)
+                if federation is None:
+                    dataset = dataset if dataset is not None and one.data_is_fixed else one.load_data()
+                    federation = one.build_federation(dataset)
+                resume = path is not None and (path / "experiment.yaml").exists()
+                run = one.run(path, resume=resume, federation=federation, on_round=on_round, hand_over=write)
+                runs[name][seed] = run.records
+    for each in written:
+        each.result()
     if target is None:
         best = max(np.mean([max(_accuracy(r)) for r in of_method.values()]) for of_method in runs.values())
         target = TARGET_SHARE * float(best)

@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError, unknown
 if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset
     from holdfast.data.federation import Federation
-    from holdfast.training import Run, Tracker
+    from holdfast.training import HandOver, Run, Tracker
 
 RECORDED = ("hash", "shape", "classes", "versions", "machine")
 """What a run adds to its experiment.yaml: found, not asked for."""
@@ -225,11 +225,12 @@ class Experiment(Settings):
         federation: Federation | None = None,
         trackers: Iterable[Tracker] = (),
         on_round: Callable[[dict[str, Any]], None] | None = None,
+        hand_over: HandOver | None = None,
     ) -> Run:
         """Train, and keep what comes of it in the directory ``out``.
 
         ``resume`` continues what lies there. ``federation`` is what `build_federation` gave, where several
-        runs share it. ``trackers`` and ``on_round`` are told of every round.
+        runs share it. ``trackers`` and ``on_round`` are told of every round; ``hand_over`` as in `holdfast.train`.
         """
         from holdfast.methods.registry import method_from
         from holdfast.models.registry import ModelSpec
@@ -248,6 +249,7 @@ class Experiment(Settings):
             experiment={key: written[key] for key in asked},
             trackers=trackers,
             on_round=on_round,
+            hand_over=hand_over,
         )
 
     @property

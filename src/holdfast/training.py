@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,9 +40,15 @@ from holdfast.models.registry import ModelSpec
 from holdfast.random import generator
 from holdfast.runs import Checkpoint, RunDirectory
 from holdfast.runs.metrics_file import plain
+from holdfast.runs.tensors import State
 
 CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
+
+HandOver = Callable[[Callable[[], None]], object]
+Snapshot = tuple[
+    int, State, dict[str, Any], Mapping[int, State]
+]  # as `RunDirectory.save_checkpoint` takes it
 
 
 class Tracker(Protocol):
@@ -149,6 +156,7 @@ def train(
     experiment: Mapping[str, Any] | None = None,
     trackers: Iterable[Tracker] = (),
     on_round: Callable[[dict[str, Any]], None] | None = None,
+    hand_over: HandOver | None = None,
 ) -> Run:
     """Train ``model`` with ``method`` across the clients of ``federation``.
 
@@ -166,7 +174,8 @@ def train(
     With ``out`` the run is written to that directory and survives being killed: call again with ``resume=True``
     (and the same arguments), or ``holdfast resume``. ``local_test`` is the number of test samples for each local
     model (default: all on a GPU, 100 on a CPU). ``on_round`` is called with each round's record. ``experiment``
-    says what experiment.yaml should say of the data beyond what the federation knows of itself.
+    says what experiment.yaml should say of the data beyond what the federation knows of itself. ``hand_over`` is
+    given what writes the end of the run to the disk, for another thread to call while this one goes on.
     """
     settings = Settings(
         rounds=rounds,
@@ -194,7 +203,7 @@ def train(
         address=address, norm=norm, classifier=classifier,
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
-    return training.run(described, out, resume, list(trackers), on_round)
+    return training.run(described, out, resume, list(trackers), on_round, hand_over)
 
 
 class Training:
@@ -337,8 +346,12 @@ class Training:
         resume: bool = False,
         trackers: Sequence[Tracker] = (),
         on_round: Callable[[dict[str, Any]], None] | None = None,
+        hand_over: HandOver | None = None,
     ) -> Run:
-        """Train, from the start or from the last checkpoint in ``out``."""
+        """Train, from the start or from the last checkpoint in ``out``.
+
+        ``hand_over`` is given what writes the end of the run to the disk, for another thread to call.
+        """
         with ExitStack() as stack:
             directory, checkpoint, records = None, None, []
             if out is not None:
@@ -366,23 +379,27 @@ class Training:
                 if directory is not None:
                     directory.append(record)
                     if save:
-                        _save(directory, loop, memories)
+                        memories.committed(directory.save_checkpoint(*_snapshot(loop, memories)))
                 for tracker in trackers:
                     tracker.log(record)
                 if on_round is not None:
                     on_round(record)
 
-            self._rounds(loop, len(records) + 1, keep)
+            done = len(records)
+            self._rounds(loop, done + 1, keep)
             model = self._final_model(loop)
             if directory is not None and loop.picture is not None:
                 (directory.path / "probe.json").write_text(json.dumps(loop.picture) + "\n", encoding="utf-8")
+            run = Run(experiment, records, model, None, peak_bytes(self.device))
             if directory is not None:
-                directory.save_model(model.state_dict())
-            path = None if directory is None else directory.path
-            return Run(experiment, records, model, path, peak_bytes(self.device))
+                run.path = directory.path
+                last = _snapshot(loop, memories) if len(records) > done else None
+                close = partial(_close, directory, last, model.state_dict(), stack.pop_all())
+                close() if hand_over is None else hand_over(close)
+            return run
 
     def _rounds(self, loop: Loop, first: int, keep: Callable[[Launched, bool], None]) -> None:
-        """Do the rounds; ``keep`` takes each in turn, and whether a checkpoint is due.
+        """Do the rounds; ``keep`` takes each in turn, and whether a checkpoint is due: after the last it is not.
 
         A GPU begins the next round first, since it may still be testing, unless a checkpoint is due.
         """
@@ -393,7 +410,7 @@ class Training:
                 while waiting:
                     keep(waiting.pop(), False)
                 late = time.monotonic() - saved >= self.settings.checkpoint_seconds
-                if late or number == self.settings.rounds:
+                if late and number < self.settings.rounds:
                     keep(launched, True)
                     saved = time.monotonic()
                 elif self._runs_ahead:
@@ -456,15 +473,24 @@ class Training:
         return net.cpu().eval()
 
 
-def _save(directory: RunDirectory, loop: Loop, memories: Memories) -> None:
+def _snapshot(loop: Loop, memories: Memories) -> Snapshot:
+    """What a checkpoint holds: the round, tensors on the host, nothing else, and what clients remember."""
     server = loop.server
     tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
+    tensors = {k: v.cpu() for k, v in tensors.items()}
     tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.seen().items()}
     # Nobody trains again after the last round: what is still of use then are models of the clients' own.
     own_models = loop.method.overrides("start") or loop.method.overrides("personal")
     wanted = server.round < loop.settings.rounds or own_models
-    saved = directory.save_checkpoint(server.round, tensors, {}, memories.changed() if wanted else {})
-    memories.committed(saved)
+    return server.round, tensors, {}, memories.changed() if wanted else {}
+
+
+def _close(directory: RunDirectory, last: Snapshot | None, model: State, opened: ExitStack) -> None:
+    """Write the last checkpoint and the final model, and let go of the directory."""
+    with opened:
+        if last is not None:
+            directory.save_checkpoint(*last)
+        directory.save_model(model)
 
 
 def _restore(loop: Loop, checkpoint: Checkpoint, device: torch.device) -> None:
