@@ -134,12 +134,37 @@ def test_samples_are_read_as_preprocessing_says(preprocess, stored):
     rng = np.random.default_rng()
     x = torch.from_numpy(rng.integers(0, 256, (20, 3, 12, 10))).to("cuda", stored)
     y = torch.from_numpy(rng.integers(0, 10, 20)).cuda()
-    ids = torch.from_numpy(rng.integers(0, 20, (2, 9))).cuda()[:, :7]  # with others behind them, as in a step
-    draws = torch.from_numpy(preprocess.draw(rng, 14, (3, 12, 10))).cuda() if preprocess.augments else None
-    want = preprocess(x.index_select(0, ids.reshape(-1)), draws).view(2, 7, 3, 12, 10)
-    samples, labels = read(x, y, ids, draws, preprocess)
+    places = torch.from_numpy(rng.integers(0, 20, (4, 3, 16))).cuda()  # ids, rows of tables, epoch and key
+    mask = torch.from_numpy(rng.integers(0, 2, (4, 3, 7))).to("cuda", torch.float32)
+    drawn = preprocess.draw(rng, 4 * 3 * 7, (3, 12, 10)) if preprocess.augments else None
+    draws = None if drawn is None else torch.from_numpy(drawn.reshape(4, 3, 7, 5)).cuda()
+    cursor = torch.tensor([2], device="cuda")
+    ids = places[2, :2, :7]
+    used = None if draws is None else draws[2, :2].reshape(-1, 5)
+    want = preprocess(x.index_select(0, ids.reshape(-1)), used).view(2, 7, 3, 12, 10)
+    samples, labels, rows, real, epoch, key = read(x, y, cursor, places, mask, draws, 2, preprocess)
     assert torch.allclose(samples, want, rtol=1e-6, atol=1e-4)
     assert torch.equal(labels, y[ids])
+    assert torch.equal(rows, places[2, :2, 7:14])
+    assert torch.equal(real, mask[2, :2])
+    assert torch.equal(torch.stack([epoch, key], 1), places[2, :2, 14:])
+    assert read(x, y, cursor, places, None, draws, 2, preprocess)[3].shape == (2, 0)
+
+
+@pytest.mark.parametrize("lanes", [1, 5])
+def test_losses_and_steps_are_counted(lanes):
+    from holdfast.kernels.count import count_
+
+    total, loss, cursor = (
+        torch.randn(7, device="cuda"),
+        torch.randn(lanes, device="cuda"),
+        torch.tensor([3]).cuda(),
+    )
+    want = total.clone()
+    want[:lanes] += loss
+    count_(total, loss, cursor)
+    assert torch.equal(total, want)
+    assert cursor.item() == 4
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -271,11 +271,9 @@ class Lanes:
                 new, loss, fresh = vmap(self._whole_step)(params, buffers, carry, *lanes)
                 copy_(params, new)
                 copy_(buffers, fresh)
-                self.loss[:n] += loss
-                self.cursor += 1
+                self._count(loss)
                 return
             grads, loss, features, logits, fresh = vmap(self._gradient)(params, buffers, carry, *lanes)
-            self.loss[:n] += loss
             copy_(buffers, fresh)
             momentum = {k: v[:n] for k, v in self.momentum.items()}
             if method.overrides("rate"):
@@ -296,37 +294,52 @@ class Lanes:
                 new, kept = vmap(self._after_step)(params, features, logits, carry, *lanes)
                 copy_(params, new)
                 copy_(carry, kept)
-            self.cursor += 1
+            self._count(loss)
 
     def _batches(self, n: int, masked: bool) -> tuple[Any, ...]:
         """This step's samples, labels, masks, epochs, dropout keys, tables and teachers, lane by lane."""
-        at = {name: values.index_select(0, self.cursor)[0, :n] for name, values in self.steps.items()
-              if name != "mask" or masked}  # fmt: skip
-        places = at["places"]
-        epoch, key = places[:, -2], places[:, -1]
-        draws = at["draws"].reshape(-1, 5) if self.data.preprocess.augments else None
-        x, y = self._read(places[:, : self.width], draws)
+        x, y, rows, mask, epoch, key = self._read(n, masked)
         tables = {}
         if self.tables:
-            rows = places[:, self.width : 2 * self.width].reshape(-1)
+            flat = rows.reshape(-1)
             tables = {
-                k: v.index_select(0, rows).view(n, self.width, *v.shape[1:]) for k, v in self.tables.items()
+                k: v.index_select(0, flat).view(n, self.width, *v.shape[1:]) for k, v in self.tables.items()
             }
         teachers = {name: {k: v[:n] for k, v in w.items()} for name, w in self.teachers.items()}
         frozen = {k: v[:n] for k, v in self.frozen_buffers.items()}
-        mask = at["mask"] if masked else x.new_empty((n, 0))
         return x, y, mask, epoch, key, tables, teachers, frozen
 
-    def _read(self, ids: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Samples, ready for the model, and labels by ids ``[n, B]``."""
-        data = self.data
+    def _read(self, n: int, masked: bool) -> tuple[Tensor, ...]:
+        """Samples, ready for the model, labels, rows of tables and mask ``[n, B]``, epoch and dropout key ``[n]``."""
+        data, steps, augments = self.data, self.steps, self.data.preprocess.augments
         if self.task.network.uses_kernels and data.x.dim() == 4 and data.x.is_contiguous():
             from holdfast.kernels.read import read
 
-            return read(data.x, data.y, ids, draws, data.preprocess)
+            return read(
+                data.x, data.y, self.cursor, steps["places"], steps["mask"] if masked else None,
+                steps["draws"] if augments else None, n, data.preprocess,
+            )  # fmt: skip
+        at = {name: values.index_select(0, self.cursor)[0, :n] for name, values in steps.items()
+              if name != "mask" or masked}  # fmt: skip
+        places, width = at["places"], self.width
+        ids, rows = places[:, :width], places[:, width : 2 * width]
         flat = ids.reshape(-1)
-        x = data.preprocess(data.x.index_select(0, flat), draws, dtype=data.dtype)
-        return x.view(*ids.shape, *x.shape[1:]), data.y.index_select(0, flat).view(ids.shape)
+        x = data.preprocess(
+            data.x.index_select(0, flat), at["draws"].reshape(-1, 5) if augments else None, dtype=data.dtype
+        )
+        y = data.y.index_select(0, flat).view(ids.shape)
+        mask = at["mask"] if masked else x.new_empty((n, 0))
+        return x.view(*ids.shape, *x.shape[1:]), y, rows, mask, places[:, -2], places[:, -1]
+
+    def _count(self, loss: Tensor) -> None:
+        """The step is done: losses ``[n]`` are added up, and the next step is next."""
+        if self.task.network.uses_kernels:
+            from holdfast.kernels.count import count_
+
+            count_(self.loss, loss, self.cursor)
+        else:
+            self.loss[: len(loss)] += loss
+            self.cursor += 1
 
     def _batch(
         self, x: Tensor, y: Tensor, mask: Tensor, epoch: Tensor, key: Tensor, tables: Tensors,
