@@ -32,8 +32,8 @@ from holdfast.engine.sequential import split_extra
 from holdfast.engine.settings import Settings
 from holdfast.engine.trees import (
     changes,
+    copies_of_lanes,
     copy_,
-    copy_of_lane,
     first_lanes,
     leaves,
     stack_like,
@@ -236,11 +236,13 @@ class Lanes:
         sums = torch.stack([v.sum(tuple(range(1, v.dim()))) for v in self.params.values()]).sum(0)
         kept = (self.params, self.buffers, self.momentum)
         trained = [[{k: v[leg.lane] for k, v in tensors.items()} for tensors in kept] for leg in legs]
+        carried = copies_of_lanes(
+            self.carry, [leg.lane for leg in legs]
+        )  # may go into what outlives the lane
         finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # here the GPU is waited for
-        for leg, (params, buffers, momentum) in zip(legs, trained, strict=True):
+        for leg, (params, buffers, momentum), carry in zip(legs, trained, carried, strict=True):
             assert leg.started is not None
             lane = leg.lane
-            carry = copy_of_lane(self.carry, lane)  # may go into what is sent, which outlives the lane
             loss = losses[lane] / (leg.last - leg.first + 1)
             yield self.side.finish(leg.started, params, buffers, momentum, carry, loss, finite[lane])
 

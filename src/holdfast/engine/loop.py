@@ -355,8 +355,9 @@ def flaw(result: Result, server: Server) -> str | None:
     # The engine has looked at the trained parameters, which most methods share as they are.
     shared = {} if result.shared is result.params else result.shared
     told = {"shared": shared, "buffers": result.buffers, "sums": result.sums}
-    sums = [v.sum() for _, v in leaves(told) if v.is_floating_point()]
-    finite = result.finite and (not sums or bool(torch.isfinite(torch.stack(sums).sum())))
+    values = [v for _, v in leaves(told) if v.is_floating_point() and v.numel()]
+    largest = torch.stack(torch._foreach_norm(values, float("inf"))) if values else torch.zeros(())
+    finite = result.finite and bool(torch.isfinite(largest).all())
     return None if finite else "not finite"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,14 +34,23 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
 
 def add_(total: Tree, other: Tree) -> Tree:
     """Add ``other`` to ``total`` leaf by leaf, in place; an empty total takes a copy."""
+    known, values = list[Tensor](), list[Tensor]()
+    _meet(total, other, known, values)
+    if known:
+        torch._foreach_add_(known, values)
+    return total
+
+
+def _meet(total: Tree, other: Tree, known: list[Tensor], values: list[Tensor]) -> None:
+    """List the leaves that both have; those that are new to ``total`` are copied there."""
     for key, value in other.items():
         if isinstance(value, dict):
-            add_(total.setdefault(key, {}), value)
+            _meet(total.setdefault(key, {}), value, known, values)
         elif key in total:
-            total[key] += value
+            known.append(total[key])
+            values.append(value)
         else:
             total[key] = value.clone()
-    return total
 
 
 def detached(tree: Tree, device: torch.device | str) -> Tree:
@@ -114,9 +124,21 @@ def write_lanes(stacked: Tree, trees: Sequence[Tree], lanes: Sequence[int]) -> N
             torch._foreach_copy_([stacked[key][lane] for lane in lanes], values)
 
 
-def copy_of_lane(stacked: Tree, lane: int) -> Tree:
-    """One lane's tree, in memory of its own."""
-    return {k: copy_of_lane(v, lane) if isinstance(v, dict) else v[lane].clone() for k, v in stacked.items()}
+def copies_of_lanes(stacked: Tree, lanes: Sequence[int]) -> list[Tree]:
+    """Each lane's tree, in memory that no lane uses; neighbours are copied in one go."""
+    first, last = min(lanes), max(lanes)
+    copies: list[Tree] = [{} for _ in lanes]
+    for key, value in stacked.items():
+        if isinstance(value, dict):
+            parts: list[Any] = copies_of_lanes(value, lanes)
+        elif last - first == len(lanes) - 1:
+            together = value[first : last + 1].clone()
+            parts = [together[lane - first] for lane in lanes]
+        else:
+            parts = [value[lane].clone() for lane in lanes]
+        for copy, part in zip(copies, parts, strict=True):
+            copy[key] = part
+    return copies
 
 
 def first_lanes(stacked: Tree, n: int) -> Tree:
