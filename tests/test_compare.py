@@ -134,3 +134,22 @@ def test_everyone_gets_public_data_when_one_method_needs_it(tmp_path):
 def test_comparisons_that_cannot_be_made(methods, seeds, sentence):
     with pytest.raises(hf.HoldfastError, match=sentence):
         hf.compare(methods, EXPERIMENT, seeds)
+
+
+def test_a_run_that_cannot_be_written_stops_the_comparison(tmp_path, monkeypatch):
+    saved = []
+
+    def full(self, tensors):
+        saved.append(self.path.parent.name)
+        raise hf.HoldfastError(f"{self.path} cannot be written: the disk is full")
+
+    monkeypatch.setattr(RunDirectory, "save_model", full)
+    with pytest.raises(hf.HoldfastError, match=r"fedavg.*the disk is full"):
+        hf.compare(["fedavg", "fedprox:mu=1", "fedntd"], EXPERIMENT, 1, out=tmp_path)
+    assert saved == [
+        "fedavg",
+        "fedprox-mu=1",
+    ]  # the next run was over when the first one's end was waited for
+    monkeypatch.undo()
+    found = hf.compare(["fedavg", "fedprox:mu=1", "fedntd"], EXPERIMENT, 1, out=tmp_path)  # goes on
+    assert all(RunDirectory.open(path).finished for path in found.paths)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from threading import Thread
 from typing import ClassVar
 
 import numpy as np
@@ -34,6 +35,17 @@ def test_ten_lines(federation):
     for label in range(10):
         ours = (predicted[DIGITS.y_test == label] == label).float().mean()
         assert float(ours) == pytest.approx(run.class_accuracy[-1, label])
+
+
+def test_methods_and_models_may_be_written_as_on_the_command_line(federation):
+    made, written = (
+        hf.train(method, model, federation, **SMALL)
+        for method, model in ((hf.FedProx(mu=0.5), hf.models.mlp(8)), ("fedprox:mu=0.5", "mlp:8"))
+    )
+    for one, other in zip(made.model.parameters(), written.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(hf.HoldfastError, match="did you mean fedprox"):
+        hf.train("fedproxx", "linear", federation, **SMALL)
 
 
 def test_forgetting_is_best_minus_final(federation):
@@ -263,6 +275,27 @@ def test_a_round_that_begins_while_the_last_one_is_tested_changes_nothing(federa
     assert told == ahead.records == RunDirectory.open(tmp_path / "run").records()
     for one, other in zip(ahead.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_the_end_of_a_run_may_be_written_by_another_thread(federation, tmp_path):
+    handed = []
+    run = hf.train(
+        hf.FedAvg(), "linear", federation, rounds=2, lr=0.1, out=tmp_path / "run", hand_over=handed.append
+    )
+    directory = RunDirectory.open(tmp_path / "run")
+    assert len(directory.records()) == len(run.records) == 2
+    assert not directory.finished
+    with pytest.raises(hf.HoldfastError, match="in use by process"), directory.lock():
+        pass
+    thread = Thread(target=handed.pop())
+    thread.start()
+    thread.join()
+    assert directory.finished
+    assert directory.load_checkpoint().round == 2
+    with directory.lock():
+        pass
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(directory.load_model()[name], value)
 
 
 def test_a_round_still_under_test_is_kept_when_the_next_one_fails(federation, tmp_path, monkeypatch):

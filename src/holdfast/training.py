@@ -35,8 +35,9 @@ from holdfast.errors import HoldfastError
 from holdfast.memories import Memories
 from holdfast.methods.base import Method, Server, Tree, check_public
 from holdfast.methods.context import Task
+from holdfast.methods.registry import parse_method
 from holdfast.models.network import Network, NormPolicy
-from holdfast.models.registry import ModelSpec
+from holdfast.models.registry import ModelSpec, parse_model
 from holdfast.random import generator
 from holdfast.runs import Checkpoint, RunDirectory
 from holdfast.runs.metrics_file import plain
@@ -46,9 +47,7 @@ CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run 
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
 
 HandOver = Callable[[Callable[[], None]], object]
-Snapshot = tuple[
-    int, State, dict[str, Any], Mapping[int, State]
-]  # as `RunDirectory.save_checkpoint` takes it
+Snapshot = tuple[int, State, dict[str, Any], Mapping[int, State]]  # what `save_checkpoint` takes
 
 
 class Tracker(Protocol):
@@ -121,8 +120,8 @@ class Run:
 
 
 def train(
-    method: Method,
-    model: ModelSpec | nn.Module,
+    method: Method | str,
+    model: ModelSpec | nn.Module | str,
     federation: Federation,
     *,
     rounds: int,
@@ -166,10 +165,11 @@ def train(
     first, as where its optimiser lives on. The same ``seed`` on the same engine gives the same bits.
 
     ``model`` is one of ``holdfast.models`` or any ``torch.nn.Module`` that ends in a Linear layer; ``classifier``
-    names that layer if it is not the last Linear. ``norm`` is what happens to BatchNorm: ``average``, ``local``
-    or ``drop``. ``lanes`` is how many clients train side by side on the ``lanes`` engine, ``address`` where
-    the cluster of the ``ray`` engine is. With ``deadline`` a round closes after so many seconds of training
-    without those still at work; one with fewer than ``min_clients`` usable updates stops the run.
+    names that layer if it is not the last Linear. Method and model may be written as on the command line:
+    ``"fedntd:beta=2"``, ``"mlp:64,64"``. ``norm`` is what happens to BatchNorm: ``average``, ``local`` or ``drop``.
+    ``lanes`` is how many clients train side by side on the ``lanes`` engine, ``address`` where the cluster of the
+    ``ray`` engine is. With ``deadline`` a round closes after so many seconds of training without those still at work;
+    one with fewer than ``min_clients`` usable updates stops the run.
 
     With ``out`` the run is written to that directory and survives being killed: call again with ``resume=True``
     (and the same arguments), or ``holdfast resume``. ``local_test`` is the number of test samples for each local
@@ -198,6 +198,8 @@ def train(
         probe=probe,
         checkpoint_seconds=checkpoint_seconds,
     )
+    method = parse_method(method) if isinstance(method, str) else method
+    model = parse_model(model) if isinstance(model, str) else model
     training = Training(
         method, model, federation, settings, engine=engine, device=device, precision=precision, lanes=lanes,
         address=address, norm=norm, classifier=classifier,

@@ -124,9 +124,7 @@ class Lanes:
             self._program(int((last_step >= at).sum()), bool(layout.padded[at]))()
             if at in epochs:
                 self._end_epoch(epochs[at])
-            if (
-                at == max(ends) // 4 and self.graphs
-            ):  # the GPU has much to do still, which hides what this takes
+            if at == max(ends) // 4 and self.graphs:
                 self._look_ahead(sent.round + 1)
             ended = ends.get(at, [])
             rest = [leg for leg in ended if patient and leg.last == last_step[leg.lane]]
@@ -135,7 +133,7 @@ class Lanes:
         yield from self._leave(resting)
 
     def _look_ahead(self, round: int) -> None:
-        """What can be done for the next round before this one has ended."""
+        """What can be done for the next round while the GPU still has much of this one to do, which hides it."""
         jobs = self.upcoming(round) if self.upcoming is not None else ()
         self.ahead = self._lay_out(round, jobs) if jobs else None
         if self.meanwhile is not None:
@@ -236,9 +234,7 @@ class Lanes:
         sums = torch.stack([v.sum(tuple(range(1, v.dim()))) for v in self.params.values()]).sum(0)
         kept = (self.params, self.buffers, self.momentum)
         trained = [[{k: v[leg.lane] for k, v in tensors.items()} for tensors in kept] for leg in legs]
-        carried = copies_of_lanes(
-            self.carry, [leg.lane for leg in legs]
-        )  # may go into what outlives the lane
+        carried = copies_of_lanes(self.carry, [leg.lane for leg in legs])  # it may outlive the lane
         finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # here the GPU is waited for
         for leg, (params, buffers, momentum), carry in zip(legs, trained, carried, strict=True):
             assert leg.started is not None
