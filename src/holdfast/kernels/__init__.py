@@ -31,7 +31,8 @@ def remember(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> None:
 
 
 def _note(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> Path:
-    layers = [str(module) for module in net.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
+    kinds = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm2d)
+    layers = [str(module) for module in net.modules() if isinstance(module, kinds)]
     source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     what = repr((layers, shape, batch_size, torch.__version__)).encode() + source
     root = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
