@@ -356,8 +356,10 @@ def flaw(result: Result, server: Server) -> str | None:
     shared = {} if result.shared is result.params else result.shared
     told = {"shared": shared, "buffers": result.buffers, "sums": result.sums}
     values = [v for _, v in leaves(told) if v.is_floating_point() and v.numel()]
-    largest = torch.stack(torch._foreach_norm(values, float("inf"))) if values else torch.zeros(())
-    finite = result.finite and bool(torch.isfinite(largest).all())
+    finite = result.finite
+    if finite and values:
+        largest = torch.stack(torch._foreach_norm(values, float("inf")))
+        finite = bool(torch.isfinite(largest).all())
     return None if finite else "not finite"
 
 
