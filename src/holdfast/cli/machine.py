@@ -162,7 +162,9 @@ def _paths(cuda: bool) -> dict[str, str]:
         "recorded steps": "not used: CUDA graphs are"
         if cuda
         else "active: a step of lanes is recorded once and replayed without vmap",
-        "kernels": "active: own convolutions, norms and descent for lanes" if kernels is None else f"not used: {kernels}",
+        "kernels": "active: own convolutions and norms for lanes"
+        if kernels is None
+        else f"not used: {kernels}",
         "channels last": "not used: a layout for CPUs"
         if cuda
         else "active: convolutions one client after another",
