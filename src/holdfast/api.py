@@ -31,8 +31,9 @@ from holdfast.experiment import Experiment
 from holdfast.methods import *  # noqa: F403
 from holdfast.methods import __all__ as _methods
 from holdfast.models import ModelSpec, parse_model
+from holdfast.outcome import Run
 from holdfast.runs import RunDirectory, RunSummary, list_runs
-from holdfast.training import Run, Tracker, train
+from holdfast.training import Tracker, train
 
 __all__ = [
     *_methods,

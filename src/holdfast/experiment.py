@@ -17,7 +17,8 @@ from holdfast.errors import HoldfastError, unknown
 if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset
     from holdfast.data.federation import Federation
-    from holdfast.training import HandOver, Run, Tracker
+    from holdfast.outcome import Run
+    from holdfast.training import HandOver, Tracker
 
 RECORDED = ("hash", "shape", "classes", "versions", "machine")
 """What a run adds to its experiment.yaml: found, not asked for."""

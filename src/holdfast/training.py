@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,37 +17,37 @@ import numpy as np
 import torch
 from torch import nn
 
-from holdfast import __version__, kernels, metrics
+from holdfast import __version__, kernels
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
 from holdfast.describing import describe_federation, machine, write_federation
 from holdfast.engine.choice import choose_device, choose_engine, choose_precision
 from holdfast.engine.evaluation import TestSet
-from holdfast.engine.local import Broadcast, DeviceData, Incident, Job, LocalSide, on_device
+from holdfast.engine.local import Broadcast, DeviceData, Incident, Job, LocalSide
 from holdfast.engine.loop import Engine, Launched, Loop, too_few
 from holdfast.engine.memory import peak_bytes
 from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.settings import Settings
 from holdfast.engine.task import device_data, make_task
-from holdfast.engine.trees import add_, leaves, unflatten
+from holdfast.engine.trees import add_
 from holdfast.errors import HoldfastError
 from holdfast.memories import Memories
-from holdfast.methods.base import Method, Server, Tree, check_public
+from holdfast.methods.base import Method, Tree, check_public
 from holdfast.methods.context import Task
 from holdfast.methods.registry import parse_method
 from holdfast.models.network import Network, NormPolicy
 from holdfast.models.registry import ModelSpec, parse_model
+from holdfast.outcome import Run
 from holdfast.random import generator
-from holdfast.runs import Checkpoint, RunDirectory
+from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
-from holdfast.runs.tensors import State
+from holdfast.saving import close, restore, snapshot
 
 CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
 
 HandOver = Callable[[Callable[[], None]], object]
-Snapshot = tuple[int, State, dict[str, Any], Mapping[int, State]]  # what `save_checkpoint` takes
 
 
 class Tracker(Protocol):
@@ -61,62 +61,6 @@ class Tracker(Protocol):
 
     def finish(self) -> None:
         """After the last round."""
-
-
-@dataclass(eq=False)
-class Run:
-    """What a training run came to."""
-
-    experiment: dict[str, Any]
-    records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
-    model: nn.Module
-    path: Path | None = None
-    peak_bytes: int | None = None  # held at most, of the GPU if trained there, else of RAM
-
-    @classmethod
-    def open(cls, path: str | Path) -> Run:
-        """A finished run of one of ``holdfast.models``, read from its directory."""
-        directory = RunDirectory.open(path)
-        experiment, weights = directory.experiment, directory.load_model()
-        if experiment["model"].get("own"):
-            raise HoldfastError(
-                f"{path} holds a model of your own, '{experiment['model']['name']}': make it in Python and "
-                f"load RunDirectory.open('{path}').load_model() into it"
-            )
-        spec = ModelSpec.from_description(experiment["model"])
-        model = spec.build(tuple(experiment["shape"]), len(experiment["classes"]), experiment["seed"])
-        model.load_state_dict(weights)
-        return cls(experiment, directory.records(), model.eval(), directory.path)
-
-    @property
-    def accuracy(self) -> float:
-        """The final model's accuracy on the test set."""
-        return float(self._tested[-1]["accuracy"])
-
-    @property
-    def class_accuracy(self) -> np.ndarray:
-        """``[tested rounds, classes]``: the global model's accuracy on each class."""
-        return np.array([r["class_accuracy"] for r in self._tested], float)
-
-    @property
-    def domain_accuracy(self) -> dict[str, np.ndarray]:
-        """``[tested rounds]`` for each domain: the global model's accuracy; empty where there are no domains."""
-        names = self._tested[-1].get("domain_accuracy", {})
-        return {name: np.array([r["domain_accuracy"][name] for r in self._tested], float) for name in names}
-
-    @property
-    def forgetting(self) -> float:
-        """Mean over classes of (best accuracy ever - final accuracy)."""
-        return metrics.backward_transfer_forgetting(self.class_accuracy)
-
-    def rounds_to(self, target: float) -> int | None:
-        """The first round whose model reaches this accuracy."""
-        reached = (int(r["round"]) for r in self._tested if r["accuracy"] >= target)
-        return next(reached, None)
-
-    @property
-    def _tested(self) -> list[dict[str, Any]]:
-        return [r for r in self.records if "accuracy" in r]
 
 
 def train(
@@ -366,7 +310,7 @@ class Training:
             memories = Memories(directory, checkpoint)
             loop = self.loop(memories)
             if checkpoint is not None:
-                _restore(loop, checkpoint, self.device)
+                restore(loop, checkpoint, self.device)
                 if checkpoint.warning is not None:
                     warnings.warn(checkpoint.warning, stacklevel=2)
             for tracker in trackers:
@@ -381,7 +325,7 @@ class Training:
                 if directory is not None:
                     directory.append(record)
                     if save:
-                        memories.committed(directory.save_checkpoint(*_snapshot(loop, memories)))
+                        memories.committed(directory.save_checkpoint(*snapshot(loop, memories)))
                 for tracker in trackers:
                     tracker.log(record)
                 if on_round is not None:
@@ -395,9 +339,9 @@ class Training:
             run = Run(experiment, records, model, None, peak_bytes(self.device))
             if directory is not None:
                 run.path = directory.path
-                last = _snapshot(loop, memories) if len(records) > done else None
-                close = partial(_close, directory, last, model.state_dict(), stack.pop_all())
-                close() if hand_over is None else hand_over(close)
+                last = snapshot(loop, memories) if len(records) > done else None
+                ending = partial(close, directory, last, model.state_dict(), stack.pop_all())
+                ending() if hand_over is None else hand_over(ending)
             return run
 
     def _rounds(self, loop: Loop, first: int, keep: Callable[[Launched, bool], None]) -> None:
@@ -473,33 +417,6 @@ class Training:
         net = self.task.network.module()
         net.load_state_dict({**self.method.generic(loop.server), **loop.server.buffers})
         return net.cpu().eval()
-
-
-def _snapshot(loop: Loop, memories: Memories) -> Snapshot:
-    """What a checkpoint holds: the round, tensors on the host, nothing else, and what clients remember."""
-    server = loop.server
-    tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
-    tensors = {k: v.cpu() for k, v in tensors.items()}
-    tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.seen().items()}
-    # Nobody trains again after the last round: what is still of use then are models of the clients' own.
-    own_models = loop.method.overrides("start") or loop.method.overrides("personal")
-    wanted = server.round < loop.settings.rounds or own_models
-    return server.round, tensors, {}, memories.changed() if wanted else {}
-
-
-def _close(directory: RunDirectory, last: Snapshot | None, model: State, opened: ExitStack) -> None:
-    """Write the last checkpoint and the final model, and let go of the directory."""
-    with opened:
-        if last is not None:
-            directory.save_checkpoint(*last)
-        directory.save_model(model)
-
-
-def _restore(loop: Loop, checkpoint: Checkpoint, device: torch.device) -> None:
-    tree = unflatten(dict(checkpoint.tensors))
-    params, buffers, state = (on_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))
-    loop.server = Server(params, buffers, state, checkpoint.round)
-    loop.remember({k: v.numpy() for k, v in tree.get("before", {}).items()})
 
 
 def _bounds(x: torch.Tensor) -> tuple[float, float]:

@@ -19,7 +19,8 @@ from holdfast.cli.printing import bar, console, mean_and_deviation, print_json, 
 if TYPE_CHECKING:
     from holdfast.comparison import Comparison
     from holdfast.experiment import Experiment
-    from holdfast.training import Run, Tracker
+    from holdfast.outcome import Run
+    from holdfast.training import Tracker
 
 
 @with_settings()

@@ -195,7 +195,7 @@ def _weights(directory: RunDirectory, file: Path) -> None:
 def _program(directory: RunDirectory, file: Path) -> None:
     import torch
 
-    from holdfast.training import Run
+    from holdfast.outcome import Run
 
     run = Run.open(directory.path)
     example = torch.zeros(2, *run.experiment["shape"])

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from holdfast import metrics
 from holdfast.data.federation import Federation
 from holdfast.engine.evaluation import Evaluation, Testing, TestSet
 from holdfast.engine.lanes import Lanes
 from holdfast.engine.local import Broadcast, Incident, Job, LocalSide, Result
+from holdfast.engine.local_records import LocalRecords
 from holdfast.engine.probe import Probe
 from holdfast.engine.settings import Settings
 from holdfast.engine.streaming import StreamTests
-from holdfast.engine.trees import add_, detached, leaves, size_in_bytes
+from holdfast.engine.trees import add_, leaves, size_in_bytes
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Task
@@ -179,7 +179,7 @@ class Loop:
         present, lost = self._draw(number)
         sent = Broadcast(number, server.params, server.buffers, method.down(server))
         jobs = [self._job(int(k), stage) for k in present]
-        gathered, local, probe = Gathered(), _LocalRecords(self), self._begin_probe(number)
+        gathered, local, probe = Gathered(), LocalRecords(self), self._begin_probe(number)
         incidents = [Incident(int(k), "dropout") for k in lost]
         incidents += self._receive(sent, jobs, gathered, local, probe)
         if jobs and len(local.clients) < settings.min_clients:
@@ -234,7 +234,7 @@ class Loop:
         sent: Broadcast,
         jobs: Sequence[Job],
         gathered: Gathered,
-        local: _LocalRecords,
+        local: LocalRecords,
         probe: Probe | None,
     ) -> list[Incident]:
         """Have the clients trained and take in what they send; what went wrong is returned."""
@@ -372,84 +372,3 @@ def too_few(round: int, usable: int, wanted: int, incidents: Sequence[Incident])
     diverged = any(i.kind == "not finite" for i in incidents)
     hint = "lower the learning rate?" if diverged else "resume the run when the clients are back"
     return HoldfastError(f"round {round}: {left} ({what}); {hint}")
-
-
-class _LocalRecords:
-    """What is recorded of a round's local models, tested in groups of the engine's liking."""
-
-    def __init__(self, loop: Loop) -> None:
-        self.loop = loop
-        self.clients: list[int] = []
-        self.samples: list[int] = []
-        self.losses: list[float] = []
-        self.divergence: list[Tensor] = []
-        self.label_counts: list[np.ndarray] = []
-        self.pending: list[tuple[Tensors, Tensors, Callable[[Any], Tensor]]] = []
-        self.tested: list[Evaluation] = []
-        self.seconds = 0.0
-
-    def add(self, result: Result, server: Server) -> None:
-        loop = self.loop
-        self.clients.append(result.client)
-        self.samples.append(result.samples)
-        self.losses.append(result.loss)
-        self.label_counts.append(result.label_counts)
-        if not loop.settings.evaluate_locals:
-            return
-        began = time.perf_counter()
-        apart = torch._foreach_norm(
-            torch._foreach_sub([result.params[k] for k in server.params], list(server.params.values()))
-        )
-        self.divergence.append(torch.stack(apart).norm())
-        params, buffers, state = result.params, result.buffers, result.memory.get("method", {})
-        if loop.engine.group > 1:  # they are tested later, when the engine needs its memory for others
-            params, buffers, state = (detached(tree, loop.task.device) for tree in (params, buffers, state))
-        self.pending.append((params, buffers, lambda out: loop.method.personal(out, state)))
-        self.seconds += time.perf_counter() - began
-        if len(self.pending) >= loop.engine.group:
-            self.flush()
-
-    def flush(self) -> None:
-        if not self.pending:
-            return
-        began = time.perf_counter()
-        models, scores = [(p, b) for p, b, _ in self.pending], [s for _, _, s in self.pending]
-        self.tested += self.loop.local_test.evaluate_many(models, scores)
-        self.pending = []
-        self.seconds += time.perf_counter() - began
-
-    def record(self) -> dict[str, Any]:
-        if not self.clients:
-            return {"participants": [], "samples": []}
-        weights = np.array(self.samples, float)
-        record: dict[str, Any] = {
-            "participants": self.clients,
-            "samples": self.samples,
-            "train_loss": float(np.average(self.losses, weights=weights)),
-        }
-        if not self.tested:
-            return record
-        counts = np.stack(self.label_counts)
-        local = np.stack([e.class_accuracy for e in self.tested])
-        before = self.loop.before_local
-        inside, outside = metrics.in_out_local_accuracy(local, counts)
-        by_domain = {
-            name: [e.domain_accuracy[name] for e in self.tested] for name in self.tested[0].domain_accuracy
-        }
-        record |= {
-            "locals": {"class_accuracy": local.tolist(), "accuracy": [e.accuracy for e in self.tested]}
-            | ({"domain_accuracy": by_domain} if by_domain else {}),
-            "local_in": np.asarray(inside).tolist(),
-            "local_out": np.asarray(outside).tolist(),
-            "personal_accuracy": np.asarray(inside).tolist(),
-            "weight_divergence": torch.stack(self.divergence).tolist(),
-        }
-        if before is not None:
-            record["local_forgetting"] = metrics.local_forgetting(before, local).tolist()
-            record["distribution_distance"] = metrics.distribution_distance(before, counts).tolist()
-            global_in, global_out = metrics.in_out_local_accuracy(
-                np.broadcast_to(before, local.shape), counts
-            )
-            record["in_local"] = float(np.average(global_in, weights=weights))
-            record["out_local"] = float(np.average(global_out, weights=weights))
-        return record

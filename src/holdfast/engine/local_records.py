@@ -1,0 +1,104 @@
+"""What a round's record says of its local models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast import metrics
+from holdfast.engine.evaluation import Evaluation
+from holdfast.engine.local import Result
+from holdfast.engine.trees import detached
+from holdfast.methods.base import Server, Tensors
+
+if TYPE_CHECKING:
+    from holdfast.engine.loop import Loop
+
+
+class LocalRecords:
+    """What is recorded of a round's local models, tested in groups of the engine's liking."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.clients: list[int] = []
+        self.samples: list[int] = []
+        self.losses: list[float] = []
+        self.divergence: list[Tensor] = []
+        self.label_counts: list[np.ndarray] = []
+        self.pending: list[tuple[Tensors, Tensors, Callable[[Any], Tensor]]] = []
+        self.tested: list[Evaluation] = []
+        self.seconds = 0.0
+
+    def add(self, result: Result, server: Server) -> None:
+        """Take a trained client down; its model is tested now or when enough of them have come."""
+        loop = self.loop
+        self.clients.append(result.client)
+        self.samples.append(result.samples)
+        self.losses.append(result.loss)
+        self.label_counts.append(result.label_counts)
+        if not loop.settings.evaluate_locals:
+            return
+        began = time.perf_counter()
+        apart = torch._foreach_norm(
+            torch._foreach_sub([result.params[k] for k in server.params], list(server.params.values()))
+        )
+        self.divergence.append(torch.stack(apart).norm())
+        params, buffers, state = result.params, result.buffers, result.memory.get("method", {})
+        if loop.engine.group > 1:  # they are tested later, when the engine needs its memory for others
+            params, buffers, state = (detached(tree, loop.task.device) for tree in (params, buffers, state))
+        self.pending.append((params, buffers, lambda out: loop.method.personal(out, state)))
+        self.seconds += time.perf_counter() - began
+        if len(self.pending) >= loop.engine.group:
+            self.flush()
+
+    def flush(self) -> None:
+        """Test the models that wait for it."""
+        if not self.pending:
+            return
+        began = time.perf_counter()
+        models, scores = [(p, b) for p, b, _ in self.pending], [s for _, _, s in self.pending]
+        self.tested += self.loop.local_test.evaluate_many(models, scores)
+        self.pending = []
+        self.seconds += time.perf_counter() - began
+
+    def record(self) -> dict[str, Any]:
+        """The local part of a round's record."""
+        if not self.clients:
+            return {"participants": [], "samples": []}
+        weights = np.array(self.samples, float)
+        record: dict[str, Any] = {
+            "participants": self.clients,
+            "samples": self.samples,
+            "train_loss": float(np.average(self.losses, weights=weights)),
+        }
+        if not self.tested:
+            return record
+        counts = np.stack(self.label_counts)
+        local = np.stack([e.class_accuracy for e in self.tested])
+        before = self.loop.before_local
+        inside, outside = metrics.in_out_local_accuracy(local, counts)
+        by_domain = {
+            name: [e.domain_accuracy[name] for e in self.tested] for name in self.tested[0].domain_accuracy
+        }
+        record |= {
+            "locals": {"class_accuracy": local.tolist(), "accuracy": [e.accuracy for e in self.tested]}
+            | ({"domain_accuracy": by_domain} if by_domain else {}),
+            "local_in": np.asarray(inside).tolist(),
+            "local_out": np.asarray(outside).tolist(),
+            "personal_accuracy": np.asarray(inside).tolist(),
+            "weight_divergence": torch.stack(self.divergence).tolist(),
+        }
+        if before is not None:
+            record["local_forgetting"] = metrics.local_forgetting(before, local).tolist()
+            record["distribution_distance"] = metrics.distribution_distance(before, counts).tolist()
+            global_in, global_out = metrics.in_out_local_accuracy(
+                np.broadcast_to(before, local.shape), counts
+            )
+            record["in_local"] = float(np.average(global_in, weights=weights))
+            record["out_local"] = float(np.average(global_out, weights=weights))
+        return record
