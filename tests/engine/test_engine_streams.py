@@ -9,7 +9,9 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import metrics
+from holdfast.engine.settings import Settings
 from holdfast.methods.registry import METHODS
+from holdfast.training import Memories, Training
 
 CLASSES = 4
 SHORT = {"epochs": 2, "batch_size": 8, "lr": 0.05, "device": "cpu"}
@@ -125,6 +127,19 @@ class Late:
 
     def rounds(self, epochs: int) -> int:
         return epochs
+
+
+def test_a_stage_that_nobody_holds_ends_the_run_when_it_begins_and_no_sooner():
+    federation = hf.stream(DATA, hf.IID(), clients=2, tasks_per_client=3)
+    empty = replace(federation, offsets=np.array([0, 20, 120, 120, 140, 240, 240]), schedule=Late())
+    told = []
+    with pytest.raises(hf.HoldfastError, match="round 2: no client holds any sample at stage 2"):
+        hf.train(hf.FedAvg(), small(), empty, rounds=2, on_round=told.append, **SHORT)
+    assert [record["round"] for record in told] == [1]
+    settings = Settings(rounds=2, epochs=1, batch_size=8)
+    loop = Training(hf.FedAvg(), small(), empty, settings, device="cpu").loop(Memories(None, None))
+    assert [job.client for job in loop.upcoming(1)] == [0, 1]
+    assert loop.upcoming(2) == []
 
 
 def test_a_schedule_that_names_a_missing_stage_is_refused_before_training():

@@ -150,10 +150,12 @@ class Loop:
         return self._drawn[1], self._drawn[2]
 
     def upcoming(self, round: int) -> list[Job]:
-        """The clients of a later round, as far as they can be known now."""
+        """The clients of a later round, as far as they can be known now; none if it cannot take place."""
         if round > self.settings.rounds:
             return []
         stage = self.stage(round)
+        if not len(self._present(stage)[1]):
+            return []  # which is said when that round begins
         return [Job(int(k), self.federation.client(int(k), stage), stage) for k in self._draw(round)[0]]
 
     # One round ------------------------------------------------------------------------------------------
