@@ -131,9 +131,10 @@ def test_every_method(name: str, precision: str) -> None:
     assert_parity(METHODS[name](), unequal(), mlp(), precision)
 
 
+@pytest.mark.parametrize("distance", ["squared", "plain"])
 @pytest.mark.parametrize("logits", ["raw", "centred"])
-def test_strong_anchors(logits: Literal["raw", "centred"]) -> None:
-    assert_parity(FedKA(beta=0.5, logits=logits), unequal(), mlp())
+def test_strong_anchors(logits: Literal["raw", "centred"], distance: Literal["squared", "plain"]) -> None:
+    assert_parity(FedKA(beta=0.5, logits=logits, distance=distance), unequal(), mlp())
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 5, 8])

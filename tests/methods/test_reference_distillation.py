@@ -98,8 +98,9 @@ def fedka_classes(k: int, gamma: float) -> tuple[list[int], list[int], list[int]
 
 
 def fedka_local(
-    w: Weights, k: int, t: int, beta: float, gamma: float, anchor: list[int], centred: bool = False
-) -> Weights:
+    w: Weights, k: int, t: int, beta: float, gamma: float, anchor: list[int], centred: bool = False,
+    plain: bool = False,
+) -> Weights:  # fmt: skip
     kept = np.ones(CLASSES)
     kept[fedka_classes(k, gamma)[0]] = 0
     x = SAMPLES[anchor]
@@ -114,6 +115,9 @@ def fedka_local(
         if centred:
             apart -= apart.mean(1, keepdims=True)
         dz = 2 * beta / len(anchor) * apart * kept
+        if plain:  # the slope of (‖·‖² / |T|² + 1e-6)^½
+            size = (apart**2 * kept).sum() / len(anchor) ** 2
+            dz /= 2 * len(anchor) * np.sqrt(size + 1e-6)
         if centred:  # the mean depends on every logit
             dz -= dz.mean(1, keepdims=True)
         return combine((1, g), (1, backward(now, f, dz)))
@@ -128,12 +132,13 @@ def own(k: int, c: int) -> NDArray[np.int64]:
 SHARED = (1, 4, 11, 14)
 
 
+@pytest.mark.parametrize("distance", ["squared", "plain"])
 @pytest.mark.parametrize("logits", ["raw", "centred"])
 @pytest.mark.parametrize("anchors", ["both", "non-dominant", "missing"])
-def test_fedka(anchors: str, logits: str) -> None:
+def test_fedka(anchors: str, logits: str, distance: str) -> None:
     """With γ = 0.2 the only non-dominant class, 2 at client 0, has one sample there: no chance is left."""
     beta, gamma, w = 0.3, 0.2, initial_weights()
-    method = FedKA(beta=beta, gamma=gamma, anchors=anchors, shared=SHARED, logits=logits)
+    method = FedKA(beta=beta, gamma=gamma, anchors=anchors, shared=SHARED, logits=logits, distance=distance)
     assert fedka_classes(0, gamma) == ([0, 1], [2], [3])
     for t, got in enumerate(run(method).rounds, start=1):
         local = []
@@ -141,7 +146,8 @@ def test_fedka(anchors: str, logits: str) -> None:
             _, few, missing = fedka_classes(k, gamma)
             anchor = [int(own(k, c)[0]) for c in few if anchors != "missing"]
             anchor += [SHARED[c] for c in missing if anchors != "non-dominant"]
-            local.append(fedka_local(w, k, t, beta, gamma, anchor, logits == "centred"))
+            how = {"centred": logits == "centred", "plain": distance == "plain"}
+            local.append(fedka_local(w, k, t, beta, gamma, anchor, **how))
         w = weighted(local)
         assert_round_equal(got, local, w)
 

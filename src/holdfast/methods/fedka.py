@@ -13,6 +13,8 @@ from holdfast.methods.base import Batch, Local, Method, Server, Tree
 from holdfast.methods.context import Client, Task
 from holdfast.models.network import Output
 
+ROUND = 1e-6  # rounds a plain distance off at 0, where rounding alone would decide which way it pulls
+
 
 @dataclass(frozen=True)
 class FedKA(Method):
@@ -33,6 +35,8 @@ class FedKA(Method):
     Raw, the term stops the missing classes' logits from falling but not the dominant ones' from rising, so all
     logits rise round by round until steps overshoot and training breaks down; the larger β and the learning
     rate, the sooner. Centred they do not, and β may be about ten times as large.
+    ``distance``: ``squared`` as in Eq. 3, or ``plain``: the "L2 distance" that the text speaks of,
+    β (1/|T|) (Σ_{x∈T} Σ_{c∉C_d} (z_g(x)_c - z_k(x)_c)²)^½, whose pull does not grow with the distance.
     The anchor is never augmented; it passes through the model along with each batch.
     """
 
@@ -45,6 +49,7 @@ class FedKA(Method):
     anchors: Literal["both", "non-dominant", "missing"] = "both"
     shared: tuple[int, ...] = ()  # ids of the shared samples, one for each class in order; () draws them
     logits: Literal["raw", "centred"] = "raw"
+    distance: Literal["squared", "plain"] = "squared"
 
     def check(self) -> None:
         """β is a strength, γ a share, μ a number of samples."""
@@ -55,6 +60,7 @@ class FedKA(Method):
             sampling=(self.sampling in ("random", "hard", "proficient"), "random, hard or proficient"),
             anchors=(self.anchors in ("both", "non-dominant", "missing"), "both, non-dominant or missing"),
             logits=(self.logits in ("raw", "centred"), "raw or centred"),
+            distance=(self.distance in ("squared", "plain"), "squared or plain"),
         )
 
     def prepare(self, task: Task) -> Self:
@@ -131,14 +137,17 @@ class FedKA(Method):
         return carry.get("anchor")
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
-        """β times the anchor's mean squared distance in the logits, dominant classes left out."""
+        """β times the anchor's distance in the logits, dominant classes left out."""
         if self.beta == 0 or out.extra is None:
             return None
         apart: Tensor = out.extra.logits - carry["global"]
         if self.logits == "centred":
             apart = apart - apart.mean(-1, keepdim=True)
-        squares: Tensor = apart.square() * carry["counts"]
-        return self.beta * squares.sum()
+        squared: Tensor = (apart.square() * carry["counts"]).sum()  # (1/|T|) ‖·‖²
+        if self.distance == "squared":
+            return self.beta * squared
+        squared = squared * carry["counts"].amax()  # (1/|T|²) ‖·‖²
+        return self.beta * (squared + ROUND).sqrt()
 
 
 def _labels(task: Task, ids: tuple[int, ...]) -> list[int]:
