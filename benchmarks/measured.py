@@ -34,20 +34,24 @@ def main() -> None:
 
 def from_tables() -> Iterator[Measured]:
     """The columns of tables, those of the papers and that of streams."""
-    groups: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
+    groups: dict[tuple[str, str, str], dict[str, list[Mapping[str, Any]]]] = {}
     searches = {table.id for table in load_tables().values() if table.is_search}
     for path in sorted((ROOT / "results").glob("*/*.json")):
         if f"{path.parent.name}/{path.stem}" in searches:
             continue  # strengths tried in short runs, not methods at their best
         table = f"results/{path.parent.name}/{path.name}"
         for entry in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            if not entry.get("failed"):
-                rows = groups.setdefault((table, entry["column"]), {})
-                rows.setdefault(entry["settings"]["method"], []).append(entry)
-    for (table, column), rows in groups.items():
-        settings = next(iter(rows.values()))[0]["settings"]
+            given = entry["settings"]
+            if entry.get("failed") or str(given.get("partition")).startswith("by-domain"):
+                continue  # domains are not seen in how classes are spread
+            # A column may have rows without skew, to compare with: those are another federation.
+            federation = json.dumps({key: given[key] for key in FEDERATION if key in given})
+            rows = groups.setdefault((table, entry["column"], federation), {})
+            rows.setdefault(given["method"], []).append(entry)
+    for (table, column, federation), rows in groups.items():
+        settings = json.loads(federation)
         streaming = "stream" in settings
-        measures = measures_of({key: settings[key] for key in FEDERATION if key in settings})
+        measures = measures_of(settings)
         for name in ("A_sel", "A_loc", "A_glo") if streaming else ("accuracy",):
             values = {
                 method: [measure(name).of(entry, None) for entry in entries]
