@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,18 +82,37 @@ def compare(
         raise HoldfastError("a comparison needs at least 1 seed")
     experiment, notes = _with_public(methods, experiment)
     variants = {name: replace(experiment, method=name) for name in methods}
-    runs: dict[str, dict[int, Records]] = {name: {} for name in methods}
+    runs, paths = _run_all(variants, chosen, out, on_start, on_round)
+    if target is None:
+        best = max(np.mean([max(_accuracy(r)) for r in of_method.values()]) for of_method in runs.values())
+        target = TARGET_SHARE * float(best)
+        notes.append(f"target: {target:.1%} accuracy, {TARGET_SHARE:.0%} of the best method's highest")
+    rows: list[Row] = []
+    for name in methods:
+        rows.append(_row(name, runs[name], target, rows[0] if rows else None))
+    return Comparison(rows, target, notes, paths)
+
+
+def _run_all(
+    variants: Mapping[str, Experiment],
+    seeds: Sequence[int],
+    out: str | Path | None,
+    on_start: Callable[[str, int], None] | None,
+    on_round: Callable[[dict[str, Any]], None] | None,
+) -> tuple[dict[str, dict[int, Records]], list[Path]]:
+    """Every run's records, by method and seed, and its directory; one's files are written while the next trains."""
+    runs: dict[str, dict[int, Records]] = {name: {} for name in variants}
     paths = []
     dataset: Dataset | None = None
     written: list[Future[None]] = []
-    with ThreadPoolExecutor(max_workers=1) as writer:  # one run's files are written while the next one trains
+    with ThreadPoolExecutor(max_workers=1) as writer:
 
         def write(close: Callable[[], None]) -> None:
             written.append(writer.submit(close))
             for before in written[:-1]:
                 before.result()  # or what went wrong
 
-        for seed in chosen:
+        for seed in seeds:
             federation: Federation | None = None
             for name, variant in variants.items():
                 one = replace(variant, seed=seed)
@@ -113,14 +132,7 @@ def compare(
                 runs[name][seed] = run.records
     for each in written:
         each.result()
-    if target is None:
-        best = max(np.mean([max(_accuracy(r)) for r in of_method.values()]) for of_method in runs.values())
-        target = TARGET_SHARE * float(best)
-        notes.append(f"target: {target:.1%} accuracy, {TARGET_SHARE:.0%} of the best method's highest")
-    rows: list[Row] = []
-    for name in methods:
-        rows.append(_row(name, runs[name], target, rows[0] if rows else None))
-    return Comparison(rows, target, notes, paths)
+    return runs, paths
 
 
 def _with_public(methods: Sequence[str], experiment: Experiment) -> tuple[Experiment, list[str]]:

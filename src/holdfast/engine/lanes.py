@@ -119,12 +119,13 @@ class Lanes:
             last_step[leg.lane] = max(last_step[leg.lane], leg.last)
         # Asking for a result makes a GPU wait: those in lanes that nobody else needs are asked for at the end.
         patient, resting = self.settings.deadline is None, []  # type: bool, list[Leg]
-        for at in range(max(ends) + 1):
+        final = max(ends)
+        for at in range(final + 1):
             self._enter(starts.get(at, ()), sent)
             self._program(int((last_step >= at).sum()), bool(layout.padded[at]))()
             if at in epochs:
                 self._end_epoch(epochs[at])
-            if at == max(ends) // 4 and self.graphs:
+            if at == final // 4 and self.graphs:
                 self._look_ahead(sent.round + 1)
             ended = ends.get(at, [])
             rest = [leg for leg in ended if patient and leg.last == last_step[leg.lane]]

@@ -13,7 +13,7 @@ from holdfast.methods.base import Batch, Local, Method, Server, Tree
 from holdfast.methods.context import Client, Task
 from holdfast.models.network import Output
 
-ROUND = 1e-6  # rounds a plain distance off at 0, where rounding alone would decide which way it pulls
+SMOOTHING = 1e-6  # of a plain distance at 0, where rounding alone would decide which way it pulls
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class FedKA(Method):
         if self.distance == "squared":
             return self.beta * squared
         squared = squared * carry["counts"].amax()  # (1/|T|²) ‖·‖²
-        return self.beta * (squared + ROUND).sqrt()
+        return self.beta * (squared + SMOOTHING).sqrt()
 
 
 def _labels(task: Task, ids: tuple[int, ...]) -> list[int]:
