@@ -171,6 +171,26 @@ def test_momentum_outlives_a_round_if_asked_to(engine, keep, tmp_path):
         np.testing.assert_allclose(got.detach().numpy(), wanted.detach().numpy(), rtol=1e-9)
 
 
+@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize(("drop", "steps"), [(False, 3), (True, 2)])
+def test_a_last_batch_is_left_out_if_asked_to(engine, drop, steps):
+    """Ten times the same sample in batches of four: every step is the same, whoever is in it."""
+    x, y = np.tile(np.float32([[1.0, -2.0]]), (10, 1)), np.ones(10, np.int64)
+    federation = hf.federate(hf.Dataset.from_arrays(x, y, x, np.arange(10) % 3), [np.arange(10)])
+    model = nn.Sequential(nn.Linear(2, 3))
+    weight, bias = (p.detach().double().numpy().copy() for p in model.parameters())
+    for _ in range(2 * steps):
+        p = np.exp(weight @ x[0] + bias)
+        error = p / p.sum() - np.eye(3)[1]
+        weight, bias = weight - 0.1 * np.outer(error, x[0]), bias - 0.1 * error
+    run = hf.train(
+        "fedavg", model, federation, rounds=1, epochs=2, batch_size=4, lr=0.1, drop_last=drop,
+        precision="float64", engine=engine, device="cpu",
+    )  # fmt: skip
+    for got, wanted in zip(run.model.parameters(), (weight, bias), strict=True):
+        np.testing.assert_allclose(got.detach().numpy(), wanted, rtol=1e-9)
+
+
 def test_a_run_tells_how_to_run_it_again(federation, tmp_path):
     run = hf.train(
         hf.Stack(hf.FedNTD(), hf.FedProx(mu=0.2)), hf.models.mlp(16), federation, out=tmp_path, **SMALL

@@ -72,6 +72,7 @@ def train(
     sample: int | None = None,
     epochs: int = 1,
     batch_size: int = 32,
+    drop_last: bool = False,
     lr: float = 0.01,
     momentum: float = 0.0,
     keep_momentum: bool = False,
@@ -105,8 +106,10 @@ def train(
 
     Each of ``rounds`` rounds trains ``sample`` clients (all by default) for ``epochs`` epochs over their own data
     in batches of ``batch_size``, by SGD with ``momentum`` and ``weight_decay``; the learning rate of round t is
-    ``lr * lr_decay ** (t - 1)``. Momentum begins at 0 in every round, or with ``keep_momentum`` only in a client's
-    first, as where its optimiser lives on. The same ``seed`` on the same engine gives the same bits.
+    ``lr * lr_decay ** (t - 1)``. With ``drop_last`` an epoch's last batch is left out where it is not full, unless
+    it is the only one: BatchNorm over two or three samples may throw a model off. Momentum begins at 0 in every
+    round, or with ``keep_momentum`` only in a client's first, as where its optimiser lives on. The same
+    ``seed`` on the same engine gives the same bits.
 
     ``model`` is one of ``holdfast.models`` or any ``torch.nn.Module`` that ends in a Linear layer; ``classifier``
     names that layer if it is not the last Linear. Method and model may be written as on the command line:
@@ -126,6 +129,7 @@ def train(
         sample=sample,
         epochs=epochs,
         batch_size=batch_size,
+        drop_last=drop_last,
         lr=lr,
         momentum=momentum,
         keep_momentum=keep_momentum,

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.plan import Plan, batch_sizes, plan_client
 
 
 def plan(
-    samples: int, *, merge_single: bool = False, epochs: int = 3, round: int = 1, client: int = 0
+    samples: int,
+    *,
+    merge_single: bool = False,
+    drop_last: bool = False,
+    epochs: int = 3,
+    round: int = 1,
+    client: int = 0,
 ) -> Plan:
     return plan_client(
         seed=5,
@@ -22,6 +29,7 @@ def plan(
         merge_single=merge_single,
         preprocess=Preprocess(),
         shape=(2,),
+        drop_last=drop_last,
     )
 
 
@@ -47,6 +55,28 @@ def test_with_batch_norm_a_single_last_sample_joins_the_batch_before(
     assert batch_sizes(samples, 4, merge_single=True) == expected
 
 
+@pytest.mark.parametrize("merge_single", [False, True])
+@pytest.mark.parametrize("samples", [4, 5, 8, 9, 11])
+def test_dropped_last_batches_are_those_a_data_loader_drops(samples: int, merge_single: bool) -> None:
+    made = plan(samples, merge_single=merge_single, drop_last=True)
+    loader = DataLoader(range(samples), 4, drop_last=True)  # type: ignore[arg-type]
+    assert made.sizes.tolist() == 3 * [len(batch) for batch in loader]
+    assert made.ends_epoch.sum() == 3
+    for epoch in range(3):
+        visited = made.order[epoch * 4 * len(loader) : (epoch + 1) * 4 * len(loader)]
+        assert len(set(visited)) == len(visited)
+    assert set(made.order) <= set(range(samples))
+
+
+def test_a_client_with_less_than_a_batch_keeps_it() -> None:
+    assert plan(3, drop_last=True, epochs=1).sizes.tolist() == [3]
+
+
+def test_dropping_changes_no_batch_before() -> None:
+    kept, dropped = plan(10, epochs=1), plan(10, epochs=1, drop_last=True)
+    assert kept.order[:8].tolist() == dropped.order.tolist()
+
+
 def test_epochs_end_where_they_end() -> None:
     made = plan(10, epochs=2)
     assert np.flatnonzero(made.ends_epoch).tolist() == [2, 5]
@@ -67,10 +97,11 @@ def test_order_depends_on_epoch_round_and_client_and_on_nothing_else() -> None:
     assert all(other != first for other in others)
 
 
-def test_draws_of_augmentation_follow_the_samples() -> None:
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_draws_of_augmentation_follow_the_samples(drop_last: bool) -> None:
     made = plan_client(
         seed=5, round=1, client=0, samples=5, epochs=2, batch_size=2, merge_single=False,
-        preprocess=Preprocess(crop=2, flip=True), shape=(1, 8, 8),
+        preprocess=Preprocess(crop=2, flip=True), shape=(1, 8, 8), drop_last=drop_last,
     )  # fmt: skip
     assert made.draws is not None
     assert [d.shape for d in made.draws] == [(len(rows), 5) for rows in made.rows]

@@ -40,6 +40,7 @@ HELP: dict[str, dict[str, str]] = {
         "sample": "Clients per round (default: all).",
         "epochs": "Local epochs per round.",
         "batch_size": "Samples per local step.",
+        "drop_last": "Leave out an epoch's last batch where it is not full.",
         "lr": "Learning rate of the first round.",
         "lr_decay": "What the learning rate is multiplied with after each round.",
         "momentum": "Momentum of local SGD.",

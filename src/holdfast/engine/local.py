@@ -134,6 +134,7 @@ class LocalSide:
             merge_single=self.merge_single,
             preprocess=self.data.preprocess,
             shape=tuple(self.data.x.shape[1:]),
+            drop_last=settings.drop_last,
             dropout_keys=bool(self.task.network.dropouts),
         )
         return Planned(job, ids, heldout, plan)

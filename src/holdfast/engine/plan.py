@@ -11,13 +11,15 @@ from holdfast.data.preprocess import Preprocess
 from holdfast.random import counter_key, generator
 
 
-def batch_sizes(samples: int, batch_size: int, merge_single: bool) -> list[int]:
-    """Sizes of an epoch's batches: the last, shorter one is kept.
+def batch_sizes(samples: int, batch_size: int, merge_single: bool, drop_last: bool = False) -> list[int]:
+    """Sizes of an epoch's batches: the last, shorter one is kept, or with ``drop_last`` only if it is the first too.
 
     With BatchNorm a batch of one sample has no variance; ``merge_single`` adds such a last sample to the batch
     before it.
     """
     whole, rest = divmod(samples, batch_size)
+    if drop_last and whole:
+        rest = 0
     sizes = [batch_size] * whole + ([rest] if rest else [])
     if merge_single and rest == 1 and whole:
         sizes[-2:] = [batch_size + 1]
@@ -70,15 +72,17 @@ def plan_client(
     merge_single: bool,
     preprocess: Preprocess,
     shape: tuple[int, ...],
+    drop_last: bool = False,
     dropout_keys: bool = False,
 ) -> Plan:
     """Shuffle a client's samples for each epoch and cut them into batches."""
-    sizes = batch_sizes(samples, batch_size, merge_single)
-    order = [generator(seed, "batches", round, client, epoch).permutation(samples) for epoch in range(epochs)]
+    sizes = batch_sizes(samples, batch_size, merge_single, drop_last)
+    shuffles = (generator(seed, "batches", round, client, epoch) for epoch in range(epochs))
+    order = [shuffle.permutation(samples)[: sum(sizes)] for shuffle in shuffles]
     drawn = None
     if preprocess.augments:
         sources = (generator(seed, "augmentation", round, client, epoch) for epoch in range(epochs))
-        drawn = np.concatenate([preprocess.draw(source, samples, shape) for source in sources])
+        drawn = np.concatenate([preprocess.draw(source, sum(sizes), shape) for source in sources])
     steps = epochs * len(sizes)
     keys = [
         counter_key(seed, "dropout", round, client, at) >> 32 for at in range(steps if dropout_keys else 0)

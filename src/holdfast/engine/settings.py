@@ -15,6 +15,7 @@ class Settings:
     sample: int | None = None  # clients per round; None: all
     epochs: int = 1
     batch_size: int = 32
+    drop_last: bool = False  # leave out an epoch's last batch where it is not full, unless it is the only one
     lr: float = 0.01
     momentum: float = 0.0
     keep_momentum: bool = (
