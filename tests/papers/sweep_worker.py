@@ -1,4 +1,4 @@
-"""A process that works off tiny cells, to be killed: sweep_worker.py RESULTS WORK ROUNDS SEEDS."""
+"""A process that works off tiny cells, to be killed: sweep_worker.py RESULTS WORK ROUNDS SEEDS WORKERS."""
 
 import sys
 from pathlib import Path
@@ -22,6 +22,6 @@ def cells(rounds: int, seeds: int) -> list[Cell]:
 
 
 if __name__ == "__main__":
-    results, work, rounds, seeds = sys.argv[1:]
+    results, work, rounds, seeds, workers = sys.argv[1:]
     sweep = Sweep(Path(results), Path(work), "cpu")
-    sweep.run(cells(int(rounds), int(seeds)), 1, lambda line: print(line, flush=True))
+    sweep.run(cells(int(rounds), int(seeds)), int(workers), print)

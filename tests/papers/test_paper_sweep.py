@@ -145,7 +145,7 @@ def test_another_table_finds_the_same_run(tmp_path):
 
 def test_a_killed_sweep_goes_on_and_ends_with_the_same_numbers(tmp_path):
     rounds = 15
-    arguments = [sys.executable, WORKER, tmp_path / "results", tmp_path / "work", str(rounds), "1"]
+    arguments = [sys.executable, WORKER, tmp_path / "results", tmp_path / "work", str(rounds), "1", "1"]
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
     metrics = tmp_path / "work" / "runs"
     while (
@@ -172,6 +172,27 @@ def test_workers_share_the_cells(tmp_path):
     results = Results(tmp_path / "results")
     assert all(results.get(cell) is not None for cell in cells)
     assert Queue(tmp_path / "work").claims() == []
+
+
+def test_a_killed_sweep_leaves_no_workers_behind(tmp_path):
+    arguments = [sys.executable, WORKER, tmp_path / "results", tmp_path / "work", "100000", "2", "2"]
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+
+    def written():
+        files = (tmp_path / "work" / "runs").glob("*/metrics.jsonl")
+        return [size for path in files if (size := path.stat().st_size)]
+
+    while process.poll() is None and len(written()) < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 30
+    before, now = [], written()
+    while before != now:
+        assert time.monotonic() < deadline
+        time.sleep(1.0)  # for some twenty rounds of two workers at work
+        before, now = now, written()
+    assert len(now) == 2
 
 
 def test_no_cell_is_begun_that_does_not_fit_the_time(tmp_path):

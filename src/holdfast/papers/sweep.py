@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 
 from holdfast.errors import HoldfastError
 from holdfast.papers.cells import Cell
@@ -145,8 +146,17 @@ def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int) -> None:
     from holdfast.engine.choice import choose_device
     from holdfast.gpu import share_with
 
+    Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     if choose_device(sweep.device).type == "cuda":
         share_with(sweep.beside)
     with suppress(KeyboardInterrupt):  # the process that started this one says so
         sweep.work_off(cells, tell)
+
+
+def _end_with_parent() -> None:
+    """A sweep that is killed leaves no workers behind."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
