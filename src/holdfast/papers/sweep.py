@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
 
@@ -146,7 +147,9 @@ def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int) -> None:
     from holdfast.engine.choice import choose_device
     from holdfast.gpu import share_with
 
-    Thread(target=_end_with_parent, daemon=True).start()
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        Thread(target=_end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(threads)
     if choose_device(sweep.device).type == "cuda":
         share_with(sweep.beside)
@@ -154,9 +157,7 @@ def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int) -> None:
         sweep.work_off(cells, tell)
 
 
-def _end_with_parent() -> None:
-    """A sweep that is killed leaves no workers behind."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+def _end_with(parent: BaseProcess) -> None:
+    """End this process with the one that started it: a sweep that is killed leaves no workers behind."""
     parent.join()
     os._exit(1)
