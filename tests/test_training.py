@@ -1,6 +1,7 @@
 """The Python interface: what a user's ten lines do, and what they are told when something is wrong."""
 
 import json
+import warnings
 from dataclasses import dataclass
 from threading import Thread
 from typing import ClassVar
@@ -12,6 +13,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.engine.loop import Loop
+from holdfast.errors import HoldfastWarning
 from holdfast.runs import RunDirectory
 from holdfast.training import Training
 
@@ -189,6 +191,40 @@ def test_a_last_batch_is_left_out_if_asked_to(engine, drop, steps):
     )  # fmt: skip
     for got, wanted in zip(run.model.parameters(), (weight, bias), strict=True):
         np.testing.assert_allclose(got.detach().numpy(), wanted, rtol=1e-9)
+
+
+def batch_normed(*, pixels=1, used=True):
+    """A network whose BatchNorm sees so many values of a channel in each sample."""
+    norm = nn.BatchNorm2d(2) if used else nn.Identity()
+    return nn.Sequential(nn.AdaptiveAvgPool2d((1, pixels)), norm, nn.Flatten(), nn.Linear(2 * pixels, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "settings", "warned"),
+    [
+        (batch_normed(), (10, 12, 8), {}, "1 of 3 clients end an epoch with a batch of as few as 2 samples"),
+        (batch_normed(), (10, 11, 2), {}, "2 of 3 clients end an epoch with a batch of as few as 2 samples"),
+        (
+            batch_normed(),
+            (9, 12, 2),
+            {},
+            None,
+        ),  # a single sample joins another batch, a client's only one stays
+        (batch_normed(), (10, 10, 10), {"drop_last": True}, None),
+        (batch_normed(pixels=2), (10, 10, 10), {}, None),
+        (batch_normed(used=False), (10, 10, 10), {}, None),
+    ],
+)
+def test_batches_too_small_for_batch_norm_are_told_of(model, sizes, settings, warned):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(sum(sizes), 2, 4, 4)).astype(np.float32), np.arange(sum(sizes)) % 3
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    federation = hf.federate(hf.Dataset.from_arrays(x, y, x, y), parts)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hf.train("fedavg", model, federation, rounds=1, batch_size=4, device="cpu", **settings)
+    told = [str(w.message) for w in caught if issubclass(w.category, HoldfastWarning)]
+    assert [message.partition(",")[0] for message in told] == ([] if warned is None else [warned])
 
 
 def test_a_run_tells_how_to_run_it_again(federation, tmp_path):

@@ -1,4 +1,4 @@
-"""The one kind of error a user is meant to read."""
+"""The one kind of error, and of warning, a user is meant to read."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -6,6 +6,10 @@ from difflib import get_close_matches
 
 class HoldfastError(Exception):
     """Something the user can put right: one sentence that names what is wrong and what would be right."""
+
+
+class HoldfastWarning(UserWarning):
+    """Something that goes on, but that the user should know of."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> HoldfastError:

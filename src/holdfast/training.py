@@ -31,7 +31,7 @@ from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.settings import Settings
 from holdfast.engine.task import device_data, make_task
 from holdfast.engine.trees import add_
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, HoldfastWarning
 from holdfast.memories import Memories
 from holdfast.methods.base import Method, Tree, check_public
 from holdfast.methods.context import Task
@@ -45,6 +45,7 @@ from holdfast.runs.metrics_file import plain
 from holdfast.saving import close, restore, snapshot
 
 CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
+FEW_VALUES = 4  # of a channel in a batch: over fewer, gradients of BatchNorm grew a thousandfold
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
 
 HandOver = Callable[[Callable[[], None]], object]
@@ -206,6 +207,8 @@ class Training:
             read=self.read,
         )
         self._check_model()
+        if network.has_batch_norm and not settings.drop_last:
+            self._look_for_tiny_batches()
         check_public(method, self.task)
         self.method = method.prepare(self.task)
         if callable(engine):
@@ -235,6 +238,22 @@ class Training:
             raise HoldfastError(
                 f"the model turns one sample into {tuple(out.logits.shape)}; it must be (1, {dataset.num_classes}): "
                 "a batch of logits, one per class"
+            )
+
+    def _look_for_tiny_batches(self) -> None:
+        """Warn of last batches over which BatchNorm may throw a model off; one of a single sample joins another."""
+        pixels = self.task.network.smallest_map(self.data.read(np.array([0])))
+        federation, size = self.federation, self.settings.batch_size
+        held = np.stack([federation.sizes(stage) for stage in range(federation.stages)])  # [S, K]
+        last = held % size
+        tiny = (held > size) & (last > 1) & (last * (pixels or FEW_VALUES) < FEW_VALUES)
+        if tiny.any():
+            whose, few = f"{tiny.any(0).sum()} of {federation.clients} clients", last[tiny].min()
+            warnings.warn(
+                f"{whose} end an epoch with a batch of as few as {few} samples, over which this model's BatchNorm "
+                "may throw it off; drop_last leaves such batches out",
+                HoldfastWarning,
+                stacklevel=2,
             )
 
     def describe(self) -> dict[str, Any]:
@@ -316,7 +335,7 @@ class Training:
             if checkpoint is not None:
                 restore(loop, checkpoint, self.device)
                 if checkpoint.warning is not None:
-                    warnings.warn(checkpoint.warning, stacklevel=2)
+                    warnings.warn(checkpoint.warning, HoldfastWarning, stacklevel=2)
             for tracker in trackers:
                 tracker.start(experiment)
                 stack.callback(tracker.finish)  # also when the run is interrupted

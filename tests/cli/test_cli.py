@@ -39,6 +39,20 @@ def run(tmp_path_factory):
     return out
 
 
+def test_a_warning_is_one_sentence(tmp_path):
+    images = np.random.default_rng(0).normal(size=(22, 1, 8, 8)).astype(np.float32)
+    labels = np.arange(22) % 2
+    data = tmp_path / "images.npz"
+    np.savez(data, x_train=images, y_train=labels, x_test=images, y_test=labels)
+    command = [*PROGRAM, "run", "--data", data, "--partition", "iid", "--clients", "1", "--model", "resnet18",
+               "--batch-size", "4", "--rounds", "1", "--device", "cpu", "--out", tmp_path / "run"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == (
+        "holdfast: 1 of 1 clients end an epoch with a batch of as few as 2 samples, over which this model's BatchNorm "
+        "may throw it off; drop_last leaves such batches out"
+    )
+
+
 # Help -----------------------------------------------------------------------------------------------------
 
 

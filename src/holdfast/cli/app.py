@@ -1,12 +1,13 @@
 """The ``holdfast`` program: its commands register here, and every error leaves as one sentence."""
 
 import sys
+import warnings
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, HoldfastWarning
 
 WRONG, INTERRUPTED = 2, 130  # exit codes: something the user can put right; stopped by Ctrl-C
 
@@ -17,7 +18,9 @@ class Program(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _say
+                return super().invoke(ctx)
         except HoldfastError as error:
             print(f"holdfast: {error}", file=sys.stderr)
             raise typer.Exit(WRONG) from None
@@ -32,6 +35,17 @@ class Program(TyperGroup):
         except KeyboardInterrupt:
             print("holdfast: stopped", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+
+
+_python_says = warnings.showwarning
+
+
+def _say(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """Our own warnings as one sentence, others as Python shows them."""
+    if issubclass(category, HoldfastWarning):
+        print(f"holdfast: {message}", file=sys.stderr)
+    else:
+        _python_says(message, category, *where, **more)
 
 
 app = typer.Typer(

@@ -262,6 +262,20 @@ class Network:
         twin._lanes = None
         return twin
 
+    def smallest_map(self, x: Tensor) -> int | None:
+        """Values (pixels) of a channel that a sample of ``x`` brings to a BatchNorm, where they are fewest."""
+        found: list[int] = []
+        norms = [module for module in self.net.modules() if isinstance(module, _BatchNorm)]
+        hooks = [
+            m.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0][0, 0].numel()))
+            for m in norms
+        ]
+        with torch.no_grad():
+            self.apply(self.params, self.buffers, x)
+        for hook in hooks:
+            hook.remove()
+        return min(found, default=None)
+
     def arranged(self, x: Tensor) -> Tensor:
         """Inputs in the memory layout that is fastest here: channels last for convolutions on a CPU."""
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
