@@ -264,6 +264,18 @@ def test_resume_refuses_another_experiment(federation, tmp_path):
         hf.train(hf.FedAvg(), hf.models.linear(), other, out=tmp_path, resume=True, **SMALL)
 
 
+def test_a_run_of_a_version_without_a_setting_can_be_resumed(federation, tmp_path):
+    hf.train(hf.FedAvg(), hf.models.linear(), federation, out=tmp_path, **SMALL)
+    file = tmp_path / "experiment.yaml"
+    lines = file.read_text().splitlines(keepends=True)
+    older = [line for line in lines if not line.startswith("drop_last")]
+    assert len(older) == len(lines) - 1
+    file.write_text("".join(older))
+    hf.train(hf.FedAvg(), hf.models.linear(), federation, out=tmp_path, resume=True, **SMALL)
+    with pytest.raises(hf.HoldfastError, match="another drop_last: it was False, now it is True"):
+        hf.train("fedavg", "linear", federation, out=tmp_path, resume=True, drop_last=True, **SMALL)
+
+
 def test_lost_clients_are_named_and_the_run_goes_on(federation):
     run = hf.train(hf.FedAvg(), hf.models.linear(), federation, dropout=0.4, **SMALL | {"rounds": 8})
     lost = [incident for record in run.records for incident in record["incidents"]]

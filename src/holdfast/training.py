@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -399,8 +399,9 @@ class Training:
         if not resume:
             return RunDirectory.create(out, experiment)
         directory = RunDirectory.open(out)
-        for key in ("method", "model", "hash", *asdict(self.settings), "engine", "precision", "norm"):
-            then, now = directory.experiment.get(key), experiment[key]
+        defaults = {field.name: field.default for field in fields(Settings)}  # what an older version did
+        for key in ("method", "model", "hash", *defaults, "engine", "precision", "norm"):
+            then, now = directory.experiment.get(key, defaults.get(key)), experiment[key]
             if then != now and key not in CHANGEABLE:
                 named = "federation, by its hash" if key == "hash" else key
                 raise HoldfastError(
