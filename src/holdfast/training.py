@@ -253,7 +253,7 @@ class Training:
                 f"{whose} end an epoch with a batch of as few as {few} samples, over which this model's BatchNorm "
                 "may throw it off; drop_last leaves such batches out",
                 HoldfastWarning,
-                stacklevel=2,
+                stacklevel=4,  # where `train` was called
             )
 
     def describe(self) -> dict[str, Any]:
