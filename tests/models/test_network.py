@@ -1,0 +1,62 @@
+"""A module as a function of its weights: what is arranged otherwise must give the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from holdfast.models.network import Network
+
+
+def layers(*, norm: bool, pool: nn.MaxPool2d) -> nn.Sequential:
+    middle = [nn.BatchNorm2d(6)] if norm else []
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), *middle, nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(4)
+    )  # fmt: skip
+
+
+def gradients(net: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    out = net(x)
+    return out, list(torch.autograd.grad(out.square().sum(), list(net.parameters())))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, stride=2, padding=1)], ids=["halves", "overlaps"]
+)
+def test_pooling_before_a_relu_gives_the_same_bits(norm: bool, pool: nn.MaxPool2d) -> None:
+    torch.manual_seed(0)
+    net = layers(norm=norm, pool=pool)
+    x = torch.randn(5, 3, 9, 9).round(decimals=1)  # many values are equal, and windows without any above 0
+    net(x)  # makes the last layer
+    network = Network(net)
+    kinds = [type(layer).__name__ for layer in network.net]  # type: ignore[attr-defined]
+    assert kinds.index("MaxPool2d") + 1 == kinds.index("ReLU")
+    out, found = gradients(network.net, x)
+    wanted_out, wanted = gradients(net, x)
+    assert torch.equal(out, wanted_out)
+    assert all(torch.equal(g, w) for g, w in zip(found, wanted, strict=True))
+    assert isinstance(network.module()[2 if norm else 1], nn.ReLU)  # what the user gets back is as it was
+
+
+def test_what_does_not_commute_stays() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(6, 2),
+    )
+    assert [type(a) for a in Network(net).net] == [type(a) for a in net]  # type: ignore[attr-defined]
+
+
+def test_a_copy_on_another_device_shares_nothing() -> None:
+    network = Network(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+    network.params = {name: p + 1 for name, p in network.params.items()}
+    twin = network.to(torch.device("cpu"))
+    assert all(torch.equal(twin.params[name], p) for name, p in network.params.items())
+    twin.params["1.weight"].zero_()
+    assert not torch.equal(twin.params["1.weight"], network.params["1.weight"])
