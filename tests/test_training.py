@@ -13,7 +13,6 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.engine.loop import Loop
-from holdfast.errors import HoldfastWarning
 from holdfast.runs import RunDirectory
 from holdfast.training import Training
 
@@ -223,7 +222,7 @@ def test_batches_too_small_for_batch_norm_are_told_of(model, sizes, settings, wa
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         hf.train("fedavg", model, federation, rounds=1, batch_size=4, device="cpu", **settings)
-    told = [str(w.message) for w in caught if issubclass(w.category, HoldfastWarning)]
+    told = [str(w.message) for w in caught if issubclass(w.category, hf.HoldfastWarning)]
     assert [message.partition(",")[0] for message in told] == ([] if warned is None else [warned])
 
 

@@ -26,7 +26,7 @@ from holdfast.data.schedules import EveryN, GlobalEpochs, StageSchedule
 from holdfast.data.skew import FeatureSkew, LongTail, minority_classes
 from holdfast.data.sources import load
 from holdfast.data.streams import stream
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, HoldfastWarning
 from holdfast.experiment import Experiment
 from holdfast.methods import *  # noqa: F403
 from holdfast.methods import __all__ as _methods
@@ -55,6 +55,7 @@ __all__ = [
     "GlobalEpochs",
     "Group",
     "HoldfastError",
+    "HoldfastWarning",
     "LongTail",
     "ModelSpec",
     "Partition",
