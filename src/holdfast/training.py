@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from holdfast import __version__, kernels
+from holdfast.checks import check_model, warn_of_tiny_batches
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
@@ -45,7 +46,6 @@ from holdfast.runs.metrics_file import plain
 from holdfast.saving import close, restore, snapshot
 
 CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
-FEW_VALUES = 4  # of a channel in a batch: over fewer, gradients of BatchNorm grew a thousandfold
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
 
 HandOver = Callable[[Callable[[], None]], object]
@@ -188,12 +188,11 @@ class Training:
         trained = settings.rounds * settings.epochs * share * len(federation.indices) / federation.stages
         network.own_kernels = kernels.worthwhile(network.net, shape, settings.batch_size, trained)
         self.norm, self.classifier = norm, classifier
-        if network.num_outputs != dataset.num_classes:
-            raise HoldfastError(
-                f"the model's last layer has {network.num_outputs} outputs, but {dataset.name} has "
-                f"{dataset.num_classes} classes; make them equal"
-            )
         self.data = device_data(dataset, self.device, dtype)
+        check_model(network, dataset, self.data)
+        sizes = np.stack([federation.sizes(stage) for stage in range(federation.stages)])  # [S, K]
+        if network.has_batch_norm and not settings.drop_last:
+            warn_of_tiny_batches(network, self.data, sizes, settings.batch_size)
         self.task = make_task(
             network,
             self.data,
@@ -206,55 +205,21 @@ class Training:
             stages=federation.stages,
             read=self.read,
         )
-        self._check_model()
-        if network.has_batch_norm and not settings.drop_last:
-            self._look_for_tiny_batches()
         check_public(method, self.task)
         self.method = method.prepare(self.task)
         if callable(engine):
             self.engine = engine(self.method, self.task, self.data)
         else:
-            # The most a client ever trains on: a later stage may bring larger batches than the first.
-            sizes = np.max([federation.sizes(stage) for stage in range(federation.stages)], axis=0)
+            most = sizes.max(
+                0
+            )  # a client ever trains on: a later stage may bring larger batches than the first
             self.engine = choose_engine(
-                engine, self.method, self.task, self.data, settings, sizes, lanes, address
+                engine, self.method, self.task, self.data, settings, most, lanes, address
             )
 
     def read(self, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Training samples, ready for the model, and their labels, by id."""
         return self.data.read(ids), self.data.y[torch.from_numpy(ids).to(self.device)]
-
-    def _check_model(self) -> None:
-        """One forward pass: the model must take these samples."""
-        network, dataset = self.task.network, self.federation.dataset
-        try:
-            out = network.apply(network.params, network.buffers, self.data.read(np.array([0])))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise HoldfastError(
-                f"the model does not take samples of {dataset.name}, whose shape is {dataset.shape}: {first}"
-            ) from None
-        if out.logits.shape != (1, dataset.num_classes):
-            raise HoldfastError(
-                f"the model turns one sample into {tuple(out.logits.shape)}; it must be (1, {dataset.num_classes}): "
-                "a batch of logits, one per class"
-            )
-
-    def _look_for_tiny_batches(self) -> None:
-        """Warn of last batches over which BatchNorm may throw a model off; one of a single sample joins another."""
-        pixels = self.task.network.smallest_map(self.data.read(np.array([0])))
-        federation, size = self.federation, self.settings.batch_size
-        held = np.stack([federation.sizes(stage) for stage in range(federation.stages)])  # [S, K]
-        last = held % size
-        tiny = (held > size) & (last > 1) & (last * (pixels or FEW_VALUES) < FEW_VALUES)
-        if tiny.any():
-            whose, few = f"{tiny.any(0).sum()} of {federation.clients} clients", last[tiny].min()
-            warnings.warn(
-                f"{whose} end an epoch with a batch of as few as {few} samples, over which this model's BatchNorm "
-                "may throw it off; drop_last leaves such batches out",
-                HoldfastWarning,
-                stacklevel=4,  # where `train` was called
-            )
 
     def describe(self) -> dict[str, Any]:
         """Everything needed to run it again, in the words of an experiment file, and what was found."""

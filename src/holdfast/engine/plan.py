@@ -77,12 +77,13 @@ def plan_client(
 ) -> Plan:
     """Shuffle a client's samples for each epoch and cut them into batches."""
     sizes = batch_sizes(samples, batch_size, merge_single, drop_last)
+    visits = sum(sizes)  # in an epoch
     shuffles = (generator(seed, "batches", round, client, epoch) for epoch in range(epochs))
-    order = [shuffle.permutation(samples)[: sum(sizes)] for shuffle in shuffles]
+    order = [shuffle.permutation(samples)[:visits] for shuffle in shuffles]
     drawn = None
     if preprocess.augments:
         sources = (generator(seed, "augmentation", round, client, epoch) for epoch in range(epochs))
-        drawn = np.concatenate([preprocess.draw(source, sum(sizes), shape) for source in sources])
+        drawn = np.concatenate([preprocess.draw(source, visits, shape) for source in sources])
     steps = epochs * len(sizes)
     keys = [
         counter_key(seed, "dropout", round, client, at) >> 32 for at in range(steps if dropout_keys else 0)

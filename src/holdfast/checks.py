@@ -1,0 +1,53 @@
+"""What is looked at before a run begins: whether the model fits the data, and its batches the model."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+
+from holdfast.data.dataset import Dataset
+from holdfast.engine.local import DeviceData
+from holdfast.errors import HoldfastError, HoldfastWarning
+from holdfast.models.network import Network
+
+FEW_VALUES = 4  # of a channel in a batch: over fewer, gradients of BatchNorm grew a thousandfold
+
+
+def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
+    """One forward pass: the model must take these samples and have an output for each class."""
+    if network.num_outputs != dataset.num_classes:
+        raise HoldfastError(
+            f"the model's last layer has {network.num_outputs} outputs, but {dataset.name} has "
+            f"{dataset.num_classes} classes; make them equal"
+        )
+    try:
+        out = network.apply(network.params, network.buffers, data.read(np.array([0])))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise HoldfastError(
+            f"the model does not take samples of {dataset.name}, whose shape is {dataset.shape}: {first}"
+        ) from None
+    if out.logits.shape != (1, dataset.num_classes):
+        raise HoldfastError(
+            f"the model turns one sample into {tuple(out.logits.shape)}; it must be (1, {dataset.num_classes}): "
+            "a batch of logits, one per class"
+        )
+
+
+def warn_of_tiny_batches(network: Network, data: DeviceData, sizes: np.ndarray, batch_size: int) -> None:
+    """Warn of last batches over which BatchNorm may throw a model off; one of a single sample joins another.
+
+    ``sizes`` are the samples of each client at each stage: ``[S, K]``.
+    """
+    pixels = network.smallest_map(data.read(np.array([0])))
+    last = sizes % batch_size
+    tiny = (sizes > batch_size) & (last > 1) & (last * (pixels or FEW_VALUES) < FEW_VALUES)
+    if tiny.any():
+        whose, few = f"{tiny.any(0).sum()} of {sizes.shape[1]} clients", last[tiny].min()
+        warnings.warn(
+            f"{whose} end an epoch with a batch of as few as {few} samples, over which this model's BatchNorm "
+            "may throw it off; drop_last leaves such batches out",
+            HoldfastWarning,
+            stacklevel=4,  # where `train` was called
+        )
