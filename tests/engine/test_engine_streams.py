@@ -105,6 +105,22 @@ def test_private_models_are_the_global_body_under_the_clients_own_head():
         np.testing.assert_allclose(loop.stream._class_accuracy([k], 1)[0], expected)
 
 
+@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+def test_a_model_of_ones_own_keeps_its_own_batch_norm(engine: str):
+    federation = hf.stream(DATA, hf.Dirichlet(0.3, min_size=10), clients=4, tasks_per_client=2)
+    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+    settings = Settings(rounds=2, drop_last=True, **_without_device(SHORT))
+    loop = Training(hf.FedProto(), net, federation, settings, engine=engine, device="cpu").loop(
+        Memories(None, None)
+    )
+    for number in (1, 2):
+        record = loop.round(number)
+        as_trained = record["locals"]["class_accuracy"]  # tested at once, before anything was averaged
+        np.testing.assert_allclose(loop.stream._class_accuracy(record["participants"], number), as_trained)
+    prototypes = CLASSES * 8 + CLASSES  # with which of them there are
+    assert record["bytes_up"] == 4 * prototypes * 4
+
+
 def test_later_stages_may_bring_larger_batches_than_the_first():
     federation = hf.stream(DATA, hf.IID(), clients=2, tasks_per_client=3, joins=[1, 1])
     uneven = replace(federation, offsets=np.array([0, 0, 20, 120, 120, 140, 240]))

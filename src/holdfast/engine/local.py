@@ -111,6 +111,18 @@ class Incident:
         return said | {"detail": self.detail} if self.detail else said
 
 
+def stay_home(method: Method, task: Task) -> frozenset[str]:
+    """Parameters and buffers that are not exchanged; a layer's statistics stay where its parameters do."""
+    network = task.network
+    home = {name for name in network.params if not method.travels(name, task)} | network.kept_local
+    for buffer in network.buffers:
+        layer = buffer.rpartition(".")[0]
+        beside = [name for name in network.params if name.rpartition(".")[0] == layer] or network.params
+        if home.issuperset(beside):
+            home.add(buffer)
+    return frozenset(home)
+
+
 class LocalSide:
     """Starts and finishes clients; engines differ only in how they do the steps between."""
 
@@ -119,6 +131,8 @@ class LocalSide:
         # Outputs of a frozen model on inputs that never change are computed once a round, not once a step.
         self.cache_teachers = not data.preprocess.augments
         self.merge_single = task.network.has_batch_norm
+        self.home = stay_home(method, task)
+        self.remembered = task.network.kept_local | (self.home & task.network.buffers.keys())
 
     def plan(self, job: Job, round: int) -> Planned:
         """Which samples the client trains on, and in which order."""
@@ -230,9 +244,8 @@ class LocalSide:
             sums, state = self.method.finish(params, carry, client)
             shared = self.method.share(params, carry, client)
         memory: Tree = {"method": state} if state else {}
-        kept = self.task.network.kept_local
-        if kept:
-            memory["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in kept}
+        if self.remembered:
+            memory["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in self.remembered}
         if self.settings.keep_momentum and momentum:
             memory["momentum"] = {k: v.clone() for k, v in momentum.items()}
         if self.task.stages > 1:  # on a stream a client is also tested with its own head

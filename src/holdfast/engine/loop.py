@@ -188,8 +188,8 @@ class Loop:
             raise too_few(number, len(local.clients), settings.min_clients, incidents)
         if gathered.total:
             self._merge(gathered)
-        exchanged = {k: v for k, v in server.params.items() if method.travels(k, self.task)}
-        model_bytes = size_in_bytes({**exchanged, **server.buffers})
+        model = {**server.params, **server.buffers}
+        model_bytes = size_in_bytes({k: v for k, v in model.items() if k not in self.side.home})
         down = size_in_bytes(sent.payload) + model_bytes
         record = {"round": number, "stage": stage, "lr": settings.lr_at(number), **local.record()} | {
             "bytes_down": down * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
