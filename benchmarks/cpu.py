@@ -3,8 +3,8 @@
     python benchmarks/cpu.py [--only W small] [--passes 7] [--threads N] [--json FILE]
 
 W: CIFAR-10 shapes, 10 of 100 clients a round, 500 samples each, batches of 50, one epoch, the ntd-cifar network,
-SGD with momentum; the bare loop (NCHW, torch.optim.SGD) against what Holdfast chooses; the memory is that of a
-process that does nothing else.
+SGD with momentum; the bare loop (NCHW, torch.optim.SGD) against what Holdfast chooses, each in a process of its own
+(Holdfast lets its process keep freed memory, which the bare loop's does not). The memory is Holdfast's.
 small: digits' shapes, 10 clients of 144 samples; one client after another against lanes.
 
 Passes of all alternate; figures are medians, and ratios those of medians. On a busy machine compare the CPU times
@@ -17,11 +17,14 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import cache, partial
+from multiprocessing import get_context
 
+import numpy as np
 import torch
 
 from holdfast.data.federation import Federation
@@ -56,16 +59,24 @@ def rounds_of(
     ).loop(Memories(None, None))
 
 
+Times = tuple[float, float]
+"""Of a pass: by the clock and of the CPU, in seconds."""
+
+
+def timed(work: Callable[[int], object], number: int) -> Times:
+    wall, used = time.perf_counter(), time.process_time()
+    work(number)
+    return time.perf_counter() - wall, time.process_time() - used
+
+
 def alternate(
-    works: dict[str, Callable[[int], object]], passes: int, warm: int
+    works: dict[str, Callable[[int], Times]], passes: int, warm: int
 ) -> dict[str, dict[str, float]]:
     """Medians of each work's wall and CPU time in milliseconds; the first ``warm`` passes do not count."""
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
+    times: dict[str, list[Times]] = {name: [] for name in works}
     for number in range(1, warm + passes + 1):
         for name, work in works.items():
-            wall, used = time.perf_counter(), time.process_time()
-            work(number)
-            times[name].append((time.perf_counter() - wall, time.process_time() - used))
+            times[name].append(work(number))
     return {
         name: {
             "ms": 1e3 * statistics.median(wall for wall, _ in taken[warm:]),
@@ -75,23 +86,39 @@ def alternate(
     }
 
 
-def work_w() -> tuple[Federation, Loop]:
+@cache
+def work_w(name: str) -> Callable[[int], object]:
+    """A round of W: the bare loop's, or Holdfast's."""
     federation = equal_federation(cifar_shaped(50_000), 100, 500)
-    return federation, rounds_of("fedavg", "ntd-cifar", federation, "auto", batch=50, sample=10)
+    if name == "holdfast":
+        return rounds_of("fedavg", "ntd-cifar", federation, "auto", batch=50, sample=10).round
+    net = parse_model("ntd-cifar").build(federation.dataset.shape, 10, 0)
+    bare = BareLoop(net, federation, CPU, batch_size=50, epochs=1, lr=0.01, momentum=0.9)
+    return lambda number: bare.round(np.random.default_rng(number).choice(100, 10, replace=False))
+
+
+def pass_of_w(name: str, number: int) -> Times:
+    return timed(work_w(name), number)
+
+
+@contextmanager
+def process() -> Iterator[ProcessPoolExecutor]:
+    """One process that keeps what it has made from call to call."""
+    threads = torch.get_num_threads()
+    with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        yield pool
 
 
 def measure_w(passes: int) -> list[dict]:
-    federation, loop = work_w()
-    net = parse_model("ntd-cifar").build(federation.dataset.shape, 10, 0)
-    bare = BareLoop(net, federation, CPU, batch_size=50, epochs=1, lr=0.01, momentum=0.9)
-    taken = alternate({"bare": lambda n: bare.round(loop.participants(n)), "holdfast": loop.round}, passes, 1)
-    alone = subprocess.run(
-        [sys.executable, __file__, "--memory-of-w", "--threads", str(torch.get_num_threads())],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    with process() as bare, process() as holdfast:
+        works = {
+            "bare": lambda n: bare.submit(pass_of_w, "bare", n).result(),
+            "holdfast": lambda n: holdfast.submit(pass_of_w, "holdfast", n).result(),
+        }
+        taken = alternate(works, passes, 1)
+        peak = holdfast.submit(peak_bytes, CPU).result() / 2**20
     ratio = taken["holdfast"]["ms"] / taken["bare"]["ms"]
     print(f"{'W, one epoch':24} {'bare ms':>9} {'holdfast ms':>12} {'ratio':>6} {'peak MiB':>9}")
-    peak = int(alone.stdout) / 2**20
     print(f"{'':24} {taken['bare']['ms']:9.0f} {taken['holdfast']['ms']:12.0f} {ratio:6.2f} {peak:9.0f}\n")
     return [{"bare": taken["bare"], "holdfast": taken["holdfast"], "ratio": ratio, "peak_mib": peak}]
 
@@ -102,7 +129,8 @@ def measure_small(passes: int) -> list[dict]:
     federation = equal_federation(cifar_shaped(1440, shape=(1, 8, 8)), 10, 144)
     for method, model, batch in SMALL:
         loops = {e: rounds_of(method, model, federation, e, batch=batch) for e in ("sequential", "lanes")}
-        taken = alternate({engine: loop.round for engine, loop in loops.items()}, 3 * passes, 3)
+        works = {engine: partial(timed, loop.round) for engine, loop in loops.items()}
+        taken = alternate(works, 3 * passes, 3)
         times, by_cpu = (taken["sequential"][key] / taken["lanes"][key] for key in ("ms", "cpu_ms"))
         print(
             f"{f'{method}, {model}, batch {batch}':24} {taken['sequential']['ms']:14.1f} "
@@ -126,13 +154,8 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json")
-    parser.add_argument("--memory-of-w", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    if arguments.memory_of_w:
-        work_w()[1].round(1)
-        print(peak_bytes(CPU))
-        return
     print(f"{machine(CPU)}, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}\n")
     report = {"machine": machine(CPU), "load": os.getloadavg()[0], "torch": str(torch.__version__)}
     report |= {name: PARTS[name](arguments.passes) for name in arguments.only}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, Result, Started, teacher_outputs
+from holdfast.engine.memory import keep_freed_memory
 from holdfast.engine.optim import clip_scale, sgd_
 from holdfast.engine.settings import Settings
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
@@ -32,6 +33,8 @@ class Sequential:
         self.buffers: Tensors = dict(self.net.named_buffers())
         self.param_list = list(self.params.values())
         self.momentum = [torch.zeros_like(p) for p in self.param_list] if settings.momentum else []
+        if task.device.type == "cpu":
+            keep_freed_memory()
 
     def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
         """Train each client in turn; a result's tensors are valid until the next one is asked for."""
