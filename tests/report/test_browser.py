@@ -211,6 +211,7 @@ def test_the_leaderboard_sorts_and_the_numbers_open(opened, report):
     assert page.locator("#leaderboard th[aria-sort=ascending]").count() == 1
     page.locator("[data-figure=partition] summary").click()
     rows = page.locator("[data-figure=partition] .numbers table").first.locator("tbody tr")
+    rows.first.wait_for()  # a browser tells of what opened a moment later
     assert rows.count() == 20
 
 
