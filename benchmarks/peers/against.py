@@ -46,7 +46,11 @@ CASES = {
 
 
 def measure(
-    case: dict, rounds_of: Callable[[Work], Callable[[], object]], passes: int, device: torch.device
+    case: dict,
+    rounds_of: Callable[[Work], Callable[[], object]],
+    passes: int,
+    device: torch.device,
+    follows: bool,
 ) -> dict[str, float]:
     batch, cuda = case["batch_size"], device.type == "cuda"
     epochs = 5 if cuda else 1
@@ -67,6 +71,8 @@ def measure(
         "peer": peer,
         "holdfast": lambda: loop.round(next(numbers)),
     }
+    if follows:
+        works = {"peer": peer}
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(passes + 1):  # the first warms up
         for name, work in works.items():
@@ -78,8 +84,11 @@ def measure(
     return {name: statistics.median(taken[1:]) for name, taken in times.items()}
 
 
-def main(name: str, rounds_of: Callable[[Work], Callable[[], object]]) -> None:
-    """Measure a framework whose ``rounds_of(work)`` gives a function that does one round."""
+def main(name: str, rounds_of: Callable[[Work], Callable[[], object]], follows: bool = False) -> None:
+    """Measure a framework whose ``rounds_of(work)`` gives a function that does one round.
+
+    A process that ``follows`` only takes its part in the framework's rounds, and says nothing.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--passes", type=int, default=5)
@@ -90,11 +99,15 @@ def main(name: str, rounds_of: Callable[[Work], Callable[[], object]]) -> None:
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    if follows:
+        for case in arguments.only:
+            measure(CASES[case], rounds_of, arguments.passes, device, follows)
+        return
     print(f"{machine(device)}; medians of {arguments.passes} passes; × bare loop in brackets")
     print(f"{'work':6} {'bare ms':>9} {f'{name} ms':>24} {'holdfast ms':>20}")
     report: dict = {"peer": name, "machine": machine(device), "passes": arguments.passes}
     for case in arguments.only:
-        found = report[case] = measure(CASES[case], rounds_of, arguments.passes, device)
+        found = report[case] = measure(CASES[case], rounds_of, arguments.passes, device, follows)
         shown = {key: f"{found[key]:.0f} ({found[key] / found['bare']:.2f})" for key in ("peer", "holdfast")}
         print(f"{case:6} {found['bare']:9.0f} {shown['peer']:>24} {shown['holdfast']:>20}", flush=True)
     if arguments.json:

@@ -1,12 +1,14 @@
-"""Apple's pfl-research, in one process.
+"""Apple's pfl-research, in one process or, under torchrun, in several with a thread each.
 
 pip install 'pfl[pytorch]==0.6.0' holdfast
 python benchmarks/peers/pfl_research.py [--only W] [--passes 5] [--device cuda] [--json FILE]
+torchrun --nproc-per-node 2 benchmarks/peers/pfl_research.py --threads 2
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import types
 from collections.abc import Callable
 
@@ -53,8 +55,19 @@ def rounds_of(work: Work) -> Callable[[], object]:
     local = NNTrainHyperParams(
         local_num_epochs=work.epochs, local_learning_rate=LR, local_batch_size=work.batch_size
     )
-    return lambda: FederatedAveraging().run(one_round, backend, model, local, send_metrics_to_platform=False)
+
+    def one() -> None:
+        FederatedAveraging().run(one_round, backend, model, local, send_metrics_to_platform=False)
+
+    def together() -> None:
+        torch.distributed.barrier()  # the others wait here while the first measures something else
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        one()
+        torch.set_num_threads(threads)
+
+    return together if "WORLD_SIZE" in os.environ else one
 
 
 if __name__ == "__main__":
-    main("pfl-research", rounds_of)
+    main("pfl-research", rounds_of, follows=os.environ.get("RANK", "0") != "0")
