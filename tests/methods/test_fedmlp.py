@@ -209,6 +209,7 @@ def test_one_participant_with_one_sample(clustering: str, classes: int) -> None:
         {"alpha": -1.0},
         {"clustering": "dbscan"},
         {"inter_task_kl": "both"},
+        {"smooth_l1": "max"},
         {"memory": "none"},
         {"head": "none"},
     ],

@@ -316,9 +316,9 @@ class Prototypes:
         return {c: points[labels == label].mean(0) for c, label in zip(classes, labels, strict=True)}
 
 
-def smooth_l1_slope(h: Array, target: Array) -> Array:
-    """Of the mean over feature dimensions."""
-    return np.clip(h - target, -1, 1) / len(h)
+def smooth_l1_slope(h: Array, target: Array, method: FedMLP) -> Array:
+    """Of the mean over feature dimensions, or of their sum."""
+    return np.clip(h - target, -1, 1) / (len(h) if method.smooth_l1 == "mean" else 1)
 
 
 def fedmlp_term(
@@ -329,9 +329,9 @@ def fedmlp_term(
     rare = [j for j, y in enumerate(step.y) if y in minority]
     for j, (h, y) in enumerate(zip(f.h, step.y, strict=True)):
         if method.use_prototype and y in shared.of:
-            dh[j] += smooth_l1_slope(h, shared.of[y]) / len(step.y)
+            dh[j] += smooth_l1_slope(h, shared.of[y], method) / len(step.y)
         if method.use_semantic and y in shared.of and j in rare:
-            dh[j] += method.alpha * smooth_l1_slope(h, semantic[y]) / len(rare)
+            dh[j] += method.alpha * smooth_l1_slope(h, semantic[y], method) / len(rare)
         if method.use_inter_task and own_semantic:
             near = memory.of.get(y)
             if near is None:
@@ -350,6 +350,7 @@ FEDMLP = [
     {"use_inter_task": False, "alpha": 0.4},
     {"use_prototype": False, "use_semantic": False, "inter_task_kl": "memory-feature", "memory": "ema"},
     {"head": "shared", "alpha": 0.1},
+    {"smooth_l1": "sum", "alpha": 0.3},
 ]
 
 

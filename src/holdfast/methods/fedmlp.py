@@ -26,11 +26,12 @@ class FedMLP(Method):
     Local: CE + L_P + L_I + α L_S, means over the batch; h is a sample's feature, y its class, σ the softmax
     over features. L_P = SmoothL1(h, g_y). L_S = SmoothL1(h, the P of y's cluster), over minority classes.
     L_I = KL(σ(h) ‖ σ(c̃)), c̃ the remembered c_y or, for a class new to the client, the O nearest to h.
-    Where there is no prototype yet the term is 0. SmoothL1 is the mean over feature dimensions.
+    Where there is no prototype yet the term is 0.
     Server: the feature extractor as FedAvg; the classifier stays with its client.
     Guo et al., AAAI 2025, Eq. 1-11, where α and the clustering are not printed. The minority is the rarer
     half of the classes over all clients; there is none if all are equally frequent.
 
+    ``smooth_l1``: the ``mean`` over feature dimensions, or their ``sum``, as in the work that the paper cites.
     ``clustering``: ``finch``, or ``kmeans`` with √C clusters. ``inter_task_kl``: ``feature-memory`` as above,
     ``memory-feature`` for KL(σ(c̃) ‖ σ(h)). ``memory``: new prototypes ``overwrite`` or mix by half (``ema``).
     ``use_prototype``, ``use_inter_task``, ``use_semantic``: L_P, L_I, L_S. ``head``: ``personal``;
@@ -41,6 +42,7 @@ class FedMLP(Method):
     name: ClassVar[str] = "fedmlp"
 
     alpha: float = 1.0  # α: strength of L_S
+    smooth_l1: Literal["mean", "sum"] = "mean"
     clustering: Clustering = "finch"
     inter_task_kl: Literal["feature-memory", "memory-feature"] = "feature-memory"
     memory: Literal["overwrite", "ema"] = "overwrite"
@@ -54,6 +56,7 @@ class FedMLP(Method):
         directions = ("feature-memory", "memory-feature")
         self.require(
             alpha=(self.alpha >= 0, "at least 0"),
+            smooth_l1=(self.smooth_l1 in ("mean", "sum"), "mean or sum"),
             clustering=(self.clustering in ("finch", "kmeans"), "finch or kmeans"),
             inter_task_kl=(self.inter_task_kl in directions, "feature-memory or memory-feature"),
             memory=(self.memory in ("overwrite", "ema"), "overwrite or ema"),
@@ -122,15 +125,20 @@ class FedMLP(Method):
         """L_P + L_I + α L_S, as far as they are on."""
         terms, h, y = [], out.features, batch.y
         if self.use_prototype:
-            terms.append(batch.mean(carry["known"][y] * _smooth_l1(h, carry["global"][y])))
+            terms.append(batch.mean(carry["known"][y] * self._distance(h, carry["global"][y])))
         if self.use_inter_task:
             terms.append(batch.mean(self._inter_task(h, y, carry)))
         if self._semantic:
             rare = carry["rare"][y].to(h.dtype)
-            distance = batch.mean(rare * _smooth_l1(h, carry["semantic"][y]))
+            distance = batch.mean(rare * self._distance(h, carry["semantic"][y]))
             share = batch.mean(rare)  # distance / share is the mean over the rare samples
             terms.append(self.alpha * distance / torch.where(share > 0, share, 1.0))
         return torch.stack(terms).sum() if terms else None
+
+    def _distance(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """SmoothL1 of each sample: ``[B]``."""
+        each = F.smooth_l1_loss(features, prototypes, reduction="none")
+        return each.mean(-1) if self.smooth_l1 == "mean" else each.sum(-1)
 
     def _inter_task(self, h: Tensor, y: Tensor, carry: Tree) -> Tensor:
         """The divergence of each sample from what is remembered: ``[B]``."""
@@ -186,8 +194,3 @@ def _nothing(task: Task) -> tuple[Tensor, Tensor]:
         torch.zeros(shape, dtype=task.dtype, device=task.device),
         torch.zeros(task.num_classes, dtype=torch.bool, device=task.device),
     )
-
-
-def _smooth_l1(features: Tensor, prototypes: Tensor) -> Tensor:
-    """Mean over feature dimensions for each sample: ``[B]``."""
-    return F.smooth_l1_loss(features, prototypes, reduction="none").mean(-1)
