@@ -18,6 +18,7 @@ from holdfast.engine.flower import FlowerApp, for_server
 from holdfast.engine.flower.messages import tree_of
 from holdfast.engine.wire import form_of
 from holdfast.errors import HoldfastError
+from holdfast.methods.base import Method
 from holdfast.methods.registry import METHODS, parse_method
 
 
@@ -69,8 +70,8 @@ def test_a_stream(name: str, tmp_path: Path) -> None:
     assert_same_records(world.records, run.records)
 
 
-def test_own_model_and_a_data_set_at_each_site(tmp_path: Path) -> None:
-    """As in a hospital: each node has arrays of its own and serves one client."""
+def hospitals(method: Method) -> FlowerApp:
+    """Each node has arrays of its own and serves one client; the model has BatchNorm."""
     among = federation()
 
     def site(node: Any, run: Any) -> hf.Dataset:
@@ -83,7 +84,11 @@ def test_own_model_and_a_data_set_at_each_site(tmp_path: Path) -> None:
             nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES)
         )
 
-    app = FlowerApp(site, lambda run: for_server(among.dataset, among.public), model=net, method=hf.FedNTD())
+    return FlowerApp(site, lambda run: for_server(among.dataset, among.public), model=net, method=method)
+
+
+def test_own_model_and_a_data_set_at_each_site(tmp_path: Path) -> None:
+    app = hospitals(hf.FedNTD())
     world = World(tmp_path, nodes=len(SIZES), app=app).run()
     from holdfast.engine.flower.app import Plan
 
@@ -92,7 +97,7 @@ def test_own_model_and_a_data_set_at_each_site(tmp_path: Path) -> None:
     run = hf.train(
         hf.FedNTD(),
         model,
-        among,
+        federation(),
         engine="sequential",
         device="cpu",
         precision="float64",
@@ -127,6 +132,8 @@ def test_what_a_method_keeps_at_its_client_stays_there(tmp_path: Path) -> None:
     assert not {weight, bias} & tree_of(down, "sent")["params"].keys()
     proto = World(tmp_path / "proto", method="fedproto").run()
     assert set(leaving(proto)) == {"sums"}
+    with_norm = World(tmp_path / "norm", nodes=len(SIZES), app=hospitals(hf.FedProto())).run()
+    assert set(leaving(with_norm)) == {"sums"}  # the layer's statistics stay with its weights
 
 
 @pytest.mark.parametrize("model", ["cnn", "mlp:176,176", "mlp"])

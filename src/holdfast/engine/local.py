@@ -112,9 +112,9 @@ class Incident:
 
 
 def stay_home(method: Method, task: Task) -> frozenset[str]:
-    """Parameters and buffers that are not exchanged; a layer's statistics stay where its parameters do."""
+    """Parameters and buffers that a method does not exchange; a layer's statistics stay where its parameters do."""
     network = task.network
-    home = {name for name in network.params if not method.travels(name, task)} | network.kept_local
+    home = {name for name in network.params if not method.travels(name, task)}
     for buffer in network.buffers:
         layer = buffer.rpartition(".")[0]
         beside = [name for name in network.params if name.rpartition(".")[0] == layer] or network.params

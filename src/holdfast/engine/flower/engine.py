@@ -16,7 +16,7 @@ from holdfast.engine.flower.app import Plan
 from holdfast.engine.flower.messages import SURVEY, TRAIN, Facts, Orders, record_of, tree_of
 from holdfast.engine.flower.nodes import Nodes
 from holdfast.engine.flower.population import Population, in_a_line
-from holdfast.engine.flower.site import travels, uploaded
+from holdfast.engine.flower.site import exchanged, uploaded
 from holdfast.engine.local import Broadcast, DeviceData, Incident, Job, Result, on_device
 from holdfast.engine.sequential import Sequential
 from holdfast.engine.trees import leaves
@@ -116,9 +116,8 @@ class FlowerEngine:
         return self.nodes.ask(kind, content, self.plan.settings.deadline)
 
     def _outgoing(self, sent: Broadcast) -> Tree:
-        names = travels(self.method, self.task, self.plan)
-        params = {name: sent.params[name] for name in names}
-        return {"params": params, "buffers": sent.buffers, "payload": sent.payload}
+        model = {"params": sent.params, "buffers": sent.buffers}
+        return exchanged(model, self.method, self.task, self.plan) | {"payload": sent.payload}
 
     def _orders(self, sent: Broadcast, jobs: Sequence[Job]) -> Orders:
         counts = self.population.counts
@@ -189,7 +188,7 @@ class FlowerEngine:
             label_counts=np.array(label_counts),
             weight=weight,
             params=params,
-            buffers=tree.get("buffers", {}),
+            buffers=sent.buffers | tree.get("buffers", {}),
             shared=shared,
             sums=tree.get("sums", {}),
             # What it remembers stays at its site (or is a copy for tests); the server keeps from which round it is.

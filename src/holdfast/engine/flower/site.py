@@ -29,7 +29,7 @@ from holdfast.engine.flower.messages import (
     record_of,
     tree_of,
 )
-from holdfast.engine.local import Broadcast, Job, Result, on_device
+from holdfast.engine.local import Broadcast, Job, Result, on_device, stay_home
 from holdfast.engine.sequential import Sequential
 from holdfast.engine.task import device_data, make_task
 from holdfast.engine.wire import form_of
@@ -213,13 +213,13 @@ class Work:
 
     def _broadcast(self) -> Broadcast:
         network = self.task.network
-        travelling = {name: network.params[name] for name in travels(self.method, self.task, self.plan)}
-        form = form_of({"params": travelling, "buffers": network.buffers})
+        model = {"params": network.params, "buffers": network.buffers}
+        form = form_of(exchanged(model, self.method, self.task, self.plan))
         sent = on_device(tree_of(self.content, "sent", form, free="payload"), self.task.device)
         return Broadcast(
             self.orders.round,
             network.params | sent.get("params", {}),
-            sent.get("buffers", {}),
+            network.buffers | sent.get("buffers", {}),
             sent.get("payload", {}),
         )
 
@@ -228,18 +228,16 @@ class Work:
         return on_device(tree_of(self.content, name), self.task.device) if name in self.content else {}
 
 
-def travels(method: Method, task: Task, plan: Plan) -> list[str]:
-    """The parameters that are exchanged; those a client keeps to itself only where the server tests its model."""
-    return [k for k in task.network.params if plan.settings.evaluate_locals or method.travels(k, task)]
+def exchanged(model: Tree, method: Method, task: Task, plan: Plan) -> Tree:
+    """What of a model's params and buffers is sent; what stays with a client only where the server tests its model."""
+    home = () if plan.settings.evaluate_locals else stay_home(method, task)
+    return {part: {k: v for k, v in model[part].items() if k not in home} for part in model}
 
 
 def uploaded(result: Result, method: Method, task: Task, plan: Plan) -> Tree:
     """What of a result leaves the site."""
-    told: Tree = {
-        "params": {k: result.shared[k] for k in travels(method, task, plan)},
-        "buffers": result.buffers,
-        "sums": result.sums,
-    }
+    told = exchanged({"params": result.shared, "buffers": result.buffers}, method, task, plan)
+    told["sums"] = result.sums
     if plan.settings.evaluate_locals:
         if method.overrides("share"):
             told["local"] = result.params
