@@ -210,9 +210,8 @@ class Training:
         if callable(engine):
             self.engine = engine(self.method, self.task, self.data)
         else:
-            most = sizes.max(0)  # that a client ever trains on: a later stage may bring more than the first
             self.engine = choose_engine(
-                engine, self.method, self.task, self.data, settings, most, lanes, address
+                engine, self.method, self.task, self.data, settings, sizes, lanes, address
             )
 
     def read(self, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.plan import Plan, batch_sizes, plan_client
+from holdfast.engine.plan import Plan, batch_sizes, plan_client, widest_batch
 
 
 def plan(
@@ -53,6 +53,16 @@ def test_with_batch_norm_a_single_last_sample_joins_the_batch_before(
     samples: int, expected: list[int]
 ) -> None:
     assert batch_sizes(samples, 4, merge_single=True) == expected
+
+
+@pytest.mark.parametrize("merge_single", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("samples", [[1, 3], [2, 4], [5], [3, 8, 10], [4, 9], [1]])
+def test_the_widest_batch_is_the_largest_there_is(
+    samples: list[int], drop_last: bool, merge_single: bool
+) -> None:
+    largest = max(max(batch_sizes(n, 4, merge_single, drop_last)) for n in samples)
+    assert widest_batch(np.array(samples), 4, merge_single, drop_last) == largest
 
 
 @pytest.mark.parametrize("merge_single", [False, True])

@@ -32,6 +32,10 @@ SHAPES = [  # lanes, batch, channels, height, width, outputs, kernel, stride, pa
     (2, 5, 16, 1, 1, 24, 3, 1, 1),
     (2, 5, 16, 2, 2, 24, 3, 2, 1),
     (2, 3, 8, 1, 6, 16, 5, 1, 2),
+    (2, 5, 20, 1, 1, 24, 3, 1, 1),
+    (2, 5, 64, 2, 2, 128, 3, 1, 1),
+    (2, 3, 128, 5, 4, 192, 3, 1, 1),
+    (2, 5, 128, 2, 2, 128, 3, 2, 1),
 ]
 
 
@@ -61,10 +65,10 @@ def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
         w,
         conv.filters(tuple(w.shape), w.device).copy_(w),
     ):  # as torch keeps them, and as lanes do
-        y, padded = conv.forward(x, weights, b, geometry)
+        y, padded, spread = conv.forward(x, weights, b, geometry)
         assert relative(y, reference) < tolerance
         for of_input in (True, False):
-            got = layers._backward(geometry, of_input, dy, weights, padded.values, padded.largest)
+            got = layers._backward(geometry, of_input, dy, weights, padded.values, padded.largest, spread)
             for value, truth in zip(got, want if of_input else want[1:], strict=True):
                 assert relative(value, truth) < tolerance
 
@@ -80,8 +84,8 @@ def test_half_precision_takes_any_magnitude(size, monkeypatch):
     )
     w, dy = torch.randn(2, 8, 16, 3, 3, device="cuda"), torch.randn(2, 3, 8, 8, 8, device="cuda") * size
     geometry = Geometry((8, 8), 3, 1, 1)
-    y, padded = conv.forward(x, w, torch.zeros(2, 8, device="cuda"), geometry)
-    got = layers._backward(geometry, True, dy, w, padded.values, padded.largest)
+    y, padded, spread = conv.forward(x, w, torch.zeros(2, 8, device="cuda"), geometry)
+    got = layers._backward(geometry, True, dy, w, padded.values, padded.largest, spread)
     for i in range(2):
         exact = [x[i].double().requires_grad_(), w[i].double().requires_grad_()]
         reference = F.conv2d(*exact, padding=1)
@@ -97,7 +101,7 @@ def test_what_is_not_finite_stays_so():
 
     x = torch.randn(1, 2, 4, 8, 8, device="cuda")
     x[0, 0, 0, 4, 4] = float("inf")
-    y, _ = conv.forward(x, torch.ones(1, 8, 4, 3, 3, device="cuda"), None, Geometry((8, 8), 3, 1, 1))
+    y, *_ = conv.forward(x, torch.ones(1, 8, 4, 3, 3, device="cuda"), None, Geometry((8, 8), 3, 1, 1))
     assert not torch.isfinite(y).all()
 
 
@@ -181,6 +185,24 @@ def test_descent(momentum):
         expected.append((weight.double() - 0.1 * step, step))
     lr = torch.tensor(0.1, device="cuda")
     sgd_(w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True)
+    for i, (weight, step) in enumerate(expected):
+        assert relative(w[i], weight) < 1e-6
+        assert relative(v[i], step) < 1e-6 or not momentum
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_descent_at_rates_of_their_own(momentum):
+    from holdfast.engine.optim import rated_sgd_
+
+    shapes = [(3, 5000), (3, 4, 7), *((3, 3 + i) for i in range(20))]
+    w, g, v = ([torch.randn(shape, device="cuda") for shape in shapes] for _ in range(3))
+    lr = torch.rand(3, len(shapes), device="cuda") * (torch.rand(3, len(shapes), device="cuda") > 0.4)
+    expected = []
+    for i, (weight, slope, moving) in enumerate(zip(w, g, v, strict=True)):
+        rate = lr[:, i].double().view(-1, *[1] * (weight.dim() - 1))
+        step = slope.double() + 0.01 * weight.double() + momentum * moving.double()
+        expected.append((weight.double() - rate * step, torch.where(rate == 0, moving.double(), step)))
+    rated_sgd_(w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True)
     for i, (weight, step) in enumerate(expected):
         assert relative(w[i], weight) < 1e-6
         assert relative(v[i], step) < 1e-6 or not momentum
@@ -333,12 +355,13 @@ def test_batch_norm_its_statistics_and_gradients(shape, masked, relu):
         torch.arange(batch, device="cuda") < torch.tensor([[batch], [batch - 1], [2]], device="cuda")[:lanes]
     )
     mask, dy = mask.float(), torch.randn(shape, device="cuda")
+    met = torch.arange(7, 7 + lanes, device="cuda")
 
-    def ours(x, w, b, mean, var, mask, dy):
-        y, *fresh = batch_norm(x, w, b, (mean, var), mask if masked else None, 1e-5, 0.1, relu)
+    def ours(x, w, b, mean, var, met, mask, dy):
+        y, *fresh = batch_norm(x, w, b, (mean, var, met), mask if masked else None, 1e-5, 0.1, relu)
         return (y * dy).sum(), (y, *fresh)
 
-    def exact(x, w, b, mean, var, mask, dy):
+    def exact(x, w, b, mean, var, met, mask, dy):
         weight = (mask if masked else torch.ones_like(mask)).view(-1, 1, 1, 1).expand(-1, 1, *x.shape[2:])
         count = weight.sum()
         now = (x * weight).sum((0, 2, 3)) / count
@@ -346,10 +369,10 @@ def test_batch_norm_its_statistics_and_gradients(shape, masked, relu):
         y = (x - now.view(-1, 1, 1)) / (spread + 1e-5).sqrt().view(-1, 1, 1)
         y = y * w.view(-1, 1, 1) + b.view(-1, 1, 1)
         y = F.relu(y) if relu else y
-        fresh = 0.9 * mean + 0.1 * now, 0.9 * var + 0.1 * spread * count / (count - 1)
+        fresh = 0.9 * mean + 0.1 * now, 0.9 * var + 0.1 * spread * count / (count - 1), met + 1
         return (y * dy).sum(), (y, *fresh)
 
-    given = (x, w, b, mean, var, mask, dy)
+    given = (x, w, b, mean, var, met, mask, dy)
     found, kept = vmap(grad(ours, argnums=(0, 1, 2), has_aux=True))(*given)
     wanted, truth = vmap(grad(exact, argnums=(0, 1, 2), has_aux=True))(*(t.double() for t in given))
     for value, reference in zip((*found, *kept), (*wanted, *truth), strict=True):

@@ -13,6 +13,7 @@ from holdfast.engine.lanes import Lanes
 from holdfast.engine.local import DeviceData
 from holdfast.engine.loop import Engine
 from holdfast.engine.memory import available_bytes
+from holdfast.engine.plan import widest_batch
 from holdfast.engine.sequential import Sequential
 from holdfast.engine.settings import Settings
 from holdfast.errors import HoldfastError, unknown
@@ -64,7 +65,10 @@ def choose_engine(
     lanes: int | None = None,
     address: str | None = None,
 ) -> Engine:
-    """The engine by name; ``auto`` is the faster one for this machine and model."""
+    """The engine by name; ``auto`` is the faster one for this machine and model.
+
+    ``sizes`` [stages, clients] are how many samples clients have.
+    """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     if name == "ray":
@@ -89,8 +93,9 @@ def _local_engine(
     lanes: int | None,
 ) -> Engine:
     """One of the engines that work in this process."""
-    cohort = min(settings.sample or len(sizes), len(sizes))
-    width = min(settings.batch_size + task.network.has_batch_norm, int(sizes.max()))
+    clients = sizes.shape[1]
+    cohort = min(settings.sample or clients, clients)
+    width = widest_batch(sizes, settings.batch_size, task.network.has_batch_norm, settings.drop_last)
     on_cpu = task.device.type == "cpu"
     heavy = on_cpu and name != "lanes" and step_bytes(task, data, width) > SMALL_STEP
     if name == "auto":

@@ -24,9 +24,10 @@ from holdfast.engine.local import (
     LocalSide,
     Result,
     Started,
+    learning_rates,
     teacher_outputs,
 )
-from holdfast.engine.optim import clip_scale, sgd_
+from holdfast.engine.optim import clip_scale, rated_sgd_, sgd_
 from holdfast.engine.programs import Programs
 from holdfast.engine.sequential import split_extra
 from holdfast.engine.settings import Settings
@@ -60,7 +61,7 @@ class Lanes:
         width: int,
         sizes: np.ndarray,
     ) -> None:
-        """``width`` is the size of the largest batch that any client can have, ``sizes`` are all clients'."""
+        """``width`` is the size of the largest batch that any client can have, ``sizes`` [stages, clients] theirs."""
         self.method, self.task, self.data, self.settings = method, task, data, settings
         self.side = LocalSide(method, task, data, settings)
         self.lanes, self.width = lanes, width
@@ -81,6 +82,7 @@ class Lanes:
         self.zero = self.loss.new_zeros(())
         self.lr = torch.zeros((), dtype=torch.float64 if task.dtype == torch.float64 else torch.float32,
                               device=task.device)  # fmt: skip
+        self.rates = self.lr.new_zeros((settings.epochs, len(self.params)))  # where a method has its own
         self.cursor = torch.zeros(1, dtype=torch.int64, device=task.device)
         self.carry: Tree = {}
         self.teachers: dict[str, Tensors] = {}
@@ -88,7 +90,9 @@ class Lanes:
         self.steps: dict[str, Tensor] = {}
         # What the largest clients need, so that programs, which know addresses, seldom have to be made anew.
         self.longest = settings.epochs * -(-int(sizes.max()) // settings.batch_size)
-        self.rows = int(np.sort(sizes)[-(settings.sample or len(sizes)) :].sum())  # one for each sample
+        self.rows = int(
+            np.sort(sizes.max(0))[-(settings.sample or sizes.shape[1]) :].sum()
+        )  # one for each sample
 
     def _stacked(self, value: Tensor) -> Tensor:
         """Room for such a tensor in every lane."""
@@ -105,7 +109,11 @@ class Lanes:
         layout = self._take(sent.round, jobs)
         legs = layout.legs
         copy_(self.sent, sent.params)
-        self.lr.fill_(self.settings.lr_at(sent.round))
+        lr = self.settings.lr_at(sent.round)
+        self.lr.fill_(lr)
+        if self.method.overrides("rate"):
+            rates = [learning_rates(self.method, e, lr, self.task) for e in range(self.settings.epochs)]
+            self.rates.copy_(torch.tensor(rates, dtype=self.rates.dtype))
         for name, values in layout.arrays.items():
             self._put(name, values)
         self.cursor.zero_()
@@ -275,20 +283,17 @@ class Lanes:
             grads, loss, features, logits, fresh = vmap(self._gradient)(params, buffers, carry, *lanes)
             copy_(buffers, fresh)
             momentum = {k: v[:n] for k, v in self.momentum.items()}
-            if method.overrides("rate"):
-                new, moved = vmap(self._rated_descent)(params, momentum, grads, *lanes)
-                copy_(params, new)
-                copy_(momentum, moved)
-            else:
-                sgd_(
-                    list(params.values()),
-                    [grads[k] for k in params],
-                    list(momentum.values()),
-                    lr=self.lr,
-                    momentum=settings.momentum,
-                    weight_decay=settings.weight_decay,
-                    kernels=self.task.network.uses_kernels,
-                )
+            rated = method.overrides("rate")
+            descend = rated_sgd_ if rated else sgd_
+            descend(
+                list(params.values()),
+                [grads[k] for k in params],
+                list(momentum.values()),
+                lr=self.rates.index_select(0, lanes[3]) if rated else self.lr,
+                momentum=settings.momentum,
+                weight_decay=settings.weight_decay,
+                kernels=self.task.network.uses_kernels,
+            )
             if method.overrides("after_step"):
                 new, kept = vmap(self._after_step)(params, features, logits, carry, *lanes)
                 copy_(params, new)
@@ -388,23 +393,6 @@ class Lanes:
 
             return mean_cross_entropy(out.logits, batch.y, batch.mask)
         return self.method.task_loss(out, batch, carry)
-
-    def _rated_descent(
-        self, params: Tensors, momentum: Tensors, grads: Tensors, *lane: Any
-    ) -> tuple[Tensors, Tensors]:
-        """SGD where parameters have learning rates of their own; at rate 0 momentum rests too."""
-        batch = self._batch(*lane)
-        settings = self.settings
-        new, moved = {}, {}
-        for name, p in params.items():
-            own = self.method.rate(name, batch, self.lr, self.task)  # type: ignore[arg-type]
-            rate = torch.as_tensor(self.lr if own is None else own, dtype=p.dtype, device=p.device)
-            step = grads[name] + settings.weight_decay * p
-            if momentum:
-                step = settings.momentum * momentum[name] + step
-                moved[name] = torch.where(rate != 0, step, momentum[name])
-            new[name] = p - rate * step
-        return new, moved
 
     def _after_step(
         self, params: Tensors, features: Tensor, logits: Tensor, carry: Tree, *lane: Any

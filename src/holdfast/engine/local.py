@@ -111,6 +111,12 @@ class Incident:
         return said | {"detail": self.detail} if self.detail else said
 
 
+def learning_rates(method: Method, epoch: int, lr: float, task: Task) -> list[float]:
+    """Each parameter's learning rate in a local epoch, in the order of the network's."""
+    own = [method.rate(name, epoch, lr, task) for name in task.network.params]
+    return [lr if rate is None else rate for rate in own]
+
+
 def stay_home(method: Method, task: Task) -> frozenset[str]:
     """Parameters and buffers that a method does not exchange; a layer's statistics stay where its parameters do."""
     network = task.network

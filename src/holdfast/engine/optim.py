@@ -52,6 +52,33 @@ def sgd_(
     )
 
 
+def rated_sgd_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    *,
+    lr: Tensor,
+    momentum: float,
+    weight_decay: float,
+    kernels: bool,
+) -> None:
+    """`sgd_` on tensors ``[lanes, ...]`` with learning rates ``lr`` [lanes, tensors]; at rate 0 momentum rests too."""
+    grads = [_lying_as(w, g) for w, g in zip(params, grads, strict=True)]
+    if kernels:
+        from holdfast.kernels.descend import descend_, serves
+
+        if serves(params, [*grads, *buffers]):
+            descend_(params, grads, buffers if momentum else [], lr, momentum, weight_decay)
+            return
+    for i, (w, g) in enumerate(zip(params, grads, strict=True)):
+        rate = lr[:, i].view(-1, *[1] * (w.dim() - 1))
+        step = g + weight_decay * w
+        if momentum:
+            step = momentum * buffers[i] + step
+            buffers[i].copy_(torch.where(rate != 0, step, buffers[i]))
+        w.sub_(rate * step)
+
+
 def _lying_as(w: Tensor, g: Tensor) -> Tensor:
     """The gradient in memory in the order of its parameter."""
     return g if g.stride() == w.stride() else torch.empty_like(w).copy_(g)

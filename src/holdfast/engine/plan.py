@@ -26,6 +26,13 @@ def batch_sizes(samples: int, batch_size: int, merge_single: bool, drop_last: bo
     return sizes
 
 
+def widest_batch(samples: np.ndarray, batch_size: int, merge_single: bool, drop_last: bool = False) -> int:
+    """The size of the largest batch that a client with any of these numbers of ``samples`` has."""
+    single = (samples > batch_size) & (samples % batch_size == 1)
+    merged = merge_single and not drop_last and bool(single.any())
+    return min(batch_size + merged, int(samples.max()))
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """All steps of one client in one round."""

@@ -202,7 +202,8 @@ class Ray:
     ) -> None:
         self.device, self.deadline = task.device, settings.deadline
         self.pool = pool(address, "GPU" if task.device.type == "cuda" else "CPU")
-        cohort = min(settings.sample or len(sizes), len(sizes))
+        clients = sizes.shape[1]
+        cohort = min(settings.sample or clients, clients)
         self.chunk = max(1, cohort // (self.pool.size * CHUNKS_PER_WORKER))
         self.run = uuid4().hex
         # What only the server needs stays here.

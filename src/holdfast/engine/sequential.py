@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from holdfast.engine.local import Broadcast, DeviceData, Job, LocalSide, Result, Started, teacher_outputs
+from holdfast.engine.local import (
+    Broadcast,
+    DeviceData,
+    Job,
+    LocalSide,
+    Result,
+    Started,
+    learning_rates,
+    teacher_outputs,
+)
 from holdfast.engine.memory import keep_freed_memory
 from holdfast.engine.optim import clip_scale, sgd_
 from holdfast.engine.settings import Settings
@@ -122,11 +131,12 @@ class Sequential:
         return loss.detach(), carry
 
     def _descend(self, grads: Sequence[Tensor], batch: Batch, lr: float) -> None:
-        members: dict[float, list[int]] = {}
-        for i, name in enumerate(self.params):
-            rate = self.method.rate(name, batch, lr, self.task)
-            members.setdefault(lr if rate is None else float(rate), []).append(i)
-        members.pop(0.0, None)  # these rest, their momentum too
+        members: dict[float, list[int]] = {lr: list(range(len(self.params)))}
+        if self.method.overrides("rate"):
+            members = {}
+            for i, rate in enumerate(learning_rates(self.method, int(batch.epoch), lr, self.task)):
+                members.setdefault(rate, []).append(i)
+            members.pop(0.0, None)  # these rest, their momentum too
         for rate, chosen in members.items():
             sgd_(
                 [self.param_list[i] for i in chosen],

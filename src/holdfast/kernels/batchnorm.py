@@ -17,7 +17,7 @@ from torch.autograd.function import Function
 from holdfast.kernels.function import Gradient, apply, as_lane, in_lanes
 
 _BLOCK = 4096  # values held at a time
-_SPLITS = 16  # of a lane's rows, at most
+_SPLITS = 32  # of a lane's rows, at most
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _moments(
 
 @triton.jit
 def _normalise(
-    x, mask, weight, bias, old_mean, old_var, parts, y, mean, scale, new_mean, new_var,
+    x, mask, weight, bias, old_mean, old_var, old_count, parts, y, mean, scale, new_mean, new_var, new_count,
     batch, pixels, per_split, splits, lanes, eps, momentum,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, SPLITS: tl.constexpr,
     MASKED: tl.constexpr, TRACKS: tl.constexpr, RELU: tl.constexpr,
@@ -99,6 +99,8 @@ def _normalise(
             before = tl.load(old_var + at, mask=own, other=0.0)
             unbiased = var * (count / tl.maximum(count - 1.0, 1.0))
             tl.store(new_var + at, (1 - momentum) * before + momentum * unbiased, mask=own)
+            if tl.program_id(1) == 0:
+                tl.store(new_count + lane, tl.load(old_count + lane) + 1)
     w = tl.load(weight + at, mask=own, other=0.0)
     b = tl.load(bias + at, mask=own, other=0.0)
     for row in range(0, per_split, ROWS):
@@ -231,27 +233,28 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def _forward(
-    x: Tensor, w: Tensor, b: Tensor, old: tuple[Tensor | None, Tensor | None], mask: Tensor | None,
+    x: Tensor, w: Tensor, b: Tensor, old: tuple[Tensor | None, ...], mask: Tensor | None,
     eps: float, momentum: float, relu: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Output, mean and scale of the batch, and the running mean and variance after it (those of the batch, if there
-    are none to run): all with lanes first. ``mask`` [L, B] has 0 for padding, None without any."""
+    """Output, mean and scale of the batch, and the running mean and variance after it and the count of batches
+    (nothing, if there are none to run): all with lanes first. ``mask`` [L, B] has 0 for padding, None without any."""
     x, w, b = _channels_last(x), w.contiguous(), b.contiguous()
     s, y = _Shape.of(x), torch.empty_like(x)
     mean, scale, new_mean, new_var = x.new_empty((4, s.lanes, s.channels)).unbind()
     parts = x.new_empty((s.splits, s.lanes, 2, s.channels))
     weights = x if mask is None else mask.contiguous()
-    tracks = old[0] is not None and old[1] is not None
+    count = torch.empty(s.lanes, dtype=torch.int64, device=x.device)
+    tracks = all(t is not None for t in old)
     was = [t.contiguous() if t is not None else mean for t in old]
     _moments[s.grid](
         x, weights, parts, s.batch, s.pixels, s.per_split, s.lanes, MASKED=mask is not None, **s.tile
     )
     _normalise[s.grid](
-        x, weights, w, b, *was, parts, y, mean, scale, new_mean, new_var,
+        x, weights, w, b, *was, parts, y, mean, scale, new_mean, new_var, count,
         s.batch, s.pixels, s.per_split, s.splits, s.lanes, eps, momentum,
         MASKED=mask is not None, TRACKS=tracks, RELU=relu, **s.tile, **s.sums,
     )  # fmt: skip
-    return y.permute(0, 1, 4, 2, 3), mean, scale, new_mean, new_var
+    return y.permute(0, 1, 4, 2, 3), mean, scale, new_mean, new_var, count
 
 
 def _backward(
@@ -279,29 +282,29 @@ class _BatchNorm(Function):
 
     @staticmethod
     def forward(
-        x: Tensor, w: Tensor, b: Tensor, old_mean: Tensor | None, old_var: Tensor | None, mask: Tensor | None,
-        eps: float, momentum: float, relu: bool,
+        x: Tensor, w: Tensor, b: Tensor, mean: Tensor | None, var: Tensor | None, count: Tensor | None,
+        mask: Tensor | None, eps: float, momentum: float, relu: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        x, w, b, old_mean, old_var, mask = as_lane((x, w, b, old_mean, old_var, mask))
-        return tuple(t[0] for t in _forward(x, w, b, (old_mean, old_var), mask, eps, momentum, relu))
+        x, w, b, *old, mask = as_lane((x, w, b, mean, var, count, mask))
+        return tuple(t[0] for t in _forward(x, w, b, tuple(old), mask, eps, momentum, relu))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, w, b, _, _, mask, _, _, ctx.relu = inputs
+        x, w, b, *_, mask, _, _, ctx.relu = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, w, b, mask, *output[1:3])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *apply(_BatchNormBack, ctx.relu, grads[0], *ctx.saved_tensors), *[None] * 6
+        return *apply(_BatchNormBack, ctx.relu, grads[0], *ctx.saved_tensors), *[None] * 7
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *inputs: Any
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        x, w, b, old_mean, old_var, mask = in_lanes(info, in_dims[:6], inputs[:6])
-        return _forward(x, w, b, (old_mean, old_var), mask, *inputs[6:]), (0,) * 5
+        x, w, b, *old, mask = in_lanes(info, in_dims[:7], inputs[:7])
+        return _forward(x, w, b, tuple(old), mask, *inputs[7:]), (0,) * 6
 
 
 class _BatchNormBack(Gradient):
@@ -319,12 +322,12 @@ class _BatchNormBack(Gradient):
 
 
 def batch_norm(
-    x: Tensor, w: Tensor, b: Tensor, running: tuple[Tensor | None, Tensor | None], mask: Tensor | None,
+    x: Tensor, w: Tensor, b: Tensor, running: tuple[Tensor | None, ...], mask: Tensor | None,
     eps: float, momentum: float, relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Images ``[B, C, H, W]`` normalised by their batch, at least 0 if ``relu``; can be differentiated once.
 
-    Also the ``running`` mean and variance ``[C]`` after this batch. ``mask`` [B] has 0 for padding.
+    Also the ``running`` mean and variance ``[C]`` and count of batches after this one. ``mask`` [B] has 0 for padding.
     """
-    y, _, _, mean, var = apply(_BatchNorm, x, w, b, *running, mask, eps, momentum, relu)
-    return y, mean, var
+    y, _, _, *after = apply(_BatchNorm, x, w, b, *running, mask, eps, momentum, relu)
+    return y, *after

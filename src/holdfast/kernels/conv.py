@@ -65,12 +65,13 @@ def _windows(
     x, w, bias, y, largest, rows, x_lane, w_lane, bias_lane, each,
     PH: tl.constexpr, PW: tl.constexpr, CP: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     O: tl.constexpr, R: tl.constexpr, SHARE: tl.constexpr, STRIDE: tl.constexpr, CHUNKS: tl.constexpr,
-    BIAS: tl.constexpr, HALF: tl.constexpr, WEIGHT_SCALE: tl.constexpr,
+    TURNED: tl.constexpr, BIAS: tl.constexpr, HALF: tl.constexpr, WEIGHT_SCALE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y[m, n] = Σ_k x[start(m) + k] w[n, k] (+ bias): one lane and one tile of y a program.
 
     m runs over (image, output row, group of SHARE outputs), n over (output of the group, channel).
+    With TURNED w lies as for the convolution whose input's gradient this is, [CP, R, S, O], and is turned about here.
     """
     N: tl.constexpr = SHARE * O
     ACROSS: tl.constexpr = OW // SHARE
@@ -84,12 +85,20 @@ def _windows(
         (row // (ACROSS * OH) * PH + row // ACROSS % OH * STRIDE) * PW + row % ACROSS * (SHARE * STRIDE)
     ) * CP
     windows = x + lane * x_lane + start[:, None] + k[None, :]
-    weights = w + lane * w_lane + tl.minimum(n, N - 1)[:, None] * (R * CHUNKS * BK) + k[None, :]
+    n_real = tl.minimum(n, N - 1)
+    TAPS: tl.constexpr = R * CHUNKS * BK // CP
+    if TURNED:
+        weights = w + lane * w_lane + k[:, None] * (TAPS * N) + n_real[None, :]
+    else:
+        weights = w + lane * w_lane + n_real[:, None] * (R * CHUNKS * BK) + k[None, :]
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(R * CHUNKS):
         a = tl.load(windows + (step // CHUNKS * (PW * CP) + step % CHUNKS * BK))
-        b = tl.load(weights + step * BK)
-        acc = tl.dot(a, tl.trans(b), acc, input_precision="ieee")
+        if TURNED:
+            b = tl.load(weights + (step * BK % CP * TAPS + TAPS - 1 - step * BK // CP) * N)
+        else:
+            b = tl.trans(tl.load(weights + step * BK))
+        acc = tl.dot(a, b, acc, input_precision="ieee")
     if HALF:
         acc *= 1.0 / scale_to_half(tl.load(largest + lane * each)) * (1.0 / WEIGHT_SCALE)
     if BIAS:
@@ -100,16 +109,18 @@ def _windows(
 
 @triton.jit(do_not_specialize=["blocks", "lanes"])
 def _window_sums(
-    x, dy, dw, db, rows, blocks, lanes, x_lane, dy_lane,
+    x, dy, dw, db, x_largest, dy_largest, rows, blocks, lanes, x_lane, dy_lane, x_each, dy_each,
     PH: tl.constexpr, PW: tl.constexpr, CP: tl.constexpr,
     DH: tl.constexpr, DW: tl.constexpr, DPAD: tl.constexpr, DAPART: tl.constexpr,
     OH: tl.constexpr, OW: tl.constexpr, OP: tl.constexpr, R: tl.constexpr, SHARE: tl.constexpr,
-    STRIDE: tl.constexpr, CHUNKS: tl.constexpr, TOGETHER: tl.constexpr, GROUPS: tl.constexpr,
+    STRIDE: tl.constexpr, CHUNKS: tl.constexpr, TOGETHER: tl.constexpr,
+    FIRST: tl.constexpr, ROW: tl.constexpr, FILTER: tl.constexpr, UNSCALE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """dw[n, k] = Σ_m dy[m, n] x[start(m) + k] and db[n] = Σ_m dy[m, n], over one split of m.
 
-    A program does TOGETHER (at most five) chunks of k, so that dy is read once for all of them.
+    A program does TOGETHER (at most five) chunks of k, so that dy is read once for all of them. The FILTER values of
+    an output n begin with FIRST that are skipped, and its rows are ROW apart. With UNSCALE there is nothing to fold.
     """
     N: tl.constexpr = SHARE * OP
     ACROSS: tl.constexpr = OW // SHARE
@@ -153,7 +164,12 @@ def _window_sums(
                 acc3 = tl.dot(tl.trans(g), a, acc3, input_precision="ieee")
             else:
                 acc4 = tl.dot(tl.trans(g), a, acc4, input_precision="ieee")
-    base = ((part * lanes + lane) * N + n)[:, None] * (R * CHUNKS * BK)
+    unscale_dw = 1.0
+    if UNSCALE:
+        unscale_db = 1.0 / scale_to_half(tl.load(dy_largest + lane * dy_each))
+        unscale_dw = unscale_db / scale_to_half(tl.load(x_largest + lane * x_each))
+        bias *= unscale_db
+    base = ((part * lanes + lane) * N + n)[:, None] * FILTER + FIRST
     for chunk in tl.static_range(TOGETHER):
         if chunk == 0:
             acc = acc0
@@ -166,7 +182,8 @@ def _window_sums(
         else:
             acc = acc4
         at = group * TOGETHER + chunk
-        tl.store(dw + base + at * BK + k[None, :], acc, mask=(n < N)[:, None] & (at < R * CHUNKS))
+        place = base + at // CHUNKS * ROW + at % CHUNKS * BK + k[None, :]
+        tl.store(dw + place, acc * unscale_dw, mask=(n < N)[:, None] & (at < R * CHUNKS))
     if group == 0:
         tl.store(db + (part * lanes + lane) * N + n, bias, mask=n < N)
 
@@ -176,9 +193,10 @@ def _fold(
     parts, bias_parts, dw, db, x_largest, dy_largest, splits, lanes, x_each, dy_each,
     C: tl.constexpr, CP: tl.constexpr, O: tl.constexpr, OP: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr, HALF: tl.constexpr,
-    DEEP: tl.constexpr, BLOCK: tl.constexpr,
+    KERNEL: tl.constexpr, TAP: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add up the splits, in a fixed order, and the outputs that shared a window: dw [lanes, O, R, S, C], db.
+    """Add up the splits, in a fixed order, and the outputs that shared a window: db, and [lanes, O, R, S, C] at
+    (TAP, TAP) of dw [lanes, O, KERNEL, KERNEL, C].
 
     The last programs of a lane have the bias. DEEP addends are read at a time, since reading takes longest.
     """
@@ -214,7 +232,8 @@ def _fold(
             total += tl.sum(tl.load(parts + place, mask=real, other=0.0), 0)
         if HALF:
             total *= dy_scale / scale_to_half(tl.load(x_largest + lane * x_each))
-        tl.store(dw + (((lane * O + o) * R + r) * S + s) * C + c, total, mask=inside)
+        place = (((lane * O + o) * KERNEL + r + TAP) * KERNEL + s + TAP) * C + c
+        tl.store(dw + place, total, mask=inside)
 
 
 def _share(outputs: int, across: int, kernel: int, stride: int) -> int:
@@ -239,28 +258,33 @@ def _tile(n: int, most: int) -> int:
     return int(min(most, max(16, triton.next_power_of_2(n))))
 
 
-def _product_tiles(n: int, rows: int) -> tuple[int, int, int, int]:
-    """Rows and columns of a tile, warps and stages, as measured fastest on an H200; ``rows`` are all lanes'."""
+def _product_tiles(n: int, rows: int, lanes: int) -> tuple[int, int, int, int]:
+    """Rows and columns of a tile, warps and stages, as measured fastest on an H200; ``rows`` are a lane's."""
     columns = _tile(n, 128)
     if not halves():
         return 64, columns, 4, 2
-    if rows < 128 * _PROCESSORS:  # smaller tiles, so that every processor has one
-        return 64, columns, 4, 3
-    return 128, columns, 8 if columns == 128 else 4, 3
+    if lanes * rows >= 128 * _PROCESSORS:
+        return 128, columns, 8 if columns == 128 else 4, 3
+    tiles = lanes * triton.cdiv(rows, 64)  # small ones, so that every processor has one
+    while columns > 32 and tiles * triton.cdiv(n, columns) < _PROCESSORS:
+        columns //= 2
+    return 64, columns, 4, 4
 
 
-def _sum_tiles(n: int) -> tuple[int, int, int, int]:
+def _sum_tiles(n: int, rows: int) -> tuple[int, int, int, int]:
     """The same for the gradient of the weights: rows at a time, outputs, warps and stages."""
-    return (128, _tile(n, 64), 4, 2) if halves() else (32, _tile(n, 64), 4, 1)
+    return (_tile(rows, 128), _tile(n, 64), 4, 2) if halves() else (32, _tile(n, 64), 4, 1)
 
 
 def _product(
-    x: Padded, w: Tensor, bias: Tensor | None, out: tuple[int, int], stride: int, *, back: bool
-) -> Tensor:
+    x: Padded, w: Tensor, bias: Tensor | None, out: tuple[int, int], stride: int, forward: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Each lane's windows of ``x`` times its weights ``w`` [L or 1, O, C, R, S]: ``[L, B, O, *out]``.
 
-    With ``back`` w is the transpose of what a forward convolution had.
+    Also returns the weights as they were spread, for the gradient: with these of ``forward`` w is the transpose of
+    what a forward convolution had.
     """
+    back = forward is not None
     if back:
         w = w.transpose(1, 2)
     _, batch, height, width, channels = x.values.shape
@@ -270,30 +294,41 @@ def _product(
     run = (kernel[1] + (share - 1) * stride) * channels
     chunk = _chunk(run)
     chunks = triton.cdiv(run, chunk)
-    spread = torch.empty(
-        (w.shape[0], share * outputs, kernel[0], chunks * chunk), dtype=x.values.dtype, device=w.device
-    )
-    block_o, block_c = _tile(outputs, 32), min(64, triton.next_power_of_2(channels))
-    tiles = triton.cdiv(outputs, block_o) * triton.cdiv(channels, block_c)
-    _spread[(tiles, triton.cdiv(chunks * chunk, channels) * kernel[0] * share, len(w))](
-        w, spread, *w.stride(),
-        C=w.shape[2], CP=channels, O=outputs, R=kernel[0], S=kernel[1], SHARE=share, STRIDE=stride,
-        RUN=chunks * chunk, FLIP=back, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE,
-        BLOCK_O=block_o, BLOCK_C=block_c,
-    )  # fmt: skip
+    spread, turned = (
+        forward,
+        True,
+    )  # as they are, if nothing was added and a product takes values of one pixel alone
+    if spread is None or spread.numel() != w.numel() or share > 1 or w.shape[2] % chunk:
+        spread, turned = _spread_out(w, channels, share, stride, chunks * chunk, x.values.dtype, back), False
     rows = batch * out[0] * out[1] // share
     y = torch.empty((lanes, batch, *out, outputs), dtype=torch.float32, device=w.device)
-    block_m, block_n, warps, stages = _product_tiles(share * outputs, lanes * rows)
+    block_m, block_n, warps, stages = _product_tiles(share * outputs, rows, lanes)
     grid = (triton.cdiv(rows, block_m), lanes, triton.cdiv(share * outputs, block_n))
     _windows[grid](
         x.values, spread, spread if bias is None else bias, y, x.largest,
         rows, x.lane, spread.stride(0) if len(spread) > 1 else 0, outputs if bias is not None and len(bias) > 1 else 0,
         x.each,
         PH=height, PW=width, CP=channels, OH=out[0], OW=out[1], O=outputs, R=kernel[0], SHARE=share, STRIDE=stride,
-        CHUNKS=chunks, BIAS=bias is not None, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE,
+        CHUNKS=chunks, TURNED=turned, BIAS=bias is not None, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE,
         BM=block_m, BN=block_n, BK=chunk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return y.permute(0, 1, 4, 2, 3)
+    return y.permute(0, 1, 4, 2, 3), spread
+
+
+def _spread_out(
+    w: Tensor, channels: int, share: int, stride: int, run: int, dtype: torch.dtype, back: bool
+) -> Tensor:
+    """The weights ``[L or 1, O, C, R, S]`` as `_windows` reads them, ``[L or 1, share O, R, run]``."""
+    lanes, outputs, real, height, width = w.shape
+    spread = torch.empty((lanes, share * outputs, height, run), dtype=dtype, device=w.device)
+    block_o, block_c = _tile(outputs, 32), min(64, triton.next_power_of_2(channels))
+    tiles = triton.cdiv(outputs, block_o) * triton.cdiv(channels, block_c)
+    _spread[(tiles, triton.cdiv(run, channels) * height * share, lanes)](
+        w, spread, *w.stride(),
+        C=real, CP=channels, O=outputs, R=height, S=width, SHARE=share, STRIDE=stride,
+        RUN=run, FLIP=back, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE, BLOCK_O=block_o, BLOCK_C=block_c,
+    )  # fmt: skip
+    return spread
 
 
 def filters(shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -302,32 +337,33 @@ def filters(shape: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.empty((lanes, outputs, height, width, channels), device=device).permute(0, 1, 4, 2, 3)
 
 
-def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry) -> tuple[Tensor, Padded]:
+def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry) -> tuple[Tensor, Padded, Tensor]:
     """Each lane's convolution of ``x`` [L or 1, B, C, H, W] with ``w`` [L or 1, O, C, R, R]: ``[L, B, O, *out]``.
 
-    Also returns the padded images, which `gradients` needs.
+    Also returns the padded images and the spread weights, which `gradients` needs.
     """
     padded = pad(x, geometry.frame)
-    return _product(padded, geometry.used(w), bias, geometry.out, geometry.stride, back=False), padded
+    y, spread = _product(padded, geometry.used(w), bias, geometry.out, geometry.stride)
+    return y, padded, spread
 
 
-def gradients(dy: Padded, x: Padded, w: Tensor, geometry: Geometry, of_input: bool) -> tuple[Tensor, ...]:
+def gradients(
+    dy: Padded, x: Padded, w: Tensor, spread: Tensor, geometry: Geometry, of_input: bool
+) -> tuple[Tensor, ...]:
     """The gradients of `forward` in x (if wanted), w and bias; dy lies in its `Geometry.frame_of_gradient`."""
-    used = geometry.used(w)
-    dw, db = _weight_gradient(x, dy, tuple(used.shape[1:]), geometry, of_input)
-    if used.shape != w.shape:  # the rest of the kernel has no gradient
-        whole = filters((len(dw), *w.shape[1:]), w.device).zero_()
-        geometry.used(whole).copy_(dw)
-        dw = whole
-    return (_product(dy, used, None, geometry.size, 1, back=True), dw, db) if of_input else (dw, db)
+    dw, db = _weight_gradient(x, dy, (w.shape[1], w.shape[2]), geometry, of_input)
+    if not of_input:
+        return dw, db
+    return _product(dy, geometry.used(w), None, geometry.size, 1, spread)[0], dw, db
 
 
 def _weight_gradient(
-    x: Padded, dy: Padded, shape: tuple[int, ...], geometry: Geometry, of_input: bool
+    x: Padded, dy: Padded, shape: tuple[int, int], geometry: Geometry, of_input: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients in w and bias; ``shape`` is that of one lane's w."""
+    """The gradients in w and bias; ``shape`` are a filter's outputs and channels."""
     out, stride, frame = geometry.out, geometry.stride, geometry.frame_of_gradient(of_input)
-    outputs, channels, height, width = shape
+    outputs, channels = shape
+    height = width = len(geometry.taps)
     lanes, batch = dy.values.shape[:2]
     device = dy.values.device
     padded_outputs, padded_inputs = dy.values.shape[4], x.values.shape[4]
@@ -346,29 +382,40 @@ def _weight_gradient(
     groups = triton.cdiv(height * chunks, 5)
     together = triton.cdiv(height * chunks, groups)
     n, rows = share * padded_outputs, batch * out[0] * out[1] // share
-    block_m, block_n, warps, stages = _sum_tiles(n)
+    block_m, block_n, warps, stages = _sum_tiles(n, rows)
     jobs = groups * triton.cdiv(n, block_n)
     splits = max(1, min(triton.cdiv(rows, _BLOCKS * block_m), triton.cdiv(_PROGRAMS, jobs * lanes)))
     blocks = triton.cdiv(rows, splits * block_m)  # of block_m rows in a split
     splits = triton.cdiv(rows, blocks * block_m)
-    parts = torch.empty((splits, lanes, n, height, chunks * chunk), device=device)
-    bias_parts = torch.empty((splits, lanes, n), device=device)
+    dw = filters((lanes, *shape, geometry.kernel, geometry.kernel), device)
+    db = torch.empty((lanes, outputs), device=device)
+    if width < geometry.kernel:  # the rest of the kernel has no gradient
+        dw.zero_()
+    # With one split, no window shared and no channel added, the sums are the gradients already.
+    whole = splits == share == 1 and n == outputs and chunks * chunk == width * channels
+    parts, bias_parts, row = dw, db, geometry.kernel * channels
+    if not whole:
+        parts = torch.empty((splits, lanes, n, height, chunks * chunk), device=device)
+        bias_parts, row = torch.empty((splits, lanes, n), device=device), chunks * chunk
     _window_sums[(splits, lanes, jobs)](
-        x.values, dy.values, parts, bias_parts, rows, blocks, lanes, x.lane, dy.lane,
+        x.values, dy.values, parts, bias_parts, x.largest, dy.largest, rows, blocks, lanes, x.lane, dy.lane,
+        x.each, dy.each,
         PH=x.values.shape[2], PW=x.values.shape[3], CP=padded_inputs,
         DH=dy.values.shape[2], DW=dy.values.shape[3], DPAD=frame.before, DAPART=frame.apart,
         OH=out[0], OW=out[1], OP=padded_outputs, R=height, SHARE=share, STRIDE=stride,
-        CHUNKS=chunks, TOGETHER=together, GROUPS=groups,
+        CHUNKS=chunks, TOGETHER=together, FIRST=geometry.taps.start * (row + channels) if whole else 0, ROW=row,
+        FILTER=row * (geometry.kernel if whole else height), UNSCALE=whole and halves(),
         BM=block_m, BN=block_n, BK=chunk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    dw = filters((lanes, *shape), device)
-    db = torch.empty((lanes, outputs), device=device)
+    if whole:
+        return dw, db
     deep = min(128, triton.next_power_of_2(splits * share))
     block = max(32, 1024 // deep)
     values = outputs * height * width * padded_inputs
     _fold[(triton.cdiv(values, block) + triton.cdiv(outputs, block), lanes)](
         parts, bias_parts, dw, db, x.largest, dy.largest, splits, lanes, x.each, dy.each,
         C=channels, CP=padded_inputs, O=outputs, OP=padded_outputs, R=height, S=width,
-        SHARE=share, STRIDE=stride, RUN=chunks * chunk, HALF=halves(), DEEP=deep, BLOCK=block,
+        SHARE=share, STRIDE=stride, RUN=chunks * chunk, HALF=halves(),
+        KERNEL=geometry.kernel, TAP=geometry.taps.start, DEEP=deep, BLOCK=block,
     )  # fmt: skip
     return dw, db

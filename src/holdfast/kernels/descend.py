@@ -16,17 +16,23 @@ _TAKES_TUPLES = tuple(int(part) for part in triton.__version__.split(".")[:2]) >
 
 @triton.jit
 def _descend(
-    ws, gs, vs, lr, momentum, weight_decay,
-    SIZES: tl.constexpr, FIRSTS: tl.constexpr, HAS_MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
+    ws, gs, vs, lr, lr_lane, momentum, weight_decay,
+    SIZES: tl.constexpr, FIRSTS: tl.constexpr, RATED: tl.constexpr, HAS_MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """v <- momentum v + (g + weight_decay w);  w <- w - lr v.  Tensor i of a lane has the programs from FIRSTS[i]."""
+    """v <- momentum v + (g + weight_decay w);  w <- w - lr v.  Tensor i of a lane has the programs from FIRSTS[i].
+
+    With RATED each tensor of each lane has its own lr, and rests where that is 0.
+    """
     program = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
-    rate = tl.load(lr)
     for i in tl.static_range(len(SIZES)):
         if (program >= FIRSTS[i]) & (program < FIRSTS[i + 1]):
             at = (program - FIRSTS[i]) * BLOCK + tl.arange(0, BLOCK)
-            real = at < SIZES[i]
+            rate = tl.load(lr + lane * lr_lane + (i if RATED else 0))
+            size = SIZES[i]
+            if RATED:
+                size = tl.where(rate == 0, 0, size)
+            real = at < size
             at += lane * SIZES[i]
             weight = tl.load(ws[i] + at, mask=real)
             step = tl.load(gs[i] + at, mask=real) + weight_decay * weight
@@ -51,12 +57,16 @@ def _in_one_piece(w: Tensor) -> bool:
 def descend_(
     ws: Sequence[Tensor], gs: Sequence[Tensor], vs: Sequence[Tensor], lr: Tensor, momentum: float, weight_decay: float
 ) -> None:  # fmt: skip
-    """The step, in place, for tensors ``[L, ...]``; ``lr`` is a float32 scalar on the device, ``vs`` may be empty."""
+    """The step, in place, for tensors ``[L, ...]``; ``vs`` may be empty.
+
+    ``lr`` lies on the device in float32: a scalar, or ``[L, tensors]``, where at rate 0 momentum rests too.
+    """
+    rated = lr.dim() > 0
     for first in range(0, len(ws), _TOGETHER):
         w, g, v = (tuple(tensors[first : first + _TOGETHER]) for tensors in (ws, gs, vs))
         sizes = tuple(tensor[0].numel() for tensor in w)
         firsts = tuple(accumulate((triton.cdiv(size, _BLOCK) for size in sizes), initial=0))
         _descend[(firsts[-1], len(w[0]))](
-            w, g, v or w, lr, momentum, weight_decay,
-            SIZES=sizes, FIRSTS=firsts, HAS_MOMENTUM=bool(v), BLOCK=_BLOCK, num_warps=8,
+            w, g, v or w, lr[:, first:] if rated else lr, lr.stride(0) if rated else 0, momentum, weight_decay,
+            SIZES=sizes, FIRSTS=firsts, RATED=rated, HAS_MOMENTUM=bool(v), BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip

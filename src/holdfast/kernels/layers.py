@@ -25,6 +25,7 @@ class LaneConv2d(nn.Module):
         super().__init__()
         self.weight, self.bias = conv2d.weight, conv2d.bias
         self.stride, self.padding = int(conv2d.stride[0]), int(conv2d.padding[0])
+        self.nothing = conv2d.weight.detach().new_zeros(conv2d.out_channels)
 
     @staticmethod
     def serves(module: nn.Conv2d) -> bool:
@@ -44,7 +45,7 @@ class LaneConv2d(nn.Module):
         size = (x.shape[-2], x.shape[-1])
         geometry = Geometry(size, self.weight.shape[-1], self.stride, self.padding)
         at_once = self.pooled and not (geometry.out[0] % 2 or geometry.out[1] % 2)
-        bias = self.weight.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
+        bias = self.nothing if self.bias is None else self.bias
         y = cast(Tensor, apply(_Convolve, x, self.weight, bias, geometry, at_once)[0])
         return F.max_pool2d(F.relu(y), 2) if self.pooled and not at_once else y
 
@@ -113,19 +114,19 @@ class _Convolve(Function):
         pooled: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:  # fmt: skip
         x, w, bias = (with_lanes(t, dim) for t, dim in zip((x, w, bias), in_dims, strict=False))
-        y, values, largest, *code = _forward(x, w, bias, geometry, pooled)
-        if len(x) < len(y):  # all lanes have the same images
-            return (y, values[0], largest[0], *code), (0, None, None, *(0 for _ in code))
-        return (y, values, largest, *code), (0,) * (3 + len(code))
+        y, *kept = _forward(x, w, bias, geometry, pooled)
+        shared = [len(t) < len(y) for t in kept]  # all lanes have the same images, or weights
+        found = [t[0] if same else t for t, same in zip(kept, shared, strict=True)]
+        return (y, *found), (0, *(None if same else 0 for same in shared))
 
 
 def _forward(x: Tensor, w: Tensor, bias: Tensor, geometry: Geometry, pooled: bool) -> tuple[Tensor, ...]:
-    """Output, padded images and their largest values and, with pooling, its code: all with lanes first."""
-    y, padded = conv.forward(x, w, bias.contiguous(), geometry)
+    """Output, padded images, their largest values, spread weights and, with pooling, its code: all with lanes first."""
+    y, padded, spread = conv.forward(x, w, bias.contiguous(), geometry)
     if not pooled:
-        return y, padded.values, padded.largest
+        return y, padded.values, padded.largest, spread
     y, code = (t.view(len(y), -1, *t.shape[1:]) for t in pool.forward(y.flatten(0, 1)))
-    return y, padded.values, padded.largest, code
+    return y, padded.values, padded.largest, spread, code
 
 
 class _ConvolveBack(Gradient):
@@ -145,10 +146,10 @@ class _ConvolveBack(Gradient):
 
 
 def _backward(
-    geometry: Geometry, of_input: bool, dy: Tensor, w: Tensor, values: Tensor, largest: Tensor,
+    geometry: Geometry, of_input: bool, dy: Tensor, w: Tensor, values: Tensor, largest: Tensor, spread: Tensor,
     code: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The gradients in x (if wanted), w and bias; with a ``code``, dy is that behind ReLU and pooling."""
     frame = geometry.frame_of_gradient(of_input)
     framed = pad(dy, frame) if code is None else unpool(dy, code.expand(len(dy), *code.shape[1:]), frame)
-    return conv.gradients(framed, Padded(values, largest), w, geometry, of_input)
+    return conv.gradients(framed, Padded(values, largest), w, spread, geometry, of_input)

@@ -12,7 +12,7 @@ One round, with the hooks in the order in which they are called::
     aggregate, update   <-- share, sums ------  share, finish        what it sends, what it remembers
     refine                                      (server-side learning: public data, ensembles, calibration)
 
-Hooks inside the step (``task_loss``, ``loss``, ``edit_gradient``, ``rate``, ``after_step``, ``after_epoch``)
+Hooks inside the step (``task_loss``, ``loss``, ``edit_gradient``, ``after_step``, ``after_epoch``)
 run for many clients at once under ``torch.func.vmap`` and inside CUDA graphs: no branch on a tensor's value,
 no in-place change of an argument, static shapes; what may be absent is a mask. All other hooks run for one
 client, or once on the server, as ordinary PyTorch code.
@@ -195,8 +195,8 @@ class Method:
         """The gradient the optimiser gets; terms on the weights alone go here, as their gradient."""
         return grads
 
-    def rate(self, name: str, batch: Batch, lr: float, task: Task) -> Tensor | float | None:
-        """This parameter's own learning rate in this step: None for the usual one, 0 where it rests."""
+    def rate(self, name: str, epoch: int, lr: float, task: Task) -> float | None:
+        """This parameter's own learning rate in this local epoch, from 0: None for the usual one, 0 where it rests."""
         return None
 
     def step(

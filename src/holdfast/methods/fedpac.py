@@ -93,10 +93,12 @@ class FedPAC(Method):
         term: Tensor = carry["lam"] * batch.mean(distance)
         return term
 
-    def rate(self, name: str, batch: Batch, lr: float, task: Task) -> Tensor:
+    def rate(self, name: str, epoch: int, lr: float, task: Task) -> float:
         """The head's epoch is the first."""
-        first = (batch.epoch == 0).to(batch.x.dtype)
-        return first * self.head_lr if name in task.network.head.names else (1 - first) * lr
+        of_head = name in task.network.head.names
+        if of_head != (epoch == 0):
+            return 0.0
+        return self.head_lr if of_head else lr
 
     def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send the class sums of the trained body's features, and what was noted before training."""

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from torch import Tensor
-
 from holdfast.errors import HoldfastError
-from holdfast.methods.base import Batch, Method, Tensors, Tree
+from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Client, Task
 
 
@@ -48,11 +46,10 @@ class FedRep(Method):
         head: Tensors = state["head"]
         return params | head
 
-    def rate(self, name: str, batch: Batch, lr: float, task: Task) -> Tensor:
+    def rate(self, name: str, epoch: int, lr: float, task: Task) -> float:
         """The head's epochs come first, then the body's."""
-        body_turn = batch.epoch >= task.epochs - self.body_epochs
-        moves = ~body_turn if name in task.network.head.names else body_turn
-        return moves.to(batch.x.dtype) * lr
+        heads_turn = epoch < task.epochs - self.body_epochs
+        return lr if (name in task.network.head.names) == heads_turn else 0.0
 
     def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Remember the head."""

@@ -179,8 +179,8 @@ class Stack(Method):
             grads = part.edit_gradient(grads, carry.get(part.name, {}), local)
         return grads
 
-    def rate(self, name: str, batch: Batch, lr: float, task: Task) -> Tensor | float | None:  # noqa: D102
-        return self._owner("rate").rate(name, batch, lr, task)
+    def rate(self, name: str, epoch: int, lr: float, task: Task) -> float | None:  # noqa: D102
+        return self._owner("rate").rate(name, epoch, lr, task)
 
     def step(  # noqa: D102
         self, trainer: Trainer, params: Tensors, batch: Batch, carry: Tree, local: Local

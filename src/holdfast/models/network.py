@@ -114,39 +114,47 @@ class _BatchNorm(nn.Module):
     def _by_kernels(self, x: Tensor) -> Tensor:
         from holdfast.kernels.batchnorm import batch_norm
 
-        running = (self.running_mean, self.running_var) if self.tracks else (None, None)
-        y, mean, var = batch_norm(
+        names = ("running_mean", "running_var", "num_batches_tracked")
+        running = tuple(self.get_buffer(name) for name in names) if self.tracks else (None,) * 3
+        y, *after = batch_norm(
             x, self.weight, self.bias, running, self.mask, self.eps, self.momentum, self.rectified
         )
         if self.training and self.tracks:
-            count = self.num_batches_tracked + 1
-            self.fresh = {"running_mean": mean, "running_var": var, "num_batches_tracked": count}
+            self.fresh = dict(zip(names, after, strict=True))
         return y
 
     def _by_torch(self, x: Tensor) -> Tensor:
         shape = [1, -1] + [1] * (x.dim() - 2)
-        if self.training or not self.tracks:
-            axes = [0, *range(2, x.dim())]
-            weight = torch.ones_like(x[:, :1])
-            if self.mask is not None:
-                weight = weight * self.mask.view(-1, *[1] * (x.dim() - 1))
-            count = weight.sum()
-            mean = (x * weight).sum(axes) / count
-            centred = x - mean.view(shape)
-            var = (centred.square() * weight).sum(axes) / count
-            if self.training and self.tracks:
-                unbiased = var * (count / (count - 1).clamp(min=1))
-                keep = 1 - self.momentum
-                self.fresh = {
-                    "running_mean": keep * self.running_mean + self.momentum * mean.detach(),
-                    "running_var": keep * self.running_var + self.momentum * unbiased.detach(),
-                    "num_batches_tracked": self.num_batches_tracked + 1,
-                }
-        else:
-            mean, var = self.running_mean, self.running_var
-            centred = x - mean.view(shape)
+        if not self.training and self.tracks:
+            return self._by_running(x, shape)
+        axes = [0, *range(2, x.dim())]
+        weight = torch.ones_like(x[:, :1])
+        if self.mask is not None:
+            weight = weight * self.mask.view(-1, *[1] * (x.dim() - 1))
+        count = weight.sum()
+        mean = (x * weight).sum(axes) / count
+        centred = x - mean.view(shape)
+        var = (centred.square() * weight).sum(axes) / count
+        if self.training and self.tracks:
+            unbiased = var * (count / (count - 1).clamp(min=1))
+            keep = 1 - self.momentum
+            self.fresh = {
+                "running_mean": keep * self.running_mean + self.momentum * mean.detach(),
+                "running_var": keep * self.running_var + self.momentum * unbiased.detach(),
+                "num_batches_tracked": self.num_batches_tracked + 1,
+            }
         y = centred * torch.rsqrt(var + self.eps).view(shape)
         return y if self.weight is None else y * self.weight.view(shape) + self.bias.view(shape)
+
+    def _by_running(self, x: Tensor, shape: list[int]) -> Tensor:
+        """x scale + shift: through the images once."""
+        scale = torch.rsqrt(self.running_var + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -self.running_mean * scale
+        if self.bias is not None:
+            shift = shift + self.bias
+        return torch.addcmul(shift.view(shape), x, scale.view(shape))
 
 
 def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
