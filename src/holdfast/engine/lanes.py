@@ -130,7 +130,7 @@ class Lanes:
         final = max(ends)
         for at in range(final + 1):
             self._enter(starts.get(at, ()), sent)
-            self._program(int((last_step >= at).sum()), bool(layout.padded[at]))()
+            self._program(int((last_step >= at).sum()), int(layout.widths[at]), bool(layout.padded[at]))()
             if at in epochs:
                 self._end_epoch(epochs[at])
             if at == final // 4 and self.graphs:
@@ -161,7 +161,9 @@ class Lanes:
 
     def _lay_out(self, round: int, jobs: Sequence[Job]) -> Layout:
         planned = [self.side.plan(job, round) for job in jobs]
-        layout = lay_out(round, planned, self.lanes, self.width, self.data.preprocess.augments)
+        layout = lay_out(
+            round, planned, self.lanes, self.width, self.data.preprocess.augments, narrow=not self.graphs
+        )
         if "mask" in layout.arrays:
             layout.arrays["mask"] = layout.arrays["mask"].to(self.task.dtype)
         if self.graphs:
@@ -242,21 +244,22 @@ class Lanes:
             return
         sums = torch.stack([v.sum(tuple(range(1, v.dim()))) for v in self.params.values()]).sum(0)
         kept = (self.params, self.buffers, self.momentum)
-        trained = [[{k: v[leg.lane] for k, v in tensors.items()} for tensors in kept] for leg in legs]
+        trained = [{k: v.unbind() for k, v in tensors.items()} for tensors in kept]
         carried = copies_of_lanes(self.carry, [leg.lane for leg in legs])  # it may outlive the lane
         finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # here the GPU is waited for
-        for leg, (params, buffers, momentum), carry in zip(legs, trained, carried, strict=True):
+        for leg, carry in zip(legs, carried, strict=True):
             assert leg.started is not None
             lane = leg.lane
+            params, buffers, momentum = ({k: v[lane] for k, v in views.items()} for views in trained)
             loss = losses[lane] / (leg.last - leg.first + 1)
             yield self.side.finish(leg.started, params, buffers, momentum, carry, loss, finite[lane])
 
     # A step ---------------------------------------------------------------------------------------------
 
-    def _program(self, active: int, masked: bool) -> Callable[[], None]:
-        """One step of the first ``active`` lanes."""
+    def _program(self, active: int, width: int, masked: bool) -> Callable[[], None]:
+        """One step of the first ``active`` lanes, with ``width`` samples of each."""
         ready, network = len(self.programs.ready), self.task.network
-        program = self.programs.get((active, masked), lambda: self._step(active, masked))
+        program = self.programs.get((active, width, masked), lambda: self._step(active, width, masked))
         if len(self.programs.ready) > ready and network.uses_kernels:  # now they are compiled
             kernels.remember(network.net, tuple(self.data.x.shape[1:]), self.settings.batch_size)
         return program
@@ -266,11 +269,11 @@ class Lanes:
         kept = (self.params, self.buffers, self.momentum, self.carry)
         return [self.loss, self.cursor, *(leaf for tree in kept for _, leaf in leaves(tree))]
 
-    def _step(self, n: int, masked: bool) -> None:
+    def _step(self, n: int, width: int, masked: bool) -> None:
         """One batch of each of the first n lanes."""
         method, settings = self.method, self.settings
         with torch.no_grad():
-            lanes = self._batches(n, masked)
+            lanes = self._batches(n, width, masked)
             params = {k: v[:n] for k, v in self.params.items()}
             buffers = {k: v[:n] for k, v in self.buffers.items()}
             carry = first_lanes(self.carry, n)
@@ -300,20 +303,18 @@ class Lanes:
                 copy_(carry, kept)
             self._count(loss)
 
-    def _batches(self, n: int, masked: bool) -> tuple[Any, ...]:
+    def _batches(self, n: int, width: int, masked: bool) -> tuple[Any, ...]:
         """This step's samples, labels, masks, epochs, dropout keys, tables and teachers, lane by lane."""
-        x, y, rows, mask, epoch, key = self._read(n, masked)
+        x, y, rows, mask, epoch, key = self._read(n, width, masked)
         tables = {}
         if self.tables:
             flat = rows.reshape(-1)
-            tables = {
-                k: v.index_select(0, flat).view(n, self.width, *v.shape[1:]) for k, v in self.tables.items()
-            }
+            tables = {k: v.index_select(0, flat).view(n, width, *v.shape[1:]) for k, v in self.tables.items()}
         teachers = {name: {k: v[:n] for k, v in w.items()} for name, w in self.teachers.items()}
         frozen = {k: v[:n] for k, v in self.frozen_buffers.items()}
         return x, y, mask, epoch, key, tables, teachers, frozen
 
-    def _read(self, n: int, masked: bool) -> tuple[Tensor, ...]:
+    def _read(self, n: int, width: int, masked: bool) -> tuple[Tensor, ...]:
         """Samples, ready for the model, labels, rows of tables and mask ``[n, B]``, epoch and dropout key ``[n]``."""
         data, steps, augments = self.data, self.steps, self.data.preprocess.augments
         if self.task.network.uses_kernels and data.x.dim() == 4 and data.x.is_contiguous():
@@ -325,14 +326,13 @@ class Lanes:
             )  # fmt: skip
         at = {name: values.index_select(0, self.cursor)[0, :n] for name, values in steps.items()
               if name != "mask" or masked}  # fmt: skip
-        places, width = at["places"], self.width
-        ids, rows = places[:, :width], places[:, width : 2 * width]
+        places = at["places"]
+        ids, rows = places[:, :width], places[:, self.width : self.width + width]
         flat = ids.reshape(-1)
-        x = data.preprocess(
-            data.x.index_select(0, flat), at["draws"].reshape(-1, 5) if augments else None, dtype=data.dtype
-        )
+        draws = at["draws"][:, :width].reshape(-1, 5) if augments else None
+        x = data.preprocess(data.x.index_select(0, flat), draws, dtype=data.dtype)
         y = data.y.index_select(0, flat).view(ids.shape)
-        mask = at["mask"] if masked else x.new_empty((n, 0))
+        mask = at["mask"][:, :width] if masked else x.new_empty((n, 0))
         return x.view(*ids.shape, *x.shape[1:]), y, rows, mask, places[:, -2], places[:, -1]
 
     def _count(self, loss: Tensor) -> None:

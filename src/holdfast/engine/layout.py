@@ -52,11 +52,17 @@ class Layout:
     planned: list[Planned]
     legs: list[Leg]
     arrays: dict[str, Tensor]  # each [steps, lanes, ...]
+    widths: np.ndarray  # [steps] samples that a step does of each lane
     padded: np.ndarray  # [steps] bool: whether any lane's batch is filled up
 
 
-def lay_out(round: int, planned: list[Planned], lanes: int, width: int, augments: bool) -> Layout:
-    """Deal the clients to lanes and write down every lane's batches, each of at most ``width`` samples."""
+def lay_out(
+    round: int, planned: list[Planned], lanes: int, width: int, augments: bool, narrow: bool = False
+) -> Layout:
+    """Deal the clients to lanes and write down every lane's batches, each of at most ``width`` samples.
+
+    With ``narrow`` a step does only half as many where none has more, as in the last of an epoch.
+    """
     legs = assign_lanes(planned, lanes)
     steps = max(leg.last for leg in legs) + 1
     shape = (steps, lanes, width)
@@ -65,11 +71,12 @@ def lay_out(round: int, planned: list[Planned], lanes: int, width: int, augments
     ids, rows = places[..., :width], places[..., width : 2 * width]
     mask = np.zeros(shape, np.float32)
     draws = np.zeros((*shape, 5) if augments else (0, 0, 0, 5), np.int16)
-    padded = np.zeros(steps, bool)
+    largest, smallest = np.zeros(steps, np.int64), np.full(steps, width)
     for leg in legs:
         plan, span = leg.planned.plan, slice(leg.first, leg.last + 1)
         real = np.arange(width) < plan.sizes[:, None]
-        padded[span] |= plan.sizes < width
+        np.maximum(largest[span], plan.sizes, out=largest[span])
+        np.minimum(smallest[span], plan.sizes, out=smallest[span])
         rows[span, leg.lane][real] = plan.order + leg.row
         ids[span, leg.lane][real] = leg.planned.ids[plan.order]
         mask[span, leg.lane] = real
@@ -78,11 +85,13 @@ def lay_out(round: int, planned: list[Planned], lanes: int, width: int, augments
             draws[span, leg.lane][real] = plan.drawn
         if len(plan.keys):
             places[span, leg.lane, -1] = plan.keys
+    half = -(-width // 2)
+    widths = np.where(narrow & (largest <= half), half, width)
+    padded = smallest < widths
     arrays: dict[str, np.ndarray] = {"places": places}
     if padded.any():
         arrays["mask"] = mask
     if augments:
         arrays["draws"] = draws
-    return Layout(
-        round, planned, legs, {name: torch.from_numpy(values) for name, values in arrays.items()}, padded
-    )
+    tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
+    return Layout(round, planned, legs, tensors, widths, padded)

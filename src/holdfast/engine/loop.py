@@ -348,7 +348,7 @@ def _tested(model: Evaluation) -> dict[str, Any]:
 def flaw(result: Result, server: Server) -> str | None:
     """What is wrong with a client's upload, if anything: it must look like the model and hold only numbers."""
     for expected, got in ((server.params, result.shared), (server.buffers, result.buffers)):
-        if set(expected) != set(got):
+        if expected.keys() != got.keys():
             return "wrong keys"
         if any(expected[k].shape != got[k].shape for k in expected):
             return "wrong shape"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -83,22 +83,25 @@ def plan_client(
     dropout_keys: bool = False,
 ) -> Plan:
     """Shuffle a client's samples for each epoch and cut them into batches."""
-    sizes = batch_sizes(samples, batch_size, merge_single, drop_last)
-    visits = sum(sizes)  # in an epoch
+    visits, sizes, epoch_of = _steps(samples, epochs, batch_size, merge_single, drop_last)
     shuffles = (generator(seed, "batches", round, client, epoch) for epoch in range(epochs))
     order = [shuffle.permutation(samples)[:visits] for shuffle in shuffles]
     drawn = None
     if preprocess.augments:
         sources = (generator(seed, "augmentation", round, client, epoch) for epoch in range(epochs))
         drawn = np.concatenate([preprocess.draw(source, visits, shape) for source in sources])
-    steps = epochs * len(sizes)
-    keys = [
-        counter_key(seed, "dropout", round, client, at) >> 32 for at in range(steps if dropout_keys else 0)
-    ]
-    return Plan(
-        np.concatenate(order),
-        np.tile(np.array(sizes, np.int64), epochs),
-        drawn,
-        np.repeat(np.arange(epochs), len(sizes)),
-        np.array(keys, np.int64),
-    )
+    dropped = range(len(sizes) if dropout_keys else 0)
+    keys = [counter_key(seed, "dropout", round, client, at) >> 32 for at in dropped]
+    return Plan(np.concatenate(order), sizes, drawn, epoch_of, np.array(keys, np.int64))
+
+
+@lru_cache(1024)
+def _steps(
+    samples: int, epochs: int, batch_size: int, merge_single: bool, drop_last: bool
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """Samples visited in an epoch, and the size and epoch of every step: the same for clients of one size."""
+    sizes = batch_sizes(samples, batch_size, merge_single, drop_last)
+    steps = np.tile(np.array(sizes, np.int64), epochs), np.repeat(np.arange(epochs), len(sizes))
+    for array in steps:
+        array.flags.writeable = False
+    return sum(sizes), *steps
