@@ -20,6 +20,24 @@ def test_gradients_that_lie_otherwise_than_their_parameters(momentum):
         assert torch.allclose(found, truth, atol=1e-6)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rates_of_their_own_where_0_is_rest(momentum, dtype):
+    weights = [torch.randn(3, 4, 5, dtype=dtype), torch.randn(3, 6, dtype=dtype)]
+    slopes, moving = ([torch.randn_like(w) for w in weights] for _ in range(2))
+    lr = torch.tensor([[0.1, 0.0], [0.0, 0.2], [0.3, 0.1]], dtype=dtype)
+    expected = []
+    for i, (w, g, v) in enumerate(zip(weights, slopes, moving, strict=True)):
+        for lane, rate in enumerate(lr[:, i].tolist()):
+            step = g[lane] + 0.01 * w[lane] + momentum * v[lane]
+            expected.append((w[lane] - rate * step, step if rate and momentum else v[lane].clone()))
+    sgd_(weights, slopes, moving if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01)
+    found = [pair for w, v in zip(weights, moving, strict=True) for pair in zip(w, v, strict=True)]
+    for (w, v), (weight, velocity) in zip(found, expected, strict=True):
+        assert torch.allclose(w, weight, atol=1e-6)
+        assert torch.allclose(v, velocity, atol=1e-6)
+
+
 class Contracted(nn.Module):
     """Its first layer's gradient comes out transposed."""
 

@@ -192,7 +192,7 @@ def test_descent(momentum):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_descent_at_rates_of_their_own(momentum):
-    from holdfast.engine.optim import rated_sgd_
+    from holdfast.engine.optim import sgd_
 
     shapes = [(3, 5000), (3, 4, 7), *((3, 3 + i) for i in range(20))]
     w, g, v = ([torch.randn(shape, device="cuda") for shape in shapes] for _ in range(3))
@@ -202,7 +202,7 @@ def test_descent_at_rates_of_their_own(momentum):
         rate = lr[:, i].double().view(-1, *[1] * (weight.dim() - 1))
         step = slope.double() + 0.01 * weight.double() + momentum * moving.double()
         expected.append((weight.double() - rate * step, torch.where(rate == 0, moving.double(), step)))
-    rated_sgd_(w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True)
+    sgd_(w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True)
     for i, (weight, step) in enumerate(expected):
         assert relative(w[i], weight) < 1e-6
         assert relative(v[i], step) < 1e-6 or not momentum

@@ -27,7 +27,7 @@ from holdfast.engine.local import (
     learning_rates,
     teacher_outputs,
 )
-from holdfast.engine.optim import clip_scale, rated_sgd_, sgd_
+from holdfast.engine.optim import clip_scale, sgd_
 from holdfast.engine.programs import Programs
 from holdfast.engine.sequential import split_extra
 from holdfast.engine.settings import Settings
@@ -286,13 +286,11 @@ class Lanes:
             grads, loss, features, logits, fresh = vmap(self._gradient)(params, buffers, carry, *lanes)
             copy_(buffers, fresh)
             momentum = {k: v[:n] for k, v in self.momentum.items()}
-            rated = method.overrides("rate")
-            descend = rated_sgd_ if rated else sgd_
-            descend(
+            sgd_(
                 list(params.values()),
                 [grads[k] for k in params],
                 list(momentum.values()),
-                lr=self.rates.index_select(0, lanes[3]) if rated else self.lr,
+                lr=self.rates.index_select(0, lanes[3]) if method.overrides("rate") else self.lr,
                 momentum=settings.momentum,
                 weight_decay=settings.weight_decay,
                 kernels=self.task.network.uses_kernels,

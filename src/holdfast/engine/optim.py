@@ -23,14 +23,8 @@ def sgd_(
     One fused pass over memory; the kernel is the one behind ``torch.optim.SGD(fused=True)``. On a GPU it takes a
     learning rate that lies there only in float32, so float64 goes another way. With ``kernels`` it is a kernel of
     ours: torch's divides large tensors among too few processors.
+    Tensors ``[lanes, ...]`` may have rates of their own, ``lr`` [lanes, tensors]; where one is 0, v rests too.
     """
-    if isinstance(lr, Tensor) and lr.dtype == torch.float64:
-        for i, (w, g) in enumerate(zip(params, grads, strict=True)):
-            step = g.add(w, alpha=weight_decay)
-            if momentum:
-                step = buffers[i].mul_(momentum).add_(step)
-            w.sub_(lr * step)
-        return
     grads = [_lying_as(w, g) for w, g in zip(params, grads, strict=True)]
     if kernels and isinstance(lr, Tensor):
         from holdfast.kernels.descend import descend_, serves
@@ -38,6 +32,15 @@ def sgd_(
         if serves(params, [*grads, *buffers]):
             descend_(params, grads, buffers if momentum else [], lr, momentum, weight_decay)
             return
+    if isinstance(lr, Tensor) and (lr.dim() > 0 or lr.dtype == torch.float64):
+        for i, (w, g) in enumerate(zip(params, grads, strict=True)):
+            rate = lr[:, i].view(-1, *[1] * (w.dim() - 1)) if lr.dim() > 0 else lr
+            step = g.add(w, alpha=weight_decay)
+            if momentum:
+                step = momentum * buffers[i] + step
+                buffers[i].copy_(torch.where(rate != 0, step, buffers[i]) if lr.dim() > 0 else step)
+            w.sub_(rate * step)
+        return
     torch._fused_sgd_(  # goes through memory as it comes, whatever the strides say
         list(params),
         list(grads),
@@ -50,33 +53,6 @@ def sgd_(
         maximize=False,
         is_first_step=False,
     )
-
-
-def rated_sgd_(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    buffers: Sequence[Tensor],
-    *,
-    lr: Tensor,
-    momentum: float,
-    weight_decay: float,
-    kernels: bool,
-) -> None:
-    """`sgd_` on tensors ``[lanes, ...]`` with learning rates ``lr`` [lanes, tensors]; at rate 0 momentum rests too."""
-    grads = [_lying_as(w, g) for w, g in zip(params, grads, strict=True)]
-    if kernels:
-        from holdfast.kernels.descend import descend_, serves
-
-        if serves(params, [*grads, *buffers]):
-            descend_(params, grads, buffers if momentum else [], lr, momentum, weight_decay)
-            return
-    for i, (w, g) in enumerate(zip(params, grads, strict=True)):
-        rate = lr[:, i].view(-1, *[1] * (w.dim() - 1))
-        step = g + weight_decay * w
-        if momentum:
-            step = momentum * buffers[i] + step
-            buffers[i].copy_(torch.where(rate != 0, step, buffers[i]))
-        w.sub_(rate * step)
 
 
 def _lying_as(w: Tensor, g: Tensor) -> Tensor:
