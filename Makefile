@@ -4,16 +4,17 @@ BIN := .venv/bin
 # Small tensors, several processes: more than one thread each only gets in the way.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: demo test test-flower test-ray test-chaos lint format bench docs clean
+.PHONY: demo test test-flower test-ray test-kernels test-chaos lint format bench docs clean
 
 demo: .venv/.ready  ## FedAvg against the forgetting-aware methods on digits: a leaderboard and a report
 	rm -rf runs/demo
 	$(ONE_THREAD) $(BIN)/holdfast compare fedavg fedntd fedka:logits=centred,beta=0.1 flashback fedfa fedmlp:head=shared \
 	    --experiment examples/experiment.yaml --seeds 3 --out runs/demo --report
 
-test: .venv/.ready  ## everything; Flower and Ray too where their environments exist
+test: .venv/.ready  ## everything; Flower, Ray and the GPU's kernels too where their environments exist
 	[ ! -e .venv-flower/.ready ] || $(MAKE) test-flower
 	[ ! -e .venv-ray/.ready ] || $(MAKE) test-ray
+	[ ! -e .venv-kernels/.ready ] || $(MAKE) test-kernels
 	$(ONE_THREAD) $(BIN)/pytest -n 2
 
 test-flower: .venv-flower/.ready  ## Flower, with real processes: a SuperLink and two SuperNodes, TLS and keys
@@ -21,6 +22,9 @@ test-flower: .venv-flower/.ready  ## Flower, with real processes: a SuperLink an
 
 test-ray: .venv-ray/.ready  ## Ray, on a real cluster of two nodes
 	$(ONE_THREAD) .venv-ray/bin/python -m pytest tests/ray_cluster
+
+test-kernels: .venv-kernels/.ready  ## the GPU's kernels without a GPU, carried out by Triton's interpreter
+	$(ONE_THREAD) TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest -n 2 tests/gpu/test_kernels.py
 
 test-chaos: .venv/.ready .venv-flower/.ready  ## everything that can go wrong, at random, and a million damaged messages
 	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 $(BIN)/pytest tests/engine/test_wire.py tests/runs/test_run_fuzz.py
@@ -46,7 +50,7 @@ docs: .venv/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf .venv .venv-flower .venv-ray build dist site runs/demo src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-flower .venv-ray .venv-kernels build dist site runs/demo src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -63,6 +67,13 @@ clean:
 .venv-ray/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/pip install -q -c constraints.txt -e '.[ray]' 'pytest>=8'
+	touch $@
+
+# Triton's interpreter takes no newer NumPy.
+.venv-kernels/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-kernels
+	.venv-kernels/bin/pip install -q 'torch==2.13.0' 'numpy==2.2.*' -e . 'pytest>=8' 'pytest-xdist>=3'
+	.venv-kernels/bin/pip install -q --no-deps 'triton==3.6.0'
 	touch $@
 
 .venv/.ready-docs: .venv/.ready

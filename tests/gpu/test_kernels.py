@@ -1,7 +1,11 @@
-"""The Triton kernels against PyTorch in float64: fresh random inputs, odd sizes, every gradient."""
+"""The Triton kernels against PyTorch in float64: fresh random inputs, odd sizes, every gradient.
+
+On a GPU, or with TRITON_INTERPRET=1 on a CPU, where Triton carries them out in NumPy (`make test-kernels`).
+"""
 
 import copy
 import importlib.util
+import os
 
 import numpy as np
 import pytest
@@ -12,11 +16,14 @@ from torch.nn import functional as F
 
 from holdfast.data.preprocess import Preprocess
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
-        reason="needs a CUDA device and Triton",
+        not (INTERPRETED or torch.cuda.is_available()) or importlib.util.find_spec("triton") is None,
+        reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
     ),
 ]
 
@@ -51,9 +58,9 @@ def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     lanes, batch, channels, height, width, outputs, kernel, stride, pad = shape
-    x = torch.randn(lanes, batch, channels, height, width, device="cuda")
-    w = torch.randn(lanes, outputs, channels, kernel, kernel, device="cuda") / kernel
-    b = torch.randn(lanes, outputs, device="cuda")
+    x = torch.randn(lanes, batch, channels, height, width, device=DEVICE)
+    w = torch.randn(lanes, outputs, channels, kernel, kernel, device=DEVICE) / kernel
+    b = torch.randn(lanes, outputs, device=DEVICE)
     exact = [t.double().requires_grad_() for t in (x, w, b)]
     reference = torch.stack(
         [F.conv2d(*(t[i] for t in exact), stride=stride, padding=pad) for i in range(lanes)]
@@ -79,12 +86,12 @@ def test_half_precision_takes_any_magnitude(size, monkeypatch):
     from holdfast.kernels.geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    x = torch.randn(2, 3, 16, 8, 8, device="cuda") * torch.tensor([size, 1.0], device="cuda").view(
+    x = torch.randn(2, 3, 16, 8, 8, device=DEVICE) * torch.tensor([size, 1.0], device=DEVICE).view(
         2, 1, 1, 1, 1
     )
-    w, dy = torch.randn(2, 8, 16, 3, 3, device="cuda"), torch.randn(2, 3, 8, 8, 8, device="cuda") * size
+    w, dy = torch.randn(2, 8, 16, 3, 3, device=DEVICE), torch.randn(2, 3, 8, 8, 8, device=DEVICE) * size
     geometry = Geometry((8, 8), 3, 1, 1)
-    y, padded, spread = conv.forward(x, w, torch.zeros(2, 8, device="cuda"), geometry)
+    y, padded, spread = conv.forward(x, w, torch.zeros(2, 8, device=DEVICE), geometry)
     got = layers._backward(geometry, True, dy, w, padded.values, padded.largest, spread)
     for i in range(2):
         exact = [x[i].double().requires_grad_(), w[i].double().requires_grad_()]
@@ -99,9 +106,9 @@ def test_what_is_not_finite_stays_so():
     from holdfast.kernels import conv
     from holdfast.kernels.geometry import Geometry
 
-    x = torch.randn(1, 2, 4, 8, 8, device="cuda")
+    x = torch.randn(1, 2, 4, 8, 8, device=DEVICE)
     x[0, 0, 0, 4, 4] = float("inf")
-    y, *_ = conv.forward(x, torch.ones(1, 8, 4, 3, 3, device="cuda"), None, Geometry((8, 8), 3, 1, 1))
+    y, *_ = conv.forward(x, torch.ones(1, 8, 4, 3, 3, device=DEVICE), None, Geometry((8, 8), 3, 1, 1))
     assert not torch.isfinite(y).all()
 
 
@@ -109,7 +116,7 @@ def test_what_is_not_finite_stays_so():
 def test_relu_and_pooling(shape, monkeypatch):
     from holdfast.kernels import frame, pool
 
-    x = torch.randn(shape, device="cuda")
+    x = torch.randn(shape, device=DEVICE)
     exact = x.double().requires_grad_()
     reference = F.max_pool2d(F.relu(exact), 2)
     dy = torch.randn_like(reference).float()
@@ -136,13 +143,13 @@ def test_samples_are_read_as_preprocessing_says(preprocess, stored):
     from holdfast.kernels.read import read
 
     rng = np.random.default_rng()
-    x = torch.from_numpy(rng.integers(0, 256, (20, 3, 12, 10))).to("cuda", stored)
-    y = torch.from_numpy(rng.integers(0, 10, 20)).cuda()
-    places = torch.from_numpy(rng.integers(0, 20, (4, 3, 16))).cuda()  # ids, rows of tables, epoch and key
-    mask = torch.from_numpy(rng.integers(0, 2, (4, 3, 7))).to("cuda", torch.float32)
+    x = torch.from_numpy(rng.integers(0, 256, (20, 3, 12, 10))).to(DEVICE, stored)
+    y = torch.from_numpy(rng.integers(0, 10, 20)).to(DEVICE)
+    places = torch.from_numpy(rng.integers(0, 20, (4, 3, 16))).to(DEVICE)  # ids, rows of tables, epoch and key
+    mask = torch.from_numpy(rng.integers(0, 2, (4, 3, 7))).to(DEVICE, torch.float32)
     drawn = preprocess.draw(rng, 4 * 3 * 7, (3, 12, 10)) if preprocess.augments else None
-    draws = None if drawn is None else torch.from_numpy(drawn.reshape(4, 3, 7, 5)).cuda()
-    cursor = torch.tensor([2], device="cuda")
+    draws = None if drawn is None else torch.from_numpy(drawn.reshape(4, 3, 7, 5)).to(DEVICE)
+    cursor = torch.tensor([2], device=DEVICE)
     ids = places[2, :2, :7]
     used = None if draws is None else draws[2, :2].reshape(-1, 5)
     want = preprocess(x.index_select(0, ids.reshape(-1)), used).view(2, 7, 3, 12, 10)
@@ -160,9 +167,9 @@ def test_losses_and_steps_are_counted(lanes):
     from holdfast.kernels.count import count_
 
     total, loss, cursor = (
-        torch.randn(7, device="cuda"),
-        torch.randn(lanes, device="cuda"),
-        torch.tensor([3]).cuda(),
+        torch.randn(7, device=DEVICE),
+        torch.randn(lanes, device=DEVICE),
+        torch.tensor([3]).to(DEVICE),
     )
     want = total.clone()
     want[:lanes] += loss
@@ -177,13 +184,13 @@ def test_descent(momentum):
     from holdfast.kernels.conv import filters
 
     shapes = [(2, 20_000), (2, 5, 7), (2, 64, 32, 3, 3), *((2, 3 + i) for i in range(20))]
-    w, g, v = ([torch.randn(shape, device="cuda") for shape in shapes] for _ in range(3))
+    w, g, v = ([torch.randn(shape, device=DEVICE) for shape in shapes] for _ in range(3))
     w[2], v[2] = (filters(shapes[2], t.device).copy_(t) for t in (w[2], v[2]))  # its gradient lies otherwise
     expected = []
     for weight, slope, moving in zip(w, g, v, strict=True):
         step = slope.double() + 0.01 * weight.double() + momentum * moving.double()
         expected.append((weight.double() - 0.1 * step, step))
-    lr = torch.tensor(0.1, device="cuda")
+    lr = torch.tensor(0.1, device=DEVICE)
     sgd_(w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True)
     for i, (weight, step) in enumerate(expected):
         assert relative(w[i], weight) < 1e-6
@@ -195,8 +202,8 @@ def test_descent_at_rates_of_their_own(momentum):
     from holdfast.engine.optim import sgd_
 
     shapes = [(3, 5000), (3, 4, 7), *((3, 3 + i) for i in range(20))]
-    w, g, v = ([torch.randn(shape, device="cuda") for shape in shapes] for _ in range(3))
-    lr = torch.rand(3, len(shapes), device="cuda") * (torch.rand(3, len(shapes), device="cuda") > 0.4)
+    w, g, v = ([torch.randn(shape, device=DEVICE) for shape in shapes] for _ in range(3))
+    lr = torch.rand(3, len(shapes), device=DEVICE) * (torch.rand(3, len(shapes), device=DEVICE) > 0.4)
     expected = []
     for i, (weight, slope, moving) in enumerate(zip(w, g, v, strict=True)):
         rate = lr[:, i].double().view(-1, *[1] * (weight.dim() - 1))
@@ -211,7 +218,7 @@ def test_descent_at_rates_of_their_own(momentum):
 def test_largest_values():
     from holdfast.kernels import frame
 
-    dense = torch.randn(3, 2, 5, 70, 60, device="cuda")
+    dense = torch.randn(3, 2, 5, 70, 60, device=DEVICE)
     for x in (dense, dense.transpose(2, 4), dense.permute(0, 1, 4, 2, 3), dense[::2], dense * 0):
         assert torch.equal(frame.peaks(x).amax(1).view(torch.float32), x.abs().amax((1, 2, 3, 4)))
 
@@ -221,9 +228,9 @@ def test_largest_values():
 def test_mean_cross_entropy(shape, masked):
     from holdfast.kernels.entropy import mean_cross_entropy
 
-    logits = 5 * torch.randn(shape, device="cuda")
-    labels = torch.randint(shape[2], shape[:2], device="cuda")
-    mask = (torch.rand(shape[:2], device="cuda") < 0.7).float()
+    logits = 5 * torch.randn(shape, device=DEVICE)
+    labels = torch.randint(shape[2], shape[:2], device=DEVICE)
+    mask = (torch.rand(shape[:2], device=DEVICE) < 0.7).float()
     mask[0] = 0  # a lane that is all padding
     weight = mask if masked else torch.ones_like(mask)
 
@@ -244,9 +251,9 @@ def test_mean_cross_entropy(shape, masked):
 def test_cross_entropy_of_what_is_no_number():
     from holdfast.kernels.entropy import mean_cross_entropy
 
-    logits = torch.zeros(3, 4, device="cuda")
+    logits = torch.zeros(3, 4, device=DEVICE)
     logits[1, 2] = float("nan")
-    assert torch.isnan(mean_cross_entropy(logits, torch.zeros(3, dtype=torch.long, device="cuda"), None))
+    assert torch.isnan(mean_cross_entropy(logits, torch.zeros(3, dtype=torch.long, device=DEVICE), None))
 
 
 def test_layers_under_vmap_and_grad(monkeypatch):
@@ -257,11 +264,11 @@ def test_layers_under_vmap_and_grad(monkeypatch):
     plain = nn.Sequential(
         nn.Conv2d(3, 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.Flatten(),
         nn.Linear(6 * 14 * 14, 33), nn.ReLU(), nn.Linear(33, 10),
-    ).cuda()  # fmt: skip
+    ).to(DEVICE)  # fmt: skip
     fast = copy.deepcopy(plain)
     kernels.install(fast)
-    params = {k: torch.randn(4, *v.shape, device="cuda") * 0.1 for k, v in plain.named_parameters()}
-    x = torch.randn(4, 5, 3, 32, 32, device="cuda")
+    params = {k: torch.randn(4, *v.shape, device=DEVICE) * 0.1 for k, v in plain.named_parameters()}
+    x = torch.randn(4, 5, 3, 32, 32, device=DEVICE)
 
     def gradients(net):
         return vmap(grad(lambda p, v: functional_call(net, p, (v,)).square().mean()))(params, x)
@@ -276,7 +283,7 @@ def test_narrow_layers_with_shared_weights_or_samples(size):
     from holdfast.kernels.narrow import linear
 
     inputs, outputs, samples = size
-    x, w, b = (torch.randn(3, *s, device="cuda") for s in ((samples, inputs), (outputs, inputs), (outputs,)))
+    x, w, b = (torch.randn(3, *s, device=DEVICE) for s in ((samples, inputs), (outputs, inputs), (outputs,)))
 
     def squares(of):
         return lambda *tensors: of(*tensors).square().sum()
@@ -298,8 +305,8 @@ def test_group_norm_and_its_gradients(shape, relu):
     from holdfast.kernels import groupnorm
 
     lanes, batch, channels, height, width, groups = shape
-    x = 3 * torch.randn(lanes, batch, channels, height, width, device="cuda") + 20
-    w, b = (torch.randn(lanes, channels, device="cuda") for _ in range(2))
+    x = 3 * torch.randn(lanes, batch, channels, height, width, device=DEVICE) + 20
+    w, b = (torch.randn(lanes, channels, device=DEVICE) for _ in range(2))
     exact = [t.double().requires_grad_() for t in (x, w, b)]
     reference = torch.stack([F.group_norm(t[0], groups, t[1], t[2]) for t in zip(*exact, strict=True)])
     reference = F.relu(reference) if relu else reference
@@ -318,13 +325,13 @@ def test_residual_networks_under_vmap_and_grad(monkeypatch):
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    plain = ResNet((1, 1), (3, 3), 1, norm="group", stem="3x3").build((3, 16, 16), 5).cuda()
+    plain = ResNet((1, 1), (3, 3), 1, norm="group", stem="3x3").build((3, 16, 16), 5).to(DEVICE)
     fast = copy.deepcopy(plain)
     kernels.install(fast)
     params = {
-        k: v.detach() + 0.1 * torch.randn(3, *v.shape, device="cuda") for k, v in plain.named_parameters()
+        k: v.detach() + 0.1 * torch.randn(3, *v.shape, device=DEVICE) for k, v in plain.named_parameters()
     }
-    x = torch.randn(3, 7, 3, 16, 16, device="cuda")
+    x = torch.randn(3, 7, 3, 16, 16, device=DEVICE)
 
     def gradients(net):
         return vmap(grad(lambda p, v: functional_call(net, p, (v,)).square().mean()))(params, x)
@@ -349,13 +356,13 @@ def test_batch_norm_its_statistics_and_gradients(shape, masked, relu):
     from holdfast.kernels.batchnorm import batch_norm
 
     lanes, batch, channels, *_ = shape
-    x = 3 * torch.randn(shape, device="cuda") + 20
-    w, b, mean, var = (torch.rand(lanes, channels, device="cuda") for _ in range(4))
+    x = 3 * torch.randn(shape, device=DEVICE) + 20
+    w, b, mean, var = (torch.rand(lanes, channels, device=DEVICE) for _ in range(4))
     mask = (
-        torch.arange(batch, device="cuda") < torch.tensor([[batch], [batch - 1], [2]], device="cuda")[:lanes]
+        torch.arange(batch, device=DEVICE) < torch.tensor([[batch], [batch - 1], [2]], device=DEVICE)[:lanes]
     )
-    mask, dy = mask.float(), torch.randn(shape, device="cuda")
-    met = torch.arange(7, 7 + lanes, device="cuda")
+    mask, dy = mask.float(), torch.randn(shape, device=DEVICE)
+    met = torch.arange(7, 7 + lanes, device=DEVICE)
 
     def ours(x, w, b, mean, var, met, mask, dy):
         y, *fresh = batch_norm(x, w, b, (mean, var, met), mask if masked else None, 1e-5, 0.1, relu)
