@@ -27,9 +27,13 @@ pytestmark = [
     ),
 ]
 
+takes_minutes = pytest.mark.skipif(INTERPRETED, reason="takes the interpreter minutes")
+
 SHAPES = [  # lanes, batch, channels, height, width, outputs, kernel, stride, padding
-    (3, 7, 3, 32, 32, 32, 5, 1, 2),
-    (3, 7, 32, 16, 16, 64, 5, 1, 2),
+    pytest.param((3, 7, 3, 32, 32, 32, 5, 1, 2), marks=takes_minutes),
+    pytest.param((3, 7, 32, 16, 16, 64, 5, 1, 2), marks=takes_minutes),
+    (1, 2, 3, 9, 8, 32, 5, 1, 2),
+    (2, 3, 32, 5, 4, 64, 5, 1, 2),
     (2, 5, 6, 14, 14, 16, 5, 1, 0),
     (2, 3, 64, 9, 9, 64, 3, 2, 1),
     (2, 3, 64, 8, 8, 128, 1, 2, 0),
@@ -145,7 +149,9 @@ def test_samples_are_read_as_preprocessing_says(preprocess, stored):
     rng = np.random.default_rng()
     x = torch.from_numpy(rng.integers(0, 256, (20, 3, 12, 10))).to(DEVICE, stored)
     y = torch.from_numpy(rng.integers(0, 10, 20)).to(DEVICE)
-    places = torch.from_numpy(rng.integers(0, 20, (4, 3, 16))).to(DEVICE)  # ids, rows of tables, epoch and key
+    places = torch.from_numpy(rng.integers(0, 20, (4, 3, 16))).to(
+        DEVICE
+    )  # ids, rows of tables, epoch and key
     mask = torch.from_numpy(rng.integers(0, 2, (4, 3, 7))).to(DEVICE, torch.float32)
     drawn = preprocess.draw(rng, 4 * 3 * 7, (3, 12, 10)) if preprocess.augments else None
     draws = None if drawn is None else torch.from_numpy(drawn.reshape(4, 3, 7, 5)).to(DEVICE)
@@ -256,6 +262,7 @@ def test_cross_entropy_of_what_is_no_number():
     assert torch.isnan(mean_cross_entropy(logits, torch.zeros(3, dtype=torch.long, device=DEVICE), None))
 
 
+@takes_minutes
 def test_layers_under_vmap_and_grad(monkeypatch):
     from holdfast import kernels
 
@@ -319,6 +326,7 @@ def test_group_norm_and_its_gradients(shape, relu):
             assert relative(value, truth) < 1e-5
 
 
+@takes_minutes
 def test_residual_networks_under_vmap_and_grad(monkeypatch):
     from holdfast import kernels
     from holdfast.models.resnet import ResNet
