@@ -69,10 +69,11 @@ clean:
 	.venv-ray/bin/pip install -q -c constraints.txt -e '.[ray]' 'pytest>=8'
 	touch $@
 
-# Triton's interpreter takes no newer NumPy.
-.venv-kernels/.ready: pyproject.toml
+# Triton as torch 2.11 brings it, the newest that was tried on a GPU; its interpreter takes no newer NumPy.
+.venv-kernels/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-kernels
-	.venv-kernels/bin/pip install -q 'torch==2.13.0' 'numpy==2.2.*' -e . 'pytest>=8' 'pytest-xdist>=3'
+	grep -v '^numpy' constraints.txt > .venv-kernels/constraints.txt
+	.venv-kernels/bin/pip install -q -c .venv-kernels/constraints.txt 'numpy==2.2.*' -e . 'pytest>=8' 'pytest-xdist>=3'
 	.venv-kernels/bin/pip install -q --no-deps 'triton==3.6.0'
 	touch $@
 

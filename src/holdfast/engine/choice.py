@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 from holdfast.engine.crew import Crew
 from holdfast.engine.deadline import Punctual
 from holdfast.engine.lanes import Lanes
-from holdfast.engine.local import DeviceData
+from holdfast.engine.local import DeviceData, held_out
 from holdfast.engine.loop import Engine
 from holdfast.engine.memory import available_bytes
 from holdfast.engine.plan import widest_batch
@@ -95,7 +95,8 @@ def _local_engine(
     """One of the engines that work in this process."""
     clients = sizes.shape[1]
     cohort = min(settings.sample or clients, clients)
-    width = widest_batch(sizes, settings.batch_size, task.network.has_batch_norm, settings.drop_last)
+    trained = sizes - held_out(sizes, method.holdout)
+    width = widest_batch(trained, settings.batch_size, task.network.has_batch_norm, settings.drop_last)
     on_cpu = task.device.type == "cpu"
     heavy = on_cpu and name != "lanes" and step_bytes(task, data, width) > SMALL_STEP
     if name == "auto":

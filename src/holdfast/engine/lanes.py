@@ -61,7 +61,8 @@ class Lanes:
         width: int,
         sizes: np.ndarray,
     ) -> None:
-        """``width`` is the size of the largest batch that any client can have, ``sizes`` [stages, clients] theirs."""
+        """``width`` is the size of the largest batch that any client can have; ``sizes`` [stages, clients] are how many
+        samples clients have."""
         self.method, self.task, self.data, self.settings = method, task, data, settings
         self.side = LocalSide(method, task, data, settings)
         self.lanes, self.width = lanes, width
@@ -90,9 +91,8 @@ class Lanes:
         self.steps: dict[str, Tensor] = {}
         # What the largest clients need, so that programs, which know addresses, seldom have to be made anew.
         self.longest = settings.epochs * -(-int(sizes.max()) // settings.batch_size)
-        self.rows = int(
-            np.sort(sizes.max(0))[-(settings.sample or sizes.shape[1]) :].sum()
-        )  # one for each sample
+        cohort = settings.sample or sizes.shape[1]
+        self.rows = int(np.sort(sizes.max(0))[-cohort:].sum())  # one for each sample
 
     def _stacked(self, value: Tensor) -> Tensor:
         """Room for such a tensor in every lane."""
@@ -112,8 +112,9 @@ class Lanes:
         lr = self.settings.lr_at(sent.round)
         self.lr.fill_(lr)
         if self.method.overrides("rate"):
-            rates = [learning_rates(self.method, e, lr, self.task) for e in range(self.settings.epochs)]
-            self.rates.copy_(torch.tensor(rates, dtype=self.rates.dtype))
+            own = [learning_rates(self.method, e, lr, self.task) for e in range(self.settings.epochs)]
+            rates = torch.tensor(own, dtype=self.rates.dtype)
+            self.rates.copy_(rates.pin_memory() if self.graphs else rates, non_blocking=True)
         for name, values in layout.arrays.items():
             self._put(name, values)
         self.cursor.zero_()
@@ -347,14 +348,15 @@ class Lanes:
         self, x: Tensor, y: Tensor, mask: Tensor, epoch: Tensor, key: Tensor, tables: Tensors,
         teachers: dict[str, Tensors], frozen: Tensors,
     ) -> Batch:  # fmt: skip
+        real = mask if mask.numel() else None
         if self.side.cache_teachers:
             teacher = teacher_outputs(tables, self.method.teachers)
         else:
             teacher = {
-                name: self.task.network.pure(teachers.get(name, self.sent), frozen, x, train=False)[0]
+                name: self.task.network.pure(teachers.get(name, self.sent), frozen, x, real, train=False)[0]
                 for name in self.method.teachers
             }
-        return Batch(x, y, epoch, mask if mask.numel() else None, teacher, tables)
+        return Batch(x, y, epoch, real, teacher, tables)
 
     def _gradient(
         self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any

@@ -61,7 +61,7 @@ def lay_out(
 ) -> Layout:
     """Deal the clients to lanes and write down every lane's batches, each of at most ``width`` samples.
 
-    With ``narrow`` a step does only half as many where none has more, as in the last of an epoch.
+    With ``narrow`` a step does only half as many where none has more, as an epoch's last often does.
     """
     legs = assign_lanes(planned, lanes)
     steps = max(leg.last for leg in legs) + 1

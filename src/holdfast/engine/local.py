@@ -111,6 +111,12 @@ class Incident:
         return said | {"detail": self.detail} if self.detail else said
 
 
+def held_out(samples: np.ndarray, share: float) -> np.ndarray:
+    """How many of clients' ``samples`` are held out: at least one where there are two."""
+    held = np.maximum(1, (samples * share).astype(np.int64))
+    return np.where(samples < 2, 0, held) if share else np.zeros_like(samples)
+
+
 def learning_rates(method: Method, epoch: int, lr: float, task: Task) -> list[float]:
     """Each parameter's learning rate in a local epoch, in the order of the network's."""
     own = [method.rate(name, epoch, lr, task) for name in task.network.params]
@@ -271,11 +277,11 @@ class LocalSide:
         )
 
     def _hold_out(self, job: Job) -> tuple[np.ndarray, np.ndarray]:
-        """Training and held-out samples; at least one of each where the client has two."""
-        if not self.method.holdout or len(job.ids) < 2:
+        """Training and held-out samples."""
+        held = int(held_out(np.array(len(job.ids)), self.method.holdout))
+        if not held:
             return job.ids, np.empty(0, np.int64)
         order = generator(self.settings.seed, "holdout", job.client, job.stage).permutation(job.ids)
-        held = max(1, int(len(order) * self.method.holdout))
         return order[held:], order[:held]
 
 

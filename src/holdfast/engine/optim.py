@@ -34,12 +34,12 @@ def sgd_(
             return
     if isinstance(lr, Tensor) and (lr.dim() > 0 or lr.dtype == torch.float64):
         for i, (w, g) in enumerate(zip(params, grads, strict=True)):
-            rate = lr[:, i].view(-1, *[1] * (w.dim() - 1)) if lr.dim() > 0 else lr
             step = g.add(w, alpha=weight_decay)
             if momentum:
                 step = momentum * buffers[i] + step
-                buffers[i].copy_(torch.where(rate != 0, step, buffers[i]) if lr.dim() > 0 else step)
-            w.sub_(rate * step)
+            rate = lr[:, i].view(-1, *[1] * (w.dim() - 1)) if lr.dim() > 0 else lr
+            for old, new in [(w, w - rate * step), *([(buffers[i], step)] if momentum else [])]:
+                old.copy_(torch.where(rate != 0, new, old) if lr.dim() > 0 else new)
         return
     torch._fused_sgd_(  # goes through memory as it comes, whatever the strides say
         list(params),

@@ -237,7 +237,7 @@ def _forward(
     eps: float, momentum: float, relu: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Output, mean and scale of the batch, and the running mean and variance after it and the count of batches
-    (nothing, if there are none to run): all with lanes first. ``mask`` [L, B] has 0 for padding, None without any."""
+    (to be ignored, if none were given): all with lanes first. ``mask`` [L, B] has 0 for padding, None without any."""
     x, w, b = _channels_last(x), w.contiguous(), b.contiguous()
     s, y = _Shape.of(x), torch.empty_like(x)
     mean, scale, new_mean, new_var = x.new_empty((4, s.lanes, s.channels)).unbind()

@@ -85,7 +85,9 @@ def _windows(
         (row // (ACROSS * OH) * PH + row // ACROSS % OH * STRIDE) * PW + row % ACROSS * (SHARE * STRIDE)
     ) * CP
     windows = x + lane * x_lane + start[:, None] + k[None, :]
-    n_real = tl.minimum(n, N - 1)
+    n_real = n
+    if N % BN != 0:  # only then, since it hides from Triton that neighbours lie side by side
+        n_real = tl.minimum(n, N - 1)
     TAPS: tl.constexpr = R * CHUNKS * BK // CP
     if TURNED:
         weights = w + lane * w_lane + k[:, None] * (TAPS * N) + n_real[None, :]
@@ -120,7 +122,8 @@ def _window_sums(
     """dw[n, k] = Σ_m dy[m, n] x[start(m) + k] and db[n] = Σ_m dy[m, n], over one split of m.
 
     A program does TOGETHER (at most five) chunks of k, so that dy is read once for all of them. The FILTER values of
-    an output n begin with FIRST that are skipped, and its rows are ROW apart. With UNSCALE there is nothing to fold.
+    an output n begin with FIRST that are skipped, and its rows are ROW apart. With UNSCALE the scales of halves are
+    taken back here, since nothing is folded.
     """
     N: tl.constexpr = SHARE * OP
     ACROSS: tl.constexpr = OW // SHARE
@@ -277,14 +280,14 @@ def _sum_tiles(n: int, rows: int) -> tuple[int, int, int, int]:
 
 
 def _product(
-    x: Padded, w: Tensor, bias: Tensor | None, out: tuple[int, int], stride: int, forward: Tensor | None = None
+    x: Padded, w: Tensor, bias: Tensor | None, out: tuple[int, int], stride: int, before: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Each lane's windows of ``x`` times its weights ``w`` [L or 1, O, C, R, S]: ``[L, B, O, *out]``.
 
-    Also returns the weights as they were spread, for the gradient: with these of ``forward`` w is the transpose of
-    what a forward convolution had.
+    Also returns the weights as they were spread. Those that a forward convolution had are given to its gradient as
+    ``before``; then w is that convolution's, and turned about.
     """
-    back = forward is not None
+    back = before is not None
     if back:
         w = w.transpose(1, 2)
     _, batch, height, width, channels = x.values.shape
@@ -294,11 +297,9 @@ def _product(
     run = (kernel[1] + (share - 1) * stride) * channels
     chunk = _chunk(run)
     chunks = triton.cdiv(run, chunk)
-    spread, turned = (
-        forward,
-        True,
-    )  # as they are, if nothing was added and a product takes values of one pixel alone
-    if spread is None or spread.numel() != w.numel() or share > 1 or w.shape[2] % chunk:
+    if before is not None and before.numel() == w.numel() and share == 1 and w.shape[2] % chunk == 0:
+        spread, turned = before, True  # they lack nothing, and a product takes values of one pixel alone
+    else:
         spread, turned = _spread_out(w, channels, share, stride, chunks * chunk, x.values.dtype, back), False
     rows = batch * out[0] * out[1] // share
     y = torch.empty((lanes, batch, *out, outputs), dtype=torch.float32, device=w.device)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from holdfast.kernels import conv, narrow, pool
 from holdfast.kernels.bias import add_bias
 from holdfast.kernels.frame import Padded, pad, unpool
-from holdfast.kernels.function import Gradient, apply, with_lanes
+from holdfast.kernels.function import Gradient, apply, as_lane, with_lanes
 from holdfast.kernels.geometry import Geometry
 from holdfast.kernels.groupnorm import group_norm
 
@@ -25,11 +25,11 @@ class LaneConv2d(nn.Module):
         super().__init__()
         self.weight, self.bias = conv2d.weight, conv2d.bias
         self.stride, self.padding = int(conv2d.stride[0]), int(conv2d.padding[0])
-        self.nothing = conv2d.weight.detach().new_zeros(conv2d.out_channels)
 
     @staticmethod
     def serves(module: nn.Conv2d) -> bool:
-        """Whether the kernels cover this layer: zero padding, no groups, no dilation, the same both ways."""
+        """Whether the kernels cover this layer: less padding than the kernel is wide, and with zeros, no groups, no
+        dilation, the same both ways."""
         return (
             module.groups == 1
             and module.kernel_size[0] == module.kernel_size[1]
@@ -38,6 +38,7 @@ class LaneConv2d(nn.Module):
             and module.dilation == (1, 1)
             and module.stride[0] == module.stride[1]
             and module.padding[0] == module.padding[1]
+            and module.padding[0] < module.kernel_size[0]
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,8 +46,7 @@ class LaneConv2d(nn.Module):
         size = (x.shape[-2], x.shape[-1])
         geometry = Geometry(size, self.weight.shape[-1], self.stride, self.padding)
         at_once = self.pooled and not (geometry.out[0] % 2 or geometry.out[1] % 2)
-        bias = self.nothing if self.bias is None else self.bias
-        y = cast(Tensor, apply(_Convolve, x, self.weight, bias, geometry, at_once)[0])
+        y = cast(Tensor, apply(_Convolve, x, self.weight, self.bias, geometry, at_once)[0])
         return F.max_pool2d(F.relu(y), 2) if self.pooled and not at_once else y
 
 
@@ -90,13 +90,17 @@ class _Convolve(Function):
     """y = x * w + bias, with ReLU and pooling behind it if ``pooled``; also what the gradients need of it."""
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, bias: Tensor, geometry: Geometry, pooled: bool) -> tuple[Tensor, ...]:
-        y, *kept = _forward(x.unsqueeze(0), w.unsqueeze(0), bias.unsqueeze(0), geometry, pooled)
+    def forward(
+        x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, pooled: bool
+    ) -> tuple[Tensor, ...]:
+        x, w, bias = as_lane((x, w, bias))
+        y, *kept = _forward(x, w, bias, geometry, pooled)
         return y[0], *(t[0] for t in kept)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, w, _, ctx.geometry, _ = inputs
+        _, w, bias, ctx.geometry, _ = inputs
+        ctx.biased = bias is not None
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)  # or zeros would be written as the gradients of what is only kept
         ctx.save_for_backward(w, *output[1:])
@@ -106,23 +110,26 @@ class _Convolve(Function):
         of_input = ctx.needs_input_grad[0]
         found = apply(_ConvolveBack, ctx.geometry, of_input, grads[0], *ctx.saved_tensors)
         dx, dw, db = found if of_input else (None, *found)
-        return dx, dw, db, None, None
+        return dx, dw, db if ctx.biased else None, None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor, geometry: Geometry,
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry,
         pooled: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:  # fmt: skip
-        x, w, bias = (with_lanes(t, dim) for t, dim in zip((x, w, bias), in_dims, strict=False))
+        x, w = (with_lanes(t, dim) for t, dim in zip((x, w), in_dims, strict=False))
+        bias = None if bias is None else with_lanes(bias, in_dims[2])
         y, *kept = _forward(x, w, bias, geometry, pooled)
         shared = [len(t) < len(y) for t in kept]  # all lanes have the same images, or weights
         found = [t[0] if same else t for t, same in zip(kept, shared, strict=True)]
         return (y, *found), (0, *(None if same else 0 for same in shared))
 
 
-def _forward(x: Tensor, w: Tensor, bias: Tensor, geometry: Geometry, pooled: bool) -> tuple[Tensor, ...]:
+def _forward(
+    x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, pooled: bool
+) -> tuple[Tensor, ...]:
     """Output, padded images, their largest values, spread weights and, with pooling, its code: all with lanes first."""
-    y, padded, spread = conv.forward(x, w, bias.contiguous(), geometry)
+    y, padded, spread = conv.forward(x, w, None if bias is None else bias.contiguous(), geometry)
     if not pooled:
         return y, padded.values, padded.largest, spread
     y, code = (t.view(len(y), -1, *t.shape[1:]) for t in pool.forward(y.flatten(0, 1)))

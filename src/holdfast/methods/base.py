@@ -15,7 +15,8 @@ One round, with the hooks in the order in which they are called::
 Hooks inside the step (``task_loss``, ``loss``, ``edit_gradient``, ``after_step``, ``after_epoch``)
 run for many clients at once under ``torch.func.vmap`` and inside CUDA graphs: no branch on a tensor's value,
 no in-place change of an argument, static shapes; what may be absent is a mask. All other hooks run for one
-client, or once on the server, as ordinary PyTorch code.
+client, or once on the server, as ordinary PyTorch code; ``rate`` is asked for an epoch, in plain numbers, and holds
+for all clients alike.
 
 Everything that travels or is remembered is a dictionary of tensors, nested where that reads better. What
 clients upload besides their weights is **summed** over clients before a method sees it, so that a client is

@@ -106,7 +106,8 @@ class _BatchNorm(nn.Module):
 
     def _pure_forward(self, x: Tensor) -> Tensor:
         by_batch = self.training or not self.tracks
-        if self.own_kernels and by_batch and x.dim() == 4 and self.weight is not None:
+        affine = self.weight is not None and self.bias is not None
+        if self.own_kernels and by_batch and x.dim() == 4 and affine:
             return self._by_kernels(x)
         y = self._by_torch(x)
         return y.relu() if self.rectified else y
@@ -144,7 +145,9 @@ class _BatchNorm(nn.Module):
                 "num_batches_tracked": self.num_batches_tracked + 1,
             }
         y = centred * torch.rsqrt(var + self.eps).view(shape)
-        return y if self.weight is None else y * self.weight.view(shape) + self.bias.view(shape)
+        if self.weight is not None:
+            y = y * self.weight.view(shape)
+        return y if self.bias is None else y + self.bias.view(shape)
 
     def _by_running(self, x: Tensor, shape: list[int]) -> Tensor:
         """x scale + shift: through the images once."""
