@@ -7,6 +7,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from holdfast.data.preprocess import Preprocess
+from holdfast.engine.layout import lay_out
+from holdfast.engine.local import Job, Planned
 from holdfast.engine.plan import Plan, batch_sizes, plan_client, widest_batch
 
 
@@ -63,6 +65,26 @@ def test_the_widest_batch_is_the_largest_there_is(
 ) -> None:
     largest = max(max(batch_sizes(n, 4, merge_single, drop_last)) for n in samples)
     assert widest_batch(np.array(samples), 4, merge_single, drop_last) == largest
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("width", [4, 5])
+def test_a_step_is_half_as_wide_where_no_lane_has_more(width: int, narrow: bool) -> None:
+    ids = [np.arange(samples) + 100 * samples for samples in (10, 7, 2)]
+    planned = [Planned(Job(k, own), own, own[:0], plan(len(own), epochs=1)) for k, own in enumerate(ids)]
+    layout = lay_out(1, planned, 2, width, augments=False, narrow=narrow)
+    taken: dict[int, list[int]] = {}
+    for leg in layout.legs:
+        for step, size in zip(range(leg.first, leg.last + 1), leg.planned.plan.sizes, strict=True):
+            assert size <= layout.widths[step]
+            taken.setdefault(step, []).append(size)
+            places = layout.arrays["places"][step, leg.lane, :size].tolist()
+            assert set(places) <= set(leg.planned.ids.tolist())
+    for step, sizes in taken.items():
+        half = -(-width // 2)
+        assert layout.widths[step] == (half if narrow and max(sizes) <= half else width)
+        assert layout.padded[step] == (min(sizes) < layout.widths[step])
+    assert (layout.widths < width).any() == narrow
 
 
 @pytest.mark.parametrize("merge_single", [False, True])

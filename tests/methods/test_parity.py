@@ -183,6 +183,11 @@ def test_batch_norm_with_a_client_of_one_sample(norm: str) -> None:
     assert_parity(METHODS["fedntd"](), unequal(), mlp(norm=True), norm=norm)
 
 
+def test_batch_norm_with_what_a_hold_out_leaves() -> None:
+    """Of 5 samples 4 are trained on, in batches of 3: the last one joins them, though of 5 two would be left."""
+    assert_parity(METHODS["fedfomo"](), unequal(sizes=(5, 5, 8, 8)), mlp(norm=True))
+
+
 @pytest.mark.parametrize("norm", [False, True])
 def test_convolutions(norm: bool) -> None:
     assert_parity(FedAvg(), unequal(), convolution(norm))
@@ -196,6 +201,13 @@ def test_dropout_layers() -> None:
 def test_augmentation(name: str) -> None:
     """Teachers must see the augmented inputs."""
     assert_parity(METHODS[name](), unequal(Preprocess(crop=1, flip=True, cutout=2)), mlp())
+
+
+@pytest.mark.parametrize("norm", ["average", "local", "drop"])
+def test_teachers_do_not_see_padding(norm: str) -> None:
+    """Without running statistics what fills a batch up would count."""
+    federation = unequal(Preprocess(crop=1, flip=True), sizes=(7, 4, 11, 5))
+    assert_parity(METHODS["fedntd"](), federation, mlp(norm=True), norm=norm)
 
 
 def test_augmentation_changes_the_result() -> None:
