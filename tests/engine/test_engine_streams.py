@@ -106,6 +106,25 @@ def test_private_models_are_the_global_body_under_the_clients_own_head():
 
 
 @pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize(("norm", "bodies"), [("average", 1), ("local", 3)])
+def test_a_body_that_private_models_share_is_tested_once(norm: str, bodies: int, engine: str, monkeypatch):
+    federation = hf.stream(DATA, hf.IID(), clients=4, tasks_per_client=2)
+    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+    settings = Settings(rounds=2, sample=3, drop_last=True, **_without_device(SHORT))
+    loop = Training(
+        hf.FedAvg(), net, federation, settings, engine=engine, device="cpu", norm=norm, lanes=2
+    ).loop(Memories(None, None))
+    clients = loop.round(1)["participants"]
+    alone = [loop.stream._class_accuracy([k], 1)[0] for k in clients]
+    network, tested = loop.task.network, []
+    for how in ("apply", "pure"):
+        work = getattr(network, how)
+        monkeypatch.setattr(network, how, lambda *a, work=work, **k: tested.append(1) or work(*a, **k))
+    np.testing.assert_allclose(loop.stream._class_accuracy(clients, 1), alone)
+    assert len(tested) == (bodies if engine == "sequential" or bodies == 1 else 2)  # lanes test two together
+
+
+@pytest.mark.parametrize("engine", ["sequential", "lanes"])
 def test_a_model_of_ones_own_keeps_its_own_batch_norm(engine: str):
     federation = hf.stream(DATA, hf.Dirichlet(0.3, min_size=10), clients=4, tasks_per_client=2)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))

@@ -61,22 +61,26 @@ class TestSet:
 
     def begin(self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]) -> Testing:
         """Have one model tested, on a GPU without waiting for it."""
-        network, parts, watch = self.task.network, [], Stopwatch(self.task.device)
+        watch = Stopwatch(self.task.device)
         with torch.no_grad():
-            for x in self._inputs():
-                if network.uses_kernels:
-                    out = network.pure(params, buffers, x, train=False)[0]
-                else:
-                    out = network.apply(params, buffers, network.arranged(x))
-                parts.append(scores(out))
+            parts = [scores(out) for out in self._outputs(params, buffers)]
         return self._judge(torch.cat(parts), watch)
 
     def evaluate_many(
-        self, models: Sequence[tuple[Tensors, Tensors]], scores: Sequence[Callable[[Output], Tensor]]
+        self,
+        models: Sequence[tuple[Tensors, Tensors]],
+        scores: Sequence[Callable[[Output], Tensor]],
+        together: int | None = None,
     ) -> list[Evaluation]:
-        """Test several models side by side."""
+        """Test several models, so many of them side by side; where only their heads differ, the body once for all."""
         if len(models) == 1:
             return [self.evaluate(*models[0], scores[0])]
+        if self._share_a_body(models):
+            return self._evaluate_heads(models, scores)
+        together = together or len(models)
+        if len(models) > together:
+            groups = [slice(at, at + together) for at in range(0, len(models), together)]
+            return [e for group in groups for e in self.evaluate_many(models[group], scores[group])]
         params = {k: torch.stack([m[0][k] for m in models]) for k in models[0][0]}
         buffers = {k: torch.stack([m[1][k] for m in models]) for k in models[0][1]}
 
@@ -92,6 +96,34 @@ class TestSet:
                 for i, score in enumerate(scores):
                     parts[i].append(score(Output(features[i], logits[i])))
         return [self._judge(torch.cat(part), Stopwatch(self.task.device)).wait() for part in parts]
+
+    def _share_a_body(self, models: Sequence[tuple[Tensors, Tensors]]) -> bool:
+        head, (params, buffers) = self.task.network.head.names, models[0]
+        return all(
+            all(p[k] is v for k, v in params.items() if k not in head)
+            and all(b[k] is v for k, v in buffers.items())
+            for p, b in models[1:]
+        )
+
+    def _evaluate_heads(
+        self, models: Sequence[tuple[Tensors, Tensors]], scores: Sequence[Callable[[Output], Tensor]]
+    ) -> list[Evaluation]:
+        head = self.task.network.head
+        parts: list[list[Tensor]] = [[] for _ in models]
+        with torch.no_grad():
+            for out in self._outputs(*models[0]):
+                for part, (params, _), score in zip(parts, models, scores, strict=True):
+                    part.append(score(Output(out.features, head.logits(params, out.features))))
+        return [self._judge(torch.cat(part), Stopwatch(self.task.device)).wait() for part in parts]
+
+    def _outputs(self, params: Tensors, buffers: Tensors) -> Iterator[Output]:
+        """A model's outputs, batch after batch."""
+        network = self.task.network
+        for x in self._inputs():
+            if network.uses_kernels:
+                yield network.pure(params, buffers, x, train=False)[0]
+            else:
+                yield network.apply(params, buffers, network.arranged(x))
 
     def _inputs(self, models: int = 1) -> Iterator[Tensor]:
         batch = max(128, self.task.evaluation_batch // models)

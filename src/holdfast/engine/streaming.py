@@ -109,15 +109,16 @@ class StreamTests:
     def _class_accuracy(self, clients: Sequence[int], number: int) -> np.ndarray:
         """``[K, C]`` of these clients' private models."""
         group, test = self.loop.engine.group, self.loop.local_test
+        at_once = group if self.loop.method.overrides("start") else len(clients)  # else they share one body
         trained = [k for k in clients if self.loop.memories.get(k)]
         # A client that never took part has the global model, which is tested once for all of them.
         accuracy = {}
         if len(trained) < len(clients):
             accuracy = dict.fromkeys(clients, self.loop.evaluate_global(test).class_accuracy)
-        for at in range(0, len(trained), group):
-            some = trained[at : at + group]
+        for at in range(0, len(trained), at_once):
+            some = trained[at : at + at_once]
             models = [self._private(client, number) for client in some]
-            tested = test.evaluate_many([(p, b) for p, b, _ in models], [s for _, _, s in models])
+            tested = test.evaluate_many([(p, b) for p, b, _ in models], [s for _, _, s in models], group)
             accuracy |= {k: e.class_accuracy for k, e in zip(some, tested, strict=True)}
         return np.stack([accuracy[k] for k in clients])
 
