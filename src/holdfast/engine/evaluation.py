@@ -75,27 +75,34 @@ class TestSet:
         """Test several models, so many of them side by side; where only their heads differ, the body once for all."""
         if len(models) == 1:
             return [self.evaluate(*models[0], scores[0])]
-        if self._share_a_body(models):
-            return self._evaluate_heads(models, scores)
-        together = together or len(models)
-        if len(models) > together:
+        if together is not None and len(models) > together and not self._share_a_body(models):
             groups = [slice(at, at + together) for at in range(0, len(models), together)]
             return [e for group in groups for e in self.evaluate_many(models[group], scores[group])]
+        parts: list[list[Tensor]] = [[] for _ in models]
+        with torch.no_grad():
+            for outs in self._outputs_of_many(models):
+                for part, out, score in zip(parts, outs, scores, strict=True):
+                    part.append(score(out))
+        return [self._judge(torch.cat(part), Stopwatch(self.task.device)).wait() for part in parts]
+
+    def _outputs_of_many(self, models: Sequence[tuple[Tensors, Tensors]]) -> Iterator[list[Output]]:
+        """Each model's outputs, batch after batch."""
+        network = self.task.network
+        if self._share_a_body(models):
+            for out in self._outputs(*models[0]):
+                features = out.features
+                yield [Output(features, network.head.logits(params, features)) for params, _ in models]
+            return
         params = {k: torch.stack([m[0][k] for m in models]) for k in models[0][0]}
         buffers = {k: torch.stack([m[1][k] for m in models]) for k in models[0][1]}
 
         def forward(p: Tensors, b: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
-            out, _ = self.task.network.pure(p, b, x, train=False)
+            out, _ = network.pure(p, b, x, train=False)
             return out.features, out.logits
 
         many = vmap(forward, in_dims=(0, 0, None))
-        parts: list[list[Tensor]] = [[] for _ in models]
-        with torch.no_grad():
-            for x in self._inputs(len(models)):
-                features, logits = many(params, buffers, x)
-                for i, score in enumerate(scores):
-                    parts[i].append(score(Output(features[i], logits[i])))
-        return [self._judge(torch.cat(part), Stopwatch(self.task.device)).wait() for part in parts]
+        for x in self._inputs(len(models)):
+            yield [Output(*of_one) for of_one in zip(*many(params, buffers, x), strict=True)]
 
     def _share_a_body(self, models: Sequence[tuple[Tensors, Tensors]]) -> bool:
         head, (params, buffers) = self.task.network.head.names, models[0]
@@ -104,17 +111,6 @@ class TestSet:
             and all(b[k] is v for k, v in buffers.items())
             for p, b in models[1:]
         )
-
-    def _evaluate_heads(
-        self, models: Sequence[tuple[Tensors, Tensors]], scores: Sequence[Callable[[Output], Tensor]]
-    ) -> list[Evaluation]:
-        head = self.task.network.head
-        parts: list[list[Tensor]] = [[] for _ in models]
-        with torch.no_grad():
-            for out in self._outputs(*models[0]):
-                for part, (params, _), score in zip(parts, models, scores, strict=True):
-                    part.append(score(Output(out.features, head.logits(params, out.features))))
-        return [self._judge(torch.cat(part), Stopwatch(self.task.device)).wait() for part in parts]
 
     def _outputs(self, params: Tensors, buffers: Tensors) -> Iterator[Output]:
         """A model's outputs, batch after batch."""

@@ -113,8 +113,9 @@ class Incident:
 
 def held_out(samples: np.ndarray, share: float) -> np.ndarray:
     """How many of clients' ``samples`` are held out: at least one where there are two."""
-    held = np.maximum(1, (samples * share).astype(np.int64))
-    return np.where(samples < 2, 0, held) if share else np.zeros_like(samples)
+    if not share:
+        return np.zeros_like(samples)
+    return np.where(samples < 2, 0, np.maximum(1, (samples * share).astype(np.int64)))
 
 
 def learning_rates(method: Method, epoch: int, lr: float, task: Task) -> list[float]:
@@ -278,9 +279,9 @@ class LocalSide:
 
     def _hold_out(self, job: Job) -> tuple[np.ndarray, np.ndarray]:
         """Training and held-out samples."""
+        if not self.method.holdout:
+            return job.ids, job.ids[:0]
         held = int(held_out(np.array(len(job.ids)), self.method.holdout))
-        if not held:
-            return job.ids, np.empty(0, np.int64)
         order = generator(self.settings.seed, "holdout", job.client, job.stage).permutation(job.ids)
         return order[held:], order[:held]
 
