@@ -84,6 +84,24 @@ def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
                 assert relative(value, truth) < tolerance
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does one thing after another")
+@pytest.mark.parametrize("shape", [(64, 8, 64, 1), (256, 2, 512, 2), (512, 1, 512, 1)])
+def test_a_gradient_is_the_same_every_time(shape, monkeypatch):
+    from holdfast.kernels import conv, layers
+    from holdfast.kernels.geometry import Geometry
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    channels, size, outputs, stride = shape
+    geometry = Geometry((size, size), 3, stride, 1)
+    w = torch.randn(10, outputs, channels, 3, 3, device=DEVICE)
+    y, x, spread = conv.forward(torch.randn(10, 32, channels, size, size, device=DEVICE), w, None, geometry)
+    dy = torch.randn_like(y)
+    first, *others = (
+        layers._backward(geometry, True, dy, w, x.values, x.largest, spread)[1] for _ in range(50)
+    )
+    assert all(torch.equal(first, other) for other in others)
+
+
 @pytest.mark.parametrize("size", [1e-9, 1e-3, 1e6])
 def test_half_precision_takes_any_magnitude(size, monkeypatch):
     from holdfast.kernels import conv, layers

@@ -149,9 +149,10 @@ def _window_sums(
         ow = row % ACROSS * SHARE
         of_dy = ((image * DH + oh * DAPART + DPAD) * DW + ow * DAPART + DPAD) * OP
         real = (m < rows)[:, None] & (n < N)[None, :]
-        g = tl.load(dy + of_dy[:, None] + n[None, :], mask=real, other=0.0)
-        if group == 0:
-            bias += tl.sum(g.to(tl.float32), 0)
+        gradient = dy + of_dy[:, None] + n[None, :]
+        g = tl.load(gradient, mask=real, other=0.0)
+        if group == 0:  # read anew: a g that is summed too would be overwritten while it is multiplied
+            bias += tl.sum(tl.load(gradient, mask=real, other=0.0).to(tl.float32), 0)
         start = ((image * PH + oh * STRIDE) * PW + ow * STRIDE) * CP
         for chunk in tl.static_range(TOGETHER):
             # The last group may reach beyond the last chunk: it does that one again, and does not store it.
