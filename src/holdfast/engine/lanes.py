@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
 from holdfast import kernels
+from holdfast.engine.lane import Lane
 from holdfast.engine.layout import Layout, Leg, lay_out
 from holdfast.engine.local import (
     Broadcast,
@@ -25,11 +26,9 @@ from holdfast.engine.local import (
     Result,
     Started,
     learning_rates,
-    teacher_outputs,
 )
-from holdfast.engine.optim import clip_scale, sgd_
+from holdfast.engine.optim import sgd_
 from holdfast.engine.programs import Programs
-from holdfast.engine.sequential import split_extra
 from holdfast.engine.settings import Settings
 from holdfast.engine.trees import (
     changes,
@@ -41,9 +40,8 @@ from holdfast.engine.trees import (
     where,
     write_lanes,
 )
-from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
+from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Task
-from holdfast.models.network import Output
 
 
 class Lanes:
@@ -83,6 +81,7 @@ class Lanes:
         self.zero = self.loss.new_zeros(())
         self.lr = torch.zeros((), dtype=torch.float64 if task.dtype == torch.float64 else torch.float32,
                               device=task.device)  # fmt: skip
+        self.lane = Lane(method, task, settings, self.side.cache_teachers, self.sent, self.lr)
         self.rates = self.lr.new_zeros((settings.epochs, len(self.params)))  # where a method has its own
         self.cursor = torch.zeros(1, dtype=torch.int64, device=task.device)
         self.carry: Tree = {}
@@ -279,12 +278,12 @@ class Lanes:
             buffers = {k: v[:n] for k, v in self.buffers.items()}
             carry = first_lanes(self.carry, n)
             if method.overrides("step"):
-                new, loss, fresh = vmap(self._whole_step)(params, buffers, carry, *lanes)
+                new, loss, fresh = vmap(self.lane.whole_step)(params, buffers, carry, *lanes)
                 copy_(params, new)
                 copy_(buffers, fresh)
                 self._count(loss)
                 return
-            grads, loss, features, logits, fresh = vmap(self._gradient)(params, buffers, carry, *lanes)
+            grads, loss, features, logits, fresh = vmap(self.lane.gradient)(params, buffers, carry, *lanes)
             copy_(buffers, fresh)
             momentum = {k: v[:n] for k, v in self.momentum.items()}
             sgd_(
@@ -297,7 +296,7 @@ class Lanes:
                 kernels=self.task.network.uses_kernels,
             )
             if method.overrides("after_step"):
-                new, kept = vmap(self._after_step)(params, features, logits, carry, *lanes)
+                new, kept = vmap(self.lane.after_step)(params, features, logits, carry, *lanes)
                 copy_(params, new)
                 copy_(carry, kept)
             self._count(loss)
@@ -344,73 +343,6 @@ class Lanes:
             self.loss[: len(loss)] += loss
             self.cursor += 1
 
-    def _batch(
-        self, x: Tensor, y: Tensor, mask: Tensor, epoch: Tensor, key: Tensor, tables: Tensors,
-        teachers: dict[str, Tensors], frozen: Tensors,
-    ) -> Batch:  # fmt: skip
-        real = mask if mask.numel() else None
-        if self.side.cache_teachers:
-            teacher = teacher_outputs(tables, self.method.teachers)
-        else:
-            teacher = {
-                name: self.task.network.pure(teachers.get(name, self.sent), frozen, x, real, train=False)[0]
-                for name in self.method.teachers
-            }
-        return Batch(x, y, epoch, real, teacher, tables)
-
-    def _gradient(
-        self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any
-    ) -> tuple[Tensors, Tensor, Tensor, Tensor, Tensors]:
-        """One lane: gradient, loss, features, logits and what the step did to the buffers."""
-        method, settings = self.method, self.settings
-        batch, key = self._batch(*lane), lane[4]
-        extra = method.extra_inputs(carry)
-        x, mask = batch.x, batch.mask
-        if extra is not None:
-            x = torch.cat([extra, x])
-            mask = None if mask is None else torch.cat([mask.new_ones(len(extra)), mask])
-
-        def objective(w: Tensors) -> tuple[Tensor, tuple[Tensor, Tensor, Tensors]]:
-            out, new_buffers = self.task.network.pure(w, buffers, x, mask, key)
-            if extra is not None:
-                out = split_extra(out, len(extra))
-            loss = self._task_loss(out, batch, carry)
-            term = method.loss(out, batch, carry, Local(w, self.sent))
-            fresh = changes(new_buffers, buffers)
-            return loss if term is None else loss + term, (out.features, out.logits, fresh)
-
-        grads, (loss, (features, logits, fresh)) = grad_and_value(objective, has_aux=True)(params)
-        if method.overrides("edit_gradient"):
-            grads = method.edit_gradient(grads, carry, Local(params, self.sent))
-        if settings.max_grad_norm is not None:
-            scale = clip_scale(list(grads.values()), settings.max_grad_norm)
-            grads = {k: g * scale for k, g in grads.items()}
-        return grads, loss, features, logits, fresh
-
-    def _task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
-        if self.task.network.uses_kernels and not self.method.overrides("task_loss"):
-            from holdfast.kernels.entropy import mean_cross_entropy
-
-            return mean_cross_entropy(out.logits, batch.y, batch.mask)
-        return self.method.task_loss(out, batch, carry)
-
-    def _after_step(
-        self, params: Tensors, features: Tensor, logits: Tensor, carry: Tree, *lane: Any
-    ) -> tuple[Tree, Tree]:
-        batch = self._batch(*lane)
-        new, kept = self.method.after_step(params, Output(features, logits), batch, carry)
-        return changes(new, params), changes(kept, carry)
-
-    def _whole_step(
-        self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any
-    ) -> tuple[Tensors, Tensor, Tensors]:
-        batch, key = self._batch(*lane), lane[4]
-        trainer = _LaneTrainer(self, buffers, batch.mask, key)
-        new = self.method.step(trainer, params, batch, carry, Local(params, self.sent))
-        assert new is not None
-        assert trainer.loss is not None
-        return new, trainer.loss, changes(trainer.buffers, buffers)
-
     def _end_epoch(self, lanes: Sequence[int]) -> None:
         """``after_epoch`` for the lanes that have just finished one."""
         ended = torch.zeros(self.lanes, dtype=torch.bool, device=self.task.device)
@@ -426,27 +358,3 @@ class Lanes:
             new, kept = vmap(one)(params, carry, ended[:n])
             copy_(params, new)
             copy_(carry, kept)
-
-
-class _LaneTrainer:
-    """The `Trainer` a whole-step method works with, inside ``vmap``."""
-
-    def __init__(self, engine: Lanes, buffers: Tensors, mask: Tensor | None, key: Tensor) -> None:
-        self.engine, self.buffers, self.mask, self.key = engine, buffers, mask, key
-        self.lr = engine.lr  # type: ignore[assignment]  # a scalar tensor, since graphs outlive a round
-        self.loss: Tensor | None = None
-
-    lr: float
-
-    def forward(self, params: Tensors, x: Tensor) -> Output:
-        out, self.buffers = self.engine.task.network.pure(params, self.buffers, x, self.mask, self.key)
-        return out
-
-    def gradient(self, objective: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Tensors, Tensor]:
-        def with_buffers(w: Tensors) -> tuple[Tensor, Tensors]:
-            # What the forward pass did to them must leave ``grad`` as an output, not by itself.
-            return objective(w), self.buffers
-
-        grads, (value, self.buffers) = grad_and_value(with_buffers, has_aux=True)(params)
-        self.loss = value if self.loss is None else self.loss
-        return grads, value
