@@ -275,6 +275,18 @@ def test_a_run_of_a_version_without_a_setting_can_be_resumed(federation, tmp_pat
         hf.train("fedavg", "linear", federation, out=tmp_path, resume=True, drop_last=True, **SMALL)
 
 
+def test_a_resumed_run_is_computed_as_it_was_begun(federation, tmp_path, monkeypatch):
+    hf.train("fedavg", "linear", federation, out=tmp_path, engine="lanes", lanes=2, **SMALL)
+    made, prepare = [], hf.FedAvg.prepare
+    monkeypatch.setattr("holdfast.kernels.REPAID_AFTER", 0)  # now kernels would be thought to repay
+    monkeypatch.setattr(hf.FedAvg, "prepare", lambda self, task: made.append(task) or prepare(self, task))
+    monkeypatch.setattr(
+        "holdfast.engine.choice.fitting_lanes", lambda *_: pytest.fail("lanes are known already")
+    )
+    hf.train("fedavg", "linear", federation, out=tmp_path, engine="lanes", resume=True, **SMALL)
+    assert not made[0].network.own_kernels
+
+
 def test_lost_clients_are_named_and_the_run_goes_on(federation):
     run = hf.train(hf.FedAvg(), hf.models.linear(), federation, dropout=0.4, **SMALL | {"rounds": 8})
     lost = [incident for record in run.records for incident in record["incidents"]]

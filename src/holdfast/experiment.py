@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.outcome import Run
     from holdfast.training import HandOver, Tracker
 
-RECORDED = ("hash", "shape", "classes", "versions", "machine")
+RECORDED = ("hash", "shape", "classes", "own_kernels", "versions", "machine")
 """What a run adds to its experiment.yaml: found, not asked for."""
 
 FEDERATION = ("partition", "clients", "partition_seed", "public", "long_tail", "skew", "stream")

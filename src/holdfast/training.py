@@ -149,9 +149,11 @@ def train(
     )
     method = parse_method(method) if isinstance(method, str) else method
     model = parse_model(model) if isinstance(model, str) else model
+    begun = RunDirectory.open(out).experiment if resume and out is not None else {}
     training = Training(
-        method, model, federation, settings, engine=engine, device=device, precision=precision, lanes=lanes,
-        address=address, norm=norm, classifier=classifier,
+        method, model, federation, settings, engine=engine, device=device, precision=precision,
+        lanes=lanes or begun.get("lanes"), address=address, norm=norm, classifier=classifier,
+        own_kernels=begun.get("own_kernels"),  # what the machine is like today must not change how it rounds
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
     return training.run(described, out, resume, list(trackers), on_round, hand_over)
@@ -174,6 +176,7 @@ class Training:
         address: str | None = None,
         norm: NormPolicy = "average",
         classifier: str | None = None,
+        own_kernels: bool | None = None,
     ) -> None:
         dataset = federation.dataset
         self.federation, self.settings, self.model, self.address = federation, settings, model, address
@@ -184,9 +187,11 @@ class Training:
         shape, classes = dataset.shape, dataset.num_classes
         net = model.build(shape, classes, settings.seed) if isinstance(model, ModelSpec) else model
         network = Network(net.to(self.device, dtype), classifier, norm)
-        share = min(settings.sample or federation.clients, federation.clients) / federation.clients
-        trained = settings.rounds * settings.epochs * share * len(federation.indices) / federation.stages
-        network.own_kernels = kernels.worthwhile(network.net, shape, settings.batch_size, trained)
+        if own_kernels is None:
+            share = min(settings.sample or federation.clients, federation.clients) / federation.clients
+            trained = settings.rounds * settings.epochs * share * len(federation.indices) / federation.stages
+            own_kernels = kernels.worthwhile(network.net, shape, settings.batch_size, trained)
+        network.own_kernels = own_kernels
         self.norm, self.classifier = norm, classifier
         self.data = device_data(dataset, self.device, dtype)
         check_model(network, dataset, self.data)
@@ -235,6 +240,7 @@ class Training:
             "device": self.device.type,
             "precision": self.precision,
             "lanes": self.engine.group if self.engine.name == "lanes" else None,
+            "own_kernels": self.task.network.own_kernels,
             "address": self.address,
             "hash": self.federation.hash,
             "shape": list(dataset.shape),

@@ -13,6 +13,7 @@ from holdfast.engine import choice
 from holdfast.engine.choice import SMALL_STEP, step_bytes
 from holdfast.engine.memory import available_bytes, peak_bytes
 from holdfast.engine.settings import Settings
+from holdfast.errors import HoldfastError
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
 from holdfast.training import Training
@@ -61,3 +62,16 @@ def test_memory_is_measured() -> None:
     assert peak_bytes(torch.device("cpu")) > before
     assert 0 < available_bytes() < 1 << 50
     del held
+
+
+def test_a_gpu_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert choice.choose_device("cuda:1") == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 1)]
+    with pytest.raises(HoldfastError, match=r"'cuda:2', but torch sees 2 CUDA device\(s\) here, from 0"):
+        choice.choose_device("cuda:2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(HoldfastError, match="torch sees no CUDA device here; use --device cpu"):
+        choice.choose_device("cuda")

@@ -134,6 +134,64 @@ def test_what_is_not_finite_stays_so():
     assert not torch.isfinite(y).all()
 
 
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize(("channels", "size", "kernel"), [(6, 14, 5), (20, 4, 1), (48, 3, 1)])
+def test_what_is_not_finite_stays_in_its_lane(channels, size, kernel, tf32, monkeypatch):
+    from holdfast.kernels import conv, layers
+    from holdfast.kernels.geometry import Geometry
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    geometry = Geometry((size, size), kernel, 1, 0)
+    x = torch.rand(2, 1, channels, size, size, device=DEVICE)
+    w = torch.randn(2, 20, channels, kernel, kernel, device=DEVICE)
+    x[1] = float("inf")
+    y, padded, spread = conv.forward(x, w, None, geometry)
+    dy = torch.rand_like(y)
+    dy[1] = float("inf")
+    got = layers._backward(geometry, True, dy, w, padded.values, padded.largest, spread)
+    for value in (y, *got):
+        assert torch.isfinite(value[0]).all()
+        assert not torch.isfinite(value[1]).any()
+
+
+def test_pooling_keeps_what_is_no_number():
+    from holdfast.kernels import pool
+
+    x = torch.randn(2, 4, 4, 4, device=DEVICE)
+    x[1, 2, 3, 0] = float("nan")
+    want = F.max_pool2d(F.relu(x), 2)
+    y, code = pool.forward(x)
+    assert torch.equal(y.isnan(), want.isnan())
+    assert int(code[1, 2, 1, 0]) == 2
+
+
+@takes_minutes
+def test_more_images_than_a_grid_is_wide(monkeypatch):
+    from holdfast.kernels import frame
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    x = torch.randn(64, 1040, 4, 2, 4, device=DEVICE)
+    framed = frame.pad(x, frame.Frame(0, (2, 4)))
+    assert torch.equal(framed.values.permute(0, 1, 4, 2, 3), x)
+
+
+@pytest.mark.skipif(
+    INTERPRETED or not torch.cuda.is_available() or torch.cuda.mem_get_info()[1] < 60 << 30,
+    reason="needs a GPU of 60 GiB",
+)
+def test_more_values_than_32_bits_count(monkeypatch):
+    from holdfast.kernels import conv
+    from holdfast.kernels.geometry import Geometry
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    x = torch.zeros(1, 46_000, 64, 28, 28, device=DEVICE)  # 2.3e9; padded 2.6e9
+    last = x[:, -4:].normal_()
+    w = torch.randn(1, 64, 64, 3, 3, device=DEVICE)
+    y, padded, _ = conv.forward(x, w, None, Geometry((28, 28), 3, 1, 1))
+    assert float(padded.largest) == float(last.abs().max())
+    assert relative(y[0, -4:], F.conv2d(last[0].double(), w[0].double(), padding=1)) < 5e-4
+
+
 @pytest.mark.parametrize("shape", [(3, 5, 8, 6), (2, 32, 32, 32), (7, 1, 2, 2)])
 def test_relu_and_pooling(shape, monkeypatch):
     from holdfast.kernels import frame, pool

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -30,10 +31,12 @@ from holdfast.data.partitions import (
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.settings import Settings
 from holdfast.engine.trees import leaves
-from holdfast.methods.base import Method
+from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
+from holdfast.methods.context import Client
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.fedka import FedKA
 from holdfast.methods.registry import METHODS, parse_method
+from holdfast.models.network import Output
 from holdfast.training import Memories, Training
 
 SIZES = (7, 4, 1, 9, 5)
@@ -79,11 +82,11 @@ def convolution(norm: bool) -> nn.Module:
 
 def after_two_rounds(
     method: Method, federation: Federation, model: nn.Module, engine: str, *,
-    precision: str = "float64", lanes: int | None = None, **options: Any,
+    precision: str = "float64", lanes: int | None = None, sample: int | None = None, **options: Any,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Everything a run has learnt: weights, buffers, the server's state, what clients remember."""
     settings = Settings(
-        rounds=2, epochs=2, batch_size=3, lr=0.05, momentum=0.9, weight_decay=0.01, lr_decay=0.9, seed=4,
+        rounds=2, sample=sample, epochs=2, batch_size=3, lr=0.05, momentum=0.9, weight_decay=0.01, lr_decay=0.9, seed=4,
         evaluate_locals=False,
     )  # fmt: skip
     training = Training(
@@ -143,6 +146,29 @@ def test_any_number_of_lanes(lanes: int) -> None:
     method = parse_method("fedntd+fedprox+fedavgm")
     reference = after_two_rounds(method, unequal(), mlp(), "sequential")
     assert_same(reference, after_two_rounds(method, unequal(), mlp(), "lanes", lanes=lanes), 1e-9)
+
+
+@dataclass(frozen=True)
+class OwnPast(Method):
+    """Learns from the model that was sent, and once it has one from its own of the round before."""
+
+    name: ClassVar[str] = "own-past"
+    teachers: ClassVar[tuple[str, ...]] = ("past",)
+
+    def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:
+        return state.get("past", client.sent)  # type: ignore[return-value]
+
+    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> torch.Tensor:
+        return batch.mean((out.logits - batch.teacher["past"].logits).square().mean(-1))
+
+    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+        return {}, {"past": params}
+
+
+@pytest.mark.parametrize("sample", [None, 3])  # all have a past in round 2, or some
+def test_a_teacher_that_becomes_a_clients_own(sample: int | None) -> None:
+    augmented = unequal(Preprocess((0.5,), (0.5,), crop=1))
+    assert_parity(OwnPast(), augmented, mlp(), sample=sample)
 
 
 ONE_OF_EACH: list[Partition] = [

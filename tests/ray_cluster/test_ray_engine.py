@@ -308,3 +308,15 @@ def test_no_cluster_is_a_sentence(cluster: Any) -> None:
     ray.shutdown()
     with pytest.raises(HoldfastError, match=r"no Ray cluster at '127\.0\.0\.1:1'"):
         learnt(parse_method("fedavg"), "ray", "127.0.0.1:1")
+
+
+def test_workers_round_as_the_process_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.engine.ray import inner_engine
+
+    training = Training(parse_method("fedavg"), net(), federation(), Settings(rounds=1), engine="ray")
+    setup = ray.get(training.engine.setup)
+    for tf32 in (True, False):
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+        inner_engine(replace(setup, tf32=tf32, device="cpu"))
+        assert torch.backends.cudnn.deterministic
+    assert not setup.tf32  # this process trains on a CPU

@@ -36,8 +36,14 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise HoldfastError(f"unknown device '{name}'; it must be auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise HoldfastError("device is 'cuda', but torch sees no CUDA device here; use --device cpu")
+    if device.type == "cuda":
+        there = torch.cuda.device_count()
+        if not there:
+            raise HoldfastError("device is 'cuda', but torch sees no CUDA device here; use --device cpu")
+        if device.index is not None:
+            if device.index >= there:
+                raise HoldfastError(f"device is '{name}', but torch sees {there} CUDA device(s) here, from 0")
+            torch.cuda.set_device(device)  # streams, graphs and kernels go to the current one
     return device
 
 
@@ -49,6 +55,7 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.deterministic = True  # the same seed must give the same bits
+    torch.backends.cudnn.benchmark = False
     return torch.float64 if name == "float64" else torch.float32
 
 

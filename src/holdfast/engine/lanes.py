@@ -223,11 +223,13 @@ class Lanes:
     def _fit(self, started: Started, leg: Leg) -> None:
         """Make room for what this client carries; shapes are the same for every client of a method."""
         if not self.carry and started.carry:
+            self.programs.forget()  # they know of none
             self.carry = stack_like(started.carry, self.lanes)
         for name, weights in started.teachers.items():
             # Every client has the same global teacher: it is not stacked but read where it lies.
             if weights is not started.client.sent and name not in self.teachers:
-                self.teachers[name] = {k: self._stacked(v) for k, v in weights.items()}
+                self.programs.forget()
+                self.teachers[name] = {k: self._stacked(v).copy_(self.sent[k]) for k, v in weights.items()}
         for name, values in started.tables.items():
             held, need = self.tables.get(name), leg.row + len(values)
             if held is None or len(held) < need:

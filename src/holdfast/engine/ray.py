@@ -52,6 +52,7 @@ class Setup:
     sizes: np.ndarray
     lanes: int
     device: str
+    tf32: bool
 
 
 class Worker:
@@ -83,9 +84,10 @@ class Worker:
 
 def inner_engine(setup: Setup) -> Any:
     """The engine that trains a worker's clients."""
-    from holdfast.engine.choice import choose_engine
+    from holdfast.engine.choice import choose_engine, choose_precision
 
     task = on_device(setup.task, torch.device(setup.device))
+    choose_precision("tf32" if setup.tf32 else "float32", task.device)  # as in the process that asks
     data = DeviceData(
         _tensor(setup.x, task.device),
         _tensor(setup.labels, task.device),
@@ -219,6 +221,7 @@ class Ray:
                 sizes,
                 lanes or self.chunk,
                 task.device.type,
+                torch.backends.cudnn.allow_tf32,
             )
         )
 

@@ -50,18 +50,20 @@ def _moments(
     own = c < C
     x += lane * batch * pixels * C
     near = tl.load(x + c, mask=own, other=0.0)
+    start = split * per_split  # of its rows
+    x += start.to(tl.int64) * C
     first = tl.zeros((BLOCK_C,), tl.float32)
     second = tl.zeros((BLOCK_C,), tl.float32)
     for row in range(0, per_split, ROWS):
-        r = split * per_split + row + tl.arange(0, ROWS)
-        inside = r < batch * pixels
+        r = row + tl.arange(0, ROWS)
+        inside = start + r < batch * pixels
         real = inside[:, None] & own[None, :]
         value = tl.where(
             real, tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0) - near[None, :], 0.0
         )
         weight = inside.to(tl.float32)
         if MASKED:
-            weight = tl.load(mask + lane * batch + r // pixels, mask=inside, other=0.0)
+            weight = tl.load(mask + lane * batch + (start + r) // pixels, mask=inside, other=0.0)
         first += tl.sum(value * weight[:, None], 0)
         second += tl.sum(value * value * weight[:, None], 0)
     at = (split * lanes + lane) * 2 * C + c
@@ -103,9 +105,12 @@ def _normalise(
                 tl.store(new_count + lane, tl.load(old_count + lane) + 1)
     w = tl.load(weight + at, mask=own, other=0.0)
     b = tl.load(bias + at, mask=own, other=0.0)
+    start = split * per_split
+    x += start.to(tl.int64) * C
+    y += start.to(tl.int64) * C
     for row in range(0, per_split, ROWS):
-        r = split * per_split + row + tl.arange(0, ROWS)
-        real = (r < batch * pixels)[:, None] & own[None, :]
+        r = row + tl.arange(0, ROWS)
+        real = (start + r < batch * pixels)[:, None] & own[None, :]
         value = tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0)
         value = (value - middle[None, :]) * spread[None, :] * w[None, :] + b[None, :]
         if RELU:
@@ -123,8 +128,9 @@ def _sums_back(
     lane = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     own = c < C
-    x += lane * batch * pixels * C
-    dy += lane * batch * pixels * C
+    start = split * per_split
+    x += (lane * batch * pixels + start) * C
+    dy += (lane * batch * pixels + start) * C
     middle = tl.load(mean + lane * C + c, mask=own, other=0.0)
     spread = tl.load(scale + lane * C + c, mask=own, other=0.0)
     w = tl.load(weight + lane * C + c, mask=own, other=0.0)
@@ -132,8 +138,8 @@ def _sums_back(
     plain = tl.zeros((BLOCK_C,), tl.float32)
     along = tl.zeros((BLOCK_C,), tl.float32)
     for row in range(0, per_split, ROWS):
-        r = split * per_split + row + tl.arange(0, ROWS)
-        real = (r < batch * pixels)[:, None] & own[None, :]
+        r = row + tl.arange(0, ROWS)
+        real = (start + r < batch * pixels)[:, None] & own[None, :]
         n = (tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0) - middle[None, :]) * spread[
             None, :
         ]
@@ -161,9 +167,10 @@ def _normalise_back(
     lane = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     own = c < C
-    x += lane * batch * pixels * C
-    dy += lane * batch * pixels * C
-    dx += lane * batch * pixels * C
+    start = split * per_split
+    x += (lane * batch * pixels + start) * C
+    dy += (lane * batch * pixels + start) * C
+    dx += (lane * batch * pixels + start) * C
     count = _counted(mask, lane, batch, pixels, MASKED, BATCH)
     plain = _folded(parts, 0, splits, lane, lanes, c, own, C, SPLITS)
     along = _folded(parts, 1, splits, lane, lanes, c, own, C, SPLITS)
@@ -175,8 +182,8 @@ def _normalise_back(
     w = tl.load(weight + lane * C + c, mask=own, other=0.0)
     b = tl.load(bias + lane * C + c, mask=own, other=0.0)
     for row in range(0, per_split, ROWS):
-        r = split * per_split + row + tl.arange(0, ROWS)
-        inside = r < batch * pixels
+        r = row + tl.arange(0, ROWS)
+        inside = start + r < batch * pixels
         real = inside[:, None] & own[None, :]
         n = (tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0) - middle[None, :]) * spread[
             None, :
@@ -186,7 +193,7 @@ def _normalise_back(
             g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
         share = inside.to(tl.float32) / count
         if MASKED:
-            share *= tl.load(mask + lane * batch + r // pixels, mask=inside, other=0.0)
+            share *= tl.load(mask + lane * batch + (start + r) // pixels, mask=inside, other=0.0)
         value = (spread * w)[None, :] * (g - share[:, None] * (plain[None, :] + n * along[None, :]))
         tl.store(dx + r[:, None] * C + c[None, :], value, mask=real)
 

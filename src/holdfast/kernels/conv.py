@@ -64,8 +64,8 @@ def _spread(
 def _windows(
     x, w, bias, y, largest, rows, x_lane, w_lane, bias_lane, each,
     PH: tl.constexpr, PW: tl.constexpr, CP: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    O: tl.constexpr, R: tl.constexpr, SHARE: tl.constexpr, STRIDE: tl.constexpr, CHUNKS: tl.constexpr,
-    TURNED: tl.constexpr, BIAS: tl.constexpr, HALF: tl.constexpr, WEIGHT_SCALE: tl.constexpr,
+    O: tl.constexpr, R: tl.constexpr, SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr,
+    CHUNKS: tl.constexpr, TURNED: tl.constexpr, BIAS: tl.constexpr, HALF: tl.constexpr, WEIGHT_SCALE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y[m, n] = Σ_k x[start(m) + k] w[n, k] (+ bias): one lane and one tile of y a program.
@@ -81,10 +81,9 @@ def _windows(
     k = tl.arange(0, BK)
     # Beyond the last row and column the last is computed again, and not stored: loads need no mask.
     row = tl.minimum(m, rows - 1)
-    start = (
-        (row // (ACROSS * OH) * PH + row // ACROSS % OH * STRIDE) * PW + row % ACROSS * (SHARE * STRIDE)
-    ) * CP
-    windows = x + lane * x_lane + start[:, None] + k[None, :]
+    image = (row // (ACROSS * OH)).to(tl.int64)
+    start = (row // ACROSS % OH * STRIDE * PW + row % ACROSS * (SHARE * STRIDE)) * CP
+    windows = x + lane * x_lane + (image * (PH * PW * CP) + start)[:, None] + k[None, :]
     n_real = n
     if N % BN != 0:  # only then, since it hides from Triton that neighbours lie side by side
         n_real = tl.minimum(n, N - 1)
@@ -95,7 +94,11 @@ def _windows(
         weights = w + lane * w_lane + n_real[:, None] * (R * CHUNKS * BK) + k[None, :]
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(R * CHUNKS):
-        a = tl.load(windows + (step // CHUNKS * (PW * CP) + step % CHUNKS * BK))
+        window = windows + (step // CHUNKS * (PW * CP) + step % CHUNKS * BK)
+        if RUN % BK == 0:
+            a = tl.load(window)
+        else:  # behind the last window lies the next lane, of which not even an infinity may be seen
+            a = tl.load(window, mask=(step % CHUNKS * BK + k < RUN)[None, :], other=0.0)
         if TURNED:
             b = tl.load(weights + (step * BK % CP * TAPS + TAPS - 1 - step * BK // CP) * N)
         else:
@@ -144,7 +147,7 @@ def _window_sums(
     for block in range(blocks):
         m = (part * blocks + block) * BM + tl.arange(0, BM)
         row = tl.minimum(m, rows - 1)
-        image = row // (ACROSS * OH)
+        image = (row // (ACROSS * OH)).to(tl.int64)
         oh = row // ACROSS % OH
         ow = row % ACROSS * SHARE
         of_dy = ((image * DH + oh * DAPART + DPAD) * DW + ow * DAPART + DPAD) * OP
@@ -311,7 +314,7 @@ def _product(
         rows, x.lane, spread.stride(0) if len(spread) > 1 else 0, outputs if bias is not None and len(bias) > 1 else 0,
         x.each,
         PH=height, PW=width, CP=channels, OH=out[0], OW=out[1], O=outputs, R=kernel[0], SHARE=share, STRIDE=stride,
-        CHUNKS=chunks, TURNED=turned, BIAS=bias is not None, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE,
+        RUN=run, CHUNKS=chunks, TURNED=turned, BIAS=bias is not None, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE,
         BM=block_m, BN=block_n, BK=chunk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y.permute(0, 1, 4, 2, 3), spread

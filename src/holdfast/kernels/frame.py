@@ -32,9 +32,11 @@ def _frame(
     largest[lane] is that of its ``peaks``, which has the scale.
     With POOLED, x is a gradient behind 2x2 pooling: (h, w) has the value of its window if ``code`` says that it won.
     """
-    image = tl.program_id(1).to(tl.int64)
+    BLOCKS: tl.constexpr = (PH * PW + PIXELS - 1) // PIXELS  # of an image
+    block = tl.program_id(0) % BLOCKS
+    image = (tl.program_id(0) // BLOCKS).to(tl.int64)
     lane = image // per_lane
-    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    pixel = block * PIXELS + tl.arange(0, PIXELS)
     c = tl.arange(0, BLOCK_C)
     h = pixel // PW - PAD
     w = pixel % PW - PAD
@@ -56,13 +58,13 @@ def _frame(
         most = tl.max(tl.load(peaks + lane * parts + part, mask=part < parts, other=0), 0)
         most = most.to(tl.float32, bitcast=True)
         value = (value * scale_to_half(most)).to(tl.float16)
-        if (image % per_lane == 0) & (tl.program_id(0) == 0):
+        if (image % per_lane == 0) & (block == 0):
             tl.store(largest + lane, most)
     out += image * (PH * PW * CP)
     tl.store(
         out + pixel[:, None] * CP + c[None, :], value, mask=(pixel < PH * PW)[:, None] & (c < CP)[None, :]
     )
-    if (image == images - 1) & (tl.program_id(0) == 0):
+    if (image == images - 1) & (block == 0):
         tail = tl.arange(0, SLACK)
         tl.store(out + PH * PW * CP + tail, tl.zeros((SLACK,), value.dtype))
 
@@ -70,7 +72,7 @@ def _frame(
 @triton.jit
 def _peaks(x, out, total, per_lane, blocks, BLOCK: tl.constexpr):
     """out[lane, part] = the largest |x| of a part, as bits: those of positive floats are ordered as the floats are."""
-    part = tl.program_id(0)
+    part = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1).to(tl.int64)
     most = tl.zeros((BLOCK,), tl.int32)
     for block in range(blocks):
@@ -152,7 +154,7 @@ def _framed(x: Tensor, code: Tensor | None, frame: Frame) -> Padded:
     most = x.new_empty(lanes)
     block_c = triton.next_power_of_2(wide)
     pixels = max(1, 2048 // block_c)
-    _frame[(triton.cdiv(high * across, pixels), lanes * batch)](
+    _frame[(triton.cdiv(high * across, pixels) * lanes * batch,)](
         x, x if code is None else code, flat, found, most, lanes * batch, batch, *x.stride(), found.shape[1],
         C=channels, H=height, W=width, PH=high, PW=across, CP=wide,
         PAD=frame.before, APART=frame.apart, POOLED=code is not None, HALF=halves(),

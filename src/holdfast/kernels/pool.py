@@ -20,8 +20,8 @@ def _relu_pool(x, y, code, total, W, C, BLOCK: tl.constexpr):
     won = tl.full((BLOCK,), 4, tl.int32)
     for place in tl.static_range(4):
         value = tl.load(x + corner + place // 2 * (W * C) + place % 2 * C, mask=real, other=0.0)
-        won = tl.where(value > best, place, won)
-        best = tl.maximum(value, best)
+        won = tl.where((value > best) | (value != value), place, won)
+        best = tl.maximum(value, best, propagate_nan=tl.PropagateNan.ALL)  # as torch does
     tl.store(y + at, best, mask=real)
     tl.store(code + at, won.to(tl.uint8), mask=real)
 

@@ -25,10 +25,12 @@ def _read(
     CROP: tl.constexpr, REFLECT: tl.constexpr, HALF_CUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out[n, c, h, w] = scale[c] x[id(n), c, h', w'] + shift[c], where (h', w') is what the draws made of it."""
-    n = tl.program_id(1).to(tl.int64)
+    BLOCKS: tl.constexpr = (C * H * W + BLOCK - 1) // BLOCK  # of an image
+    block = tl.program_id(0) % BLOCKS
+    n = (tl.program_id(0) // BLOCKS).to(tl.int64)
     place = tl.load(cursor) * lanes + n // width  # of the sample's lane in this step
     places += place * (2 * width + 2)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = block * BLOCK + tl.arange(0, BLOCK)
     w = at % W
     h = at // W % H
     c = at // (W * H)
@@ -54,7 +56,7 @@ def _read(
         cut = (below >= -HALF_CUT) & (below < HALF_CUT) & (right >= -HALF_CUT) & (right < HALF_CUT)
         value = tl.where(cut, 0.0, value)
     tl.store(out + n * (C * H * W) + at, value, mask=c < C)
-    if tl.program_id(0) == 0:
+    if block == 0:
         tl.store(labels + n, tl.load(y + sample))
         tl.store(rows + n, tl.load(places + width + n % width))
         if MASKED:
@@ -78,7 +80,7 @@ def read(
     epoch, key = places.new_empty(lanes), places.new_empty(lanes)
     real = out.new_empty((lanes, 0 if mask is None else batch))
     block = 1024
-    _read[(triton.cdiv(channels * height * width, block), lanes * batch)](
+    _read[(triton.cdiv(channels * height * width, block) * lanes * batch,)](
         x, y, cursor, places, places if mask is None else mask, places if draws is None else draws,
         scale, shift, out, labels, rows, epoch, key, real, batch, places.shape[1],
         MASKED=mask is not None, C=channels, H=height, W=width, BY_CHANNEL=int(scale.numel() > 1),

@@ -16,7 +16,7 @@ from holdfast.runs import RunDirectory
 
 # What may differ between two runs of one experiment: everything else makes them different experiments.
 NOT_SETTINGS = frozenset(
-    {"name", "seed", "partition_seed", "hash", "classes", "shape", "versions", "machine"}
+    {"name", "seed", "partition_seed", "hash", "classes", "shape", "own_kernels", "versions", "machine"}
     | {"engine", "device", "lanes", "address", "checkpoint_seconds"}
 )
 
