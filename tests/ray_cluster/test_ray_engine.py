@@ -277,6 +277,20 @@ def test_a_run_directory_is_as_any_other(cluster: Any, tmp_path: Path) -> None:
     assert 0 <= run.accuracy <= 1
 
 
+def test_workers_round_as_the_process_that_asks(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.engine.ray import inner_engine
+
+    training = Training(
+        parse_method("fedavg"), net(), federation(), Settings(rounds=1), engine="ray", address=cluster.address
+    )
+    setup = ray.get(training.engine.setup)  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)  # as in a new process
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    inner_engine(setup)
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.allow_tf32
+
+
 def test_a_machine_that_goes_away_takes_nothing_with_it(cluster: Any) -> None:
     """Last: the cluster is smaller afterwards."""
     settings = Settings(rounds=3, epochs=2, batch_size=3, lr=0.05, evaluate_locals=False)
@@ -308,15 +322,3 @@ def test_no_cluster_is_a_sentence(cluster: Any) -> None:
     ray.shutdown()
     with pytest.raises(HoldfastError, match=r"no Ray cluster at '127\.0\.0\.1:1'"):
         learnt(parse_method("fedavg"), "ray", "127.0.0.1:1")
-
-
-def test_workers_round_as_the_process_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.engine.ray import inner_engine
-
-    training = Training(parse_method("fedavg"), net(), federation(), Settings(rounds=1), engine="ray")
-    setup = ray.get(training.engine.setup)
-    for tf32 in (True, False):
-        monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
-        inner_engine(replace(setup, tf32=tf32, device="cpu"))
-        assert torch.backends.cudnn.deterministic
-    assert not setup.tf32  # this process trains on a CPU
