@@ -197,3 +197,13 @@ def test_preprocessing_by_name_and_by_value():
 def test_the_example_is_an_experiment():
     example = hf.Experiment.from_file(EXAMPLES / "experiment.yaml")
     assert example.describe()["method"]["name"] == "fedntd"
+
+
+def test_a_key_given_twice_is_refused(tmp_path):
+    file = tmp_path / "experiment.yaml"
+    file.write_text("rounds: 3\nmethod: {name: fedntd}\nlr: 0.1\nrounds: 4\n")
+    with pytest.raises(hf.HoldfastError, match="'rounds' is given twice, the second time in line 4"):
+        hf.Experiment.from_file(file)
+    file.write_text("lr: yes\n")
+    with pytest.raises(hf.HoldfastError, match="lr is True; it must be a number"):
+        hf.Experiment.from_file(file)

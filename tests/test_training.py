@@ -1,8 +1,9 @@
 """The Python interface: what a user's ten lines do, and what they are told when something is wrong."""
 
 import json
+import shutil
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 from typing import ClassVar
 
@@ -273,6 +274,64 @@ def test_a_run_of_a_version_without_a_setting_can_be_resumed(federation, tmp_pat
     hf.train(hf.FedAvg(), hf.models.linear(), federation, out=tmp_path, resume=True, **SMALL)
     with pytest.raises(hf.HoldfastError, match="another drop_last: it was False, now it is True"):
         hf.train("fedavg", "linear", federation, out=tmp_path, resume=True, drop_last=True, **SMALL)
+
+
+@pytest.fixture
+def begun(federation, tmp_path):
+    """A run of 3 rounds that was killed after a checkpoint of round 2."""
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        hf.train("fedavg", "linear", federation, out=out, checkpoint_seconds=0.0, on_round=_stop, **SMALL)
+    return out
+
+
+def _stop(record):
+    if record["round"] == 2:
+        raise KeyboardInterrupt
+
+
+def edited(file, old, new):
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+
+
+def test_an_experiment_edited_since_is_noticed(begun):
+    edited(begun / "experiment.yaml", "\nlr: 0.1\n", "\nlr: 0.2\n")
+    with pytest.raises(hf.HoldfastError, match=r"another lr: it was 0\.1, now it is 0\.2"):
+        hf.Experiment.from_file(begun / "experiment.yaml").run(begun, resume=True)
+    edited(begun / "experiment.yaml", "\nlr: 0.2\n", "\nlr: 0.1\n")
+    run = hf.Experiment.from_file(begun / "experiment.yaml").run(begun, resume=True)
+    assert [record["round"] for record in run.records] == [1, 2, 3]
+
+
+def test_other_pixels_of_the_same_samples_are_noticed(federation, begun):
+    other = replace(federation, dataset=replace(federation.dataset, preprocess=hf.Preprocess((0.1,), (0.3,))))
+    with pytest.raises(hf.HoldfastError, match="another preprocess"):
+        hf.train("fedavg", "linear", other, out=begun, resume=True, **SMALL)
+
+
+def test_records_that_are_missing_are_not_trained_again(federation, begun):
+    whole = (begun / "metrics.jsonl").read_text()
+    for lines in ([1], [0], []):  # of two
+        (begun / "metrics.jsonl").write_text("".join(whole.splitlines(keepends=True)[i] for i in lines))
+        with pytest.raises(
+            hf.HoldfastError, match=r"checkpoint of round 2, but not the records of all rounds"
+        ):
+            hf.train("fedavg", "linear", federation, out=begun, resume=True, **SMALL)
+    (begun / "metrics.jsonl").write_text(whole)
+    assert len(hf.train("fedavg", "linear", federation, out=begun, resume=True, **SMALL).records) == 3
+
+
+def test_a_run_without_a_checkpoint_says_that_it_begins_again(federation, begun):
+    shutil.rmtree(begun / "checkpoint")
+    with pytest.warns(hf.HoldfastWarning, match="no checkpoint yet: it begins again with round 1"):
+        run = hf.train("fedavg", "linear", federation, out=begun, resume=True, **SMALL)
+    assert [record["round"] for record in run.records] == [1, 2, 3]
+    shutil.rmtree(begun / "checkpoint")
+    with pytest.raises(hf.HoldfastError, match="is finished, but its checkpoint is gone"):
+        hf.train("fedavg", "linear", federation, out=begun, resume=True, **SMALL)
+    assert len(hf.Run.open(begun).records) == 3  # nothing is lost by it
 
 
 def test_a_resumed_run_is_computed_as_it_was_begun(federation, tmp_path, monkeypatch):

@@ -3,15 +3,57 @@
 from __future__ import annotations
 
 import warnings
+from types import FunctionType
 
 import numpy as np
+from torch import Tensor, nn
 
 from holdfast.data.dataset import Dataset
+from holdfast.data.federation import Federation
 from holdfast.engine.local import DeviceData
+from holdfast.engine.settings import Settings
 from holdfast.errors import HoldfastError, HoldfastWarning
+from holdfast.methods.base import Method
 from holdfast.models.network import Network
+from holdfast.models.registry import ModelSpec
 
 FEW_VALUES = 4  # of a channel in a batch: over fewer, gradients of BatchNorm grew a thousandfold
+
+
+def check_kinds(method: object, model: object, federation: object) -> None:
+    """That things are what they must be, before anything is asked of them."""
+    if isinstance(method, type) or not isinstance(method, (Method, str)):
+        raise HoldfastError(
+            f"method is {_named(method)}; it must be a method, such as holdfast.FedAvg(), or text such as "
+            "'fedntd:beta=2'"
+        )
+    if isinstance(model, type) or not isinstance(model, (ModelSpec, nn.Module, str)):
+        raise HoldfastError(
+            f"model is {_named(model)}; it must be one of holdfast.models, such as models.mlp(64), a "
+            "torch.nn.Module, or text such as 'mlp:64'"
+        )
+    if not isinstance(federation, Federation):
+        raise HoldfastError(f"federation is {_named(federation)}; it must come from holdfast.federate")
+
+
+def _named(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return (
+        f"the function {value.__name__}" if isinstance(value, FunctionType) else f"a {type(value).__name__}"
+    )
+
+
+def check_cohort(settings: Settings, clients: int) -> None:
+    """That a round can have as many clients as are asked for."""
+    if settings.sample is not None and settings.sample > clients:
+        text = f"sample is {settings.sample}, but there are {clients} clients: all of them take part"
+        warnings.warn(text, HoldfastWarning, stacklevel=4)
+    cohort = min(settings.sample or clients, clients)
+    if settings.min_clients > cohort:
+        raise HoldfastError(
+            f"min_clients is {settings.min_clients}, but a round has {cohort} clients; it must be at most that"
+        )
 
 
 def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
@@ -23,14 +65,15 @@ def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
         )
     try:
         out = network.apply(network.params, network.buffers, data.read(np.array([0])))
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise HoldfastError(
             f"the model does not take samples of {dataset.name}, whose shape is {dataset.shape}: {first}"
         ) from None
-    if out.logits.shape != (1, dataset.num_classes):
+    found = tuple(out.logits.shape) if isinstance(out.logits, Tensor) else f"a {type(out.logits).__name__}"
+    if found != (1, dataset.num_classes):
         raise HoldfastError(
-            f"the model turns one sample into {tuple(out.logits.shape)}; it must be (1, {dataset.num_classes}): "
+            f"the model turns one sample into {found}; it must be (1, {dataset.num_classes}): "
             "a batch of logits, one per class"
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import yaml
 
-from holdfast.engine.settings import Settings
+from holdfast.engine.settings import Settings, as_number
 from holdfast.errors import HoldfastError, unknown
 
 if TYPE_CHECKING:
@@ -264,10 +265,23 @@ class Experiment(Settings):
         return value
 
 
+class _Once(yaml.SafeLoader):
+    """YAML in which no key is given twice, of which the last would hold."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        """A mapping, as `SafeLoader` does."""
+        keys = [key.value for key, _ in node.value]
+        for at, key in enumerate(keys):
+            if key in keys[:at]:
+                where = node.value[at][0].start_mark
+                raise HoldfastError(f"'{key}' is given twice, the second time in line {where.line + 1}")
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file, or one sentence on what is wrong with it."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _Once)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise HoldfastError(f"cannot read the experiment '{path}': {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -313,18 +327,12 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     kinds = get_args(hint) or (hint,)
     if value is None and NoneType in kinds:
         return None
-    if bool in kinds:
-        right = isinstance(value, bool)
-        wanted = "true or false"
-    elif int in kinds:
-        right = isinstance(value, int) and not isinstance(value, bool)
-        wanted = "a whole number"
-    elif float in kinds:
-        try:
-            return float(value)  # YAML takes 1e-3 for text
-        except (TypeError, ValueError):
-            right, wanted = False, "a number"
-    elif Mapping[str, Any] in kinds:
+    if float in kinds and isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)  # YAML takes 1e-3 for text
+    if {bool, int, float} & set(kinds):
+        return as_number(name, value, hint)
+    if Mapping[str, Any] in kinds:
         # --set stream=5 reads as a number; what it means is for the setting to say.
         value = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
         right, wanted = isinstance(value, (str, Mapping)), "text or a mapping"

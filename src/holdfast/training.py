@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from holdfast import __version__, kernels
-from holdfast.checks import check_model, warn_of_tiny_batches
+from holdfast.checks import check_cohort, check_kinds, check_model, warn_of_tiny_batches
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
@@ -41,11 +42,11 @@ from holdfast.models.network import Network, NormPolicy
 from holdfast.models.registry import ModelSpec, parse_model
 from holdfast.outcome import Run
 from holdfast.random import generator
-from holdfast.runs import RunDirectory
+from holdfast.resuming import WRITTEN, made_of, refuse_change, where_to_go_on
+from holdfast.runs import RunDirectory, files
 from holdfast.runs.metrics_file import plain
 from holdfast.saving import close, restore, snapshot
 
-CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
 
 HandOver = Callable[[Callable[[], None]], object]
@@ -125,6 +126,9 @@ def train(
     says what experiment.yaml should say of the data beyond what the federation knows of itself. ``hand_over`` is
     given what writes the end of the run to the disk, for another thread to call while this one goes on.
     """
+    check_kinds(method, model, federation)
+    if resume and out is None:
+        raise HoldfastError("resume is given without out, the directory of the run that is to go on")
     settings = Settings(
         rounds=rounds,
         sample=sample,
@@ -152,7 +156,7 @@ def train(
     begun = RunDirectory.open(out).experiment if resume and out is not None else {}
     training = Training(
         method, model, federation, settings, engine=engine, device=device, precision=precision,
-        lanes=lanes or begun.get("lanes"), address=address, norm=norm, classifier=classifier,
+        lanes=begun.get("lanes") if lanes is None else lanes, address=address, norm=norm, classifier=classifier,
         own_kernels=begun.get("own_kernels"),  # what the machine is like today must not change how it rounds
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
@@ -180,12 +184,17 @@ class Training:
     ) -> None:
         dataset = federation.dataset
         self.federation, self.settings, self.model, self.address = federation, settings, model, address
+        check_cohort(settings, federation.clients)
         self.device = choose_device(device)
         self.precision, dtype = precision, choose_precision(precision, self.device)
         if federation.schedule is not None:
             check_schedule(federation.schedule, federation.stages, settings.rounds)
         shape, classes = dataset.shape, dataset.num_classes
-        net = model.build(shape, classes, settings.seed) if isinstance(model, ModelSpec) else model
+        net = (
+            copy.deepcopy(model)
+            if isinstance(model, nn.Module)
+            else model.build(shape, classes, settings.seed)
+        )
         network = Network(net.to(self.device, dtype), classifier, norm)
         if own_kernels is None:
             share = min(settings.sample or federation.clients, federation.clients) / federation.clients
@@ -291,10 +300,11 @@ class Training:
         """
         with ExitStack() as stack:
             directory, checkpoint, records = None, None, []
+            identity = made_of(self.describe())
             if out is not None:
                 directory = self._directory(out, experiment, resume)
                 stack.enter_context(directory.lock())
-                checkpoint = directory.load_checkpoint()
+                checkpoint = where_to_go_on(directory, identity)
                 directory.rewind(0 if checkpoint is None else checkpoint.round)
                 records = directory.records()
                 write_federation(directory.path, self.federation)
@@ -316,7 +326,7 @@ class Training:
                 if directory is not None:
                     directory.append(record)
                     if save:
-                        memories.committed(directory.save_checkpoint(*snapshot(loop, memories)))
+                        memories.committed(directory.save_checkpoint(*snapshot(loop, memories, identity)))
                 for tracker in trackers:
                     tracker.log(record)
                 if on_round is not None:
@@ -326,11 +336,11 @@ class Training:
             self._rounds(loop, done + 1, keep)
             model = self._final_model(loop)
             if directory is not None and loop.picture is not None:
-                (directory.path / "probe.json").write_text(json.dumps(loop.picture) + "\n", encoding="utf-8")
+                files.replace(directory.path / "probe.json", json.dumps(loop.picture).encode() + b"\n")
             run = Run(experiment, records, model, None, peak_bytes(self.device))
             if directory is not None:
                 run.path = directory.path
-                last = snapshot(loop, memories) if len(records) > done else None
+                last = snapshot(loop, memories, identity) if len(records) > done else None
                 ending = partial(close, directory, last, model.state_dict(), stack.pop_all())
                 ending() if hand_over is None else hand_over(ending)
             return run
@@ -367,14 +377,7 @@ class Training:
         if not resume:
             return RunDirectory.create(out, experiment)
         directory = RunDirectory.open(out)
-        defaults = {field.name: field.default for field in fields(Settings)}  # what an older version did
-        for key in ("method", "model", "hash", *defaults, "engine", "precision", "norm"):
-            then, now = directory.experiment.get(key, defaults.get(key)), experiment[key]
-            if then != now and key not in CHANGEABLE:
-                named = "federation, by its hash" if key == "hash" else key
-                raise HoldfastError(
-                    f"{out} cannot be resumed with another {named}: it was {then!r}, now it is {now!r}"
-                )
+        refuse_change(out, directory.experiment, {key: experiment[key] for key in WRITTEN})
         return directory
 
     def _conclude(self, loop: Loop, record: dict[str, Any]) -> None:
@@ -407,7 +410,8 @@ class Training:
 
     def _final_model(self, loop: Loop) -> nn.Module:
         net = self.task.network.module()
-        net.load_state_dict({**self.method.generic(loop.server), **loop.server.buffers})
+        # What is frozen is there already, and weights that are one tensor have one name.
+        net.load_state_dict({**self.method.generic(loop.server), **loop.server.buffers}, strict=False)
         return net.cpu().eval()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import suppress
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,7 +19,7 @@ from holdfast.engine.memory import available_bytes
 from holdfast.engine.plan import widest_batch
 from holdfast.engine.sequential import Sequential
 from holdfast.engine.settings import Settings
-from holdfast.errors import HoldfastError, unknown
+from holdfast.errors import HoldfastError, HoldfastWarning, unknown
 from holdfast.gpu import free_bytes
 from holdfast.methods.base import Method, Tensors
 from holdfast.methods.context import Task
@@ -32,10 +35,11 @@ def choose_device(name: str) -> torch.device:
     """``auto`` is the GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    device = None
+    with suppress(RuntimeError):
         device = torch.device(name)
-    except RuntimeError:
-        raise HoldfastError(f"unknown device '{name}'; it must be auto, cpu or cuda") from None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise HoldfastError(f"device is '{name}'; it must be auto, cpu or cuda")
     if device.type == "cuda":
         there = torch.cuda.device_count()
         if not there:
@@ -78,6 +82,10 @@ def choose_engine(
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
+    if lanes is not None and lanes < 1:
+        raise HoldfastError(f"lanes is {lanes}; it must be at least 1")
+    if lanes is not None and name == "sequential":
+        raise HoldfastError("lanes is given, but engine 'sequential' has none; use engine 'lanes'")
     if name == "ray":
         from holdfast.engine.ray import Ray
 
@@ -106,9 +114,17 @@ def _local_engine(
     width = widest_batch(trained, settings.batch_size, task.network.has_batch_norm, settings.drop_last)
     on_cpu = task.device.type == "cpu"
     heavy = on_cpu and name != "lanes" and step_bytes(task, data, width) > SMALL_STEP
-    if name == "auto":
-        name = "sequential" if heavy else "lanes"
-    if name == "sequential":
+    if name == "lanes" or (name == "auto" and not heavy):
+        why_not = _refused_by_vmap(task, data, width, lanes)
+        if why_not is not None and name == "lanes":
+            raise HoldfastError(
+                f"this model cannot train as lanes ({why_not}); use engine 'sequential', or auto"
+            )
+        if why_not is not None:
+            text = f"this model cannot train as lanes ({why_not}); its clients train one after another"
+            warnings.warn(text, HoldfastWarning, stacklevel=5)
+        name = "lanes" if why_not is None else "sequential"
+    if name != "lanes":
         # Short steps would wait for one another in the interpreter; long ones are spent outside of it.
         workers = min(torch.get_num_threads(), cohort, MOST_WORKERS) if heavy else 1
         if workers > 1:
@@ -138,6 +154,18 @@ def step_bytes(task: Task, data: DeviceData, width: int) -> int:
     return 2 * weights + sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+def _refused_by_vmap(task: Task, data: DeviceData, width: int, lanes: int | None) -> str | None:
+    """Why a model cannot be trained and tested for many clients at once, or None if it can."""
+    try:
+        if task.device.type == "cpu":
+            _try_a_lane(task, (1, 2, *data.x.shape[1:]))
+        elif lanes is None:  # which is then needed to find how many fit
+            _bytes_of_a_lane(task, data, width)
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        return (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
+    return None
+
+
 def fitting_lanes(task: Task, data: DeviceData, cohort: int, width: int) -> int:
     """As many lanes as clients a round, as long as they fit the memory several times over."""
     most = min(cohort, MOST_LANES)
@@ -153,15 +181,23 @@ def _bytes_of_a_lane(task: Task, data: DeviceData, width: int) -> int:
     shape = (1, width, *data.x.shape[1:])
     alike = (str(task.network.net), shape, task.dtype, task.network.uses_kernels)
     if alike not in _tried:
-        params = {k: v.unsqueeze(0) for k, v in task.network.params.items()}
-        buffers = {k: v.unsqueeze(0) for k, v in task.network.buffers.items()}
-        x = torch.zeros(shape, dtype=task.dtype, device=task.device)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-
-        def objective(p: Tensors, b: Tensors, v: Tensor) -> Tensor:
-            return task.network.pure(p, b, v)[0].logits.logsumexp(-1).mean()
-
-        vmap(grad(objective))(params, buffers, x)
+        _try_a_lane(task, shape)
         _tried[alike] = torch.cuda.max_memory_allocated() - before
     return _tried[alike]
+
+
+def _try_a_lane(task: Task, shape: tuple[int, ...]) -> None:
+    """Take the gradient on inputs ``[1, B, ...]``, as lanes do, and the outputs, as their tests do."""
+    params = {k: v.unsqueeze(0) for k, v in task.network.params.items()}
+    buffers = {k: v.unsqueeze(0) for k, v in task.network.buffers.items()}
+    x = torch.zeros(shape, dtype=task.dtype, device=task.device)
+    keys = torch.zeros(1, dtype=torch.int64, device=task.device)
+
+    def objective(p: Tensors, b: Tensors, v: Tensor, key: Tensor) -> Tensor:
+        return task.network.pure(p, b, v, key=key)[0].logits.logsumexp(-1).mean()
+
+    vmap(grad(objective))(params, buffers, x, keys)
+    with torch.no_grad():  # in which some of torch's layers go another way
+        vmap(lambda p, b, v: task.network.pure(p, b, v, train=False)[0].logits)(params, buffers, x)

@@ -38,7 +38,7 @@ class Sequential:
         self.net = task.network.net
         if task.network.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.params: Tensors = dict(self.net.named_parameters())
+        self.params: Tensors = {k: p for k, p in self.net.named_parameters() if k in task.network.params}
         self.buffers: Tensors = dict(self.net.named_buffers())
         self.param_list = list(self.params.values())
         self.momentum = [torch.zeros_like(p) for p in self.param_list] if settings.momentum else []

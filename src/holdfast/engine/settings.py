@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from holdfast.errors import HoldfastError
+
+
+def as_number(name: str, value: Any, hint: Any) -> Any:
+    """The value of a setting that is a number, or true or false, or one sentence on what it must be."""
+    kinds = get_args(hint) or (hint,)
+    if value is None and NoneType in kinds:
+        return None
+    truth = isinstance(value, bool)
+    if bool in kinds and truth:
+        return value
+    if int in kinds and isinstance(value, Integral) and not truth:
+        return int(value)
+    if float in kinds and isinstance(value, Real) and not truth and math.isfinite(value):
+        return float(value)
+    wanted = "true or false" if bool in kinds else "a whole number" if int in kinds else "a number"
+    raise HoldfastError(f"{name} is {value!r}; it must be {wanted}")
 
 
 @dataclass(frozen=True)
@@ -35,6 +55,11 @@ class Settings:
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
+        hints = get_type_hints(Settings)
+        for field in fields(Settings):
+            value = as_number(field.name, getattr(self, field.name), hints[field.name])
+            object.__setattr__(self, field.name, value)
+
         def need(holds: bool, name: str, right: str) -> None:
             if not holds:
                 raise HoldfastError(f"{name} is {getattr(self, name)!r}; it must be {right}")
@@ -53,7 +78,9 @@ class Settings:
         need(self.deadline is None or self.deadline > 0, "deadline", "above 0 seconds")
         need(self.min_clients >= 1, "min_clients", "at least 1")
         need(self.evaluate_every >= 1, "evaluate_every", "at least 1")
+        need(self.local_test is None or self.local_test >= 1, "local_test", "at least 1 sample")
         need(self.probe >= 0, "probe", "0 or more rounds")
+        need(self.checkpoint_seconds >= 0, "checkpoint_seconds", "at least 0")
 
     def lr_at(self, round: int) -> float:
         """η_t."""

@@ -214,14 +214,15 @@ class Network:
 
     ``norm`` says what happens to BatchNorm between clients: ``average`` (statistics and weights averaged like
     everything else), ``local`` (each client keeps its own, as FedBN does), ``drop`` (no running statistics:
-    batch statistics always).
+    batch statistics always). Parameters that ask for no gradient stay in the module as they are: they are
+    neither trained nor sent.
     """
 
     def __init__(self, net: nn.Module, head: str | None = None, norm: NormPolicy = "average") -> None:
         if norm not in ("average", "local", "drop"):
             raise HoldfastError(f"norm is '{norm}'; it must be average, local or drop")
         self._original, self._norm, self._layer = net, norm, head
-        self.net = copy.deepcopy(net).requires_grad_(True)
+        self.net = copy.deepcopy(net)
         norms = {
             name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         }
@@ -237,11 +238,19 @@ class Network:
             _replace(self.net, name, _CounterDropout(float(dropout.p), number, whole))
         self.dropouts = len(dropouts)
         layer, linear = find_head(self.net, head)
+        inside = f"{layer}." if layer else ""
         self.head = Head(
-            f"{layer}.weight", f"{layer}.bias" if linear.bias is not None else None, linear.in_features
+            f"{inside}weight", f"{inside}bias" if linear.bias is not None else None, linear.in_features
         )
         self.num_outputs = linear.out_features
-        self.params = {name: p.detach().clone() for name, p in self.net.named_parameters()}
+        asking = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+        self.params = {name: p.detach().clone() for name, p in asking.items()}
+        if self.head.weight not in self.params:
+            raise HoldfastError(
+                f"the model's classifier '{layer}' asks for no gradient; a method trains at least that: "
+                "requires_grad_(True)"
+            )
+        self.frozen = len(asking) < len(list(self.net.parameters()))
         self.buffers = {name: b.detach().clone() for name, b in self.net.named_buffers()}
         prefixes = tuple(f"{name}." for name in norms) if norm == "local" else ()
         self.kept_local = frozenset(
@@ -261,7 +270,7 @@ class Network:
     def uses_kernels(self) -> bool:
         """Whether lanes run on kernels of our own."""
         some = next(iter(self.params.values()))
-        return self.own_kernels and kernels.unavailable(some.device, some.dtype) is None
+        return self.own_kernels and not self.frozen and kernels.unavailable(some.device, some.dtype) is None
 
     def module(self) -> nn.Module:
         """A copy of the module as the user gave it, to be loaded with trained weights."""
@@ -313,6 +322,16 @@ class Network:
         """Apply a module with its own weights."""
         self._captured.clear()
         logits = module(x)
+        return self._output(logits)
+
+    def _output(self, logits: Tensor) -> Output:
+        """The logits with the features that the classifier made them of."""
+        if not self._captured:
+            name = self.head.weight.rpartition(".")[0]
+            raise HoldfastError(
+                f"the model does not use its layer '{name}', the last Linear, when it is called; say which one is its "
+                "classifier: classifier='...'"
+            )
         return Output(self._captured.pop().flatten(1), logits)
 
     def apply(
@@ -321,8 +340,7 @@ class Network:
         """The outputs at given weights; in training mode BatchNorm's buffers are changed in place."""
         self.net.train(train)
         self._captured.clear()
-        logits = functional_call(self.net, {**params, **buffers}, (x,))
-        return Output(self._captured.pop().flatten(1), logits)
+        return self._output(functional_call(self.net, {**params, **buffers}, (x,)))
 
     def pure(
         self,
@@ -347,7 +365,7 @@ class Network:
         fresh = {f"{n}.{key}": value for n, m in norms.items() for key, value in m.fresh.items()}
         for module in norms.values():
             module.mask, module.fresh = None, {}
-        return Output(self._captured.pop().flatten(1), logits), buffers | fresh
+        return self._output(logits), buffers | fresh
 
     def _functional_copy(self) -> nn.Module:
         lanes = copy.deepcopy(self.net).train()

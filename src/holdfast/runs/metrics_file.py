@@ -64,8 +64,7 @@ def lines(path: Path) -> Iterator[tuple[int, Record]]:
             yield end, record
         elif number < len(complete):
             raise HoldfastError(
-                f"{path} is damaged: line {number} is not the JSON object of a round;"
-                " restore the file from a copy or remove that line"
+                f"{path} is damaged: line {number} is not the JSON object of a round; restore it from a copy"
             )
 
 
