@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.data.dataset import Dataset, Group
-from holdfast.data.federation import federate
+from holdfast.data.federation import Federation, federate
 from holdfast.data.mixed import mix_domains, mixed_digits
 from holdfast.data.partitions import IID, ClassesPerClient, Dirichlet
 from holdfast.data.skew import FeatureSkew, LongTail, minority_classes
@@ -164,8 +164,24 @@ def test_feature_skew_is_seeded():
 def test_feature_skew_combines_with_label_skew():
     federation = federate(images(200), Dirichlet(0.2, min_size=1), clients=4, skew=FeatureSkew(noise=0.2))
     plain = federate(images(200), Dirichlet(0.2, min_size=1), clients=4)
-    assert federation.hash == plain.hash
+    assert np.array_equal(federation.indices, plain.indices)
     assert federation.partition["skew"]["noise"] == 0.2
+
+
+def test_the_hash_says_how_images_were_skewed():
+    def with_noise(noise):
+        return federate(images(), IID(), clients=4, skew=FeatureSkew(noise=noise)).hash
+
+    assert with_noise(0.1) == with_noise(0.1)
+    assert len({federate(images(), IID(), clients=4).hash, with_noise(0.1), with_noise(0.2)}) == 3
+
+
+def test_a_file_whose_skew_was_changed_is_refused(tmp_path):
+    file = tmp_path / "federation.json"
+    federate(images(), IID(), clients=4, skew=FeatureSkew(rotation=30)).save(file)
+    file.write_text(file.read_text().replace('"rotation": 30', '"rotation": 90'))
+    with pytest.raises(HoldfastError, match="hash"):
+        Federation.load(file, images())
 
 
 @pytest.mark.parametrize(

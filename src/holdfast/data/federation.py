@@ -126,8 +126,17 @@ class Federation:
 
     @cached_property
     def hash(self) -> str:
-        """64 hex digits. Two federations with the same hash give the same samples to the same clients."""
-        head = {"classes": self.dataset.classes, "stages": self.stages, "cumulative": self.cumulative}
+        """64 hex digits. Two federations with the same hash give the same samples, skewed alike, to the same clients.
+
+        Samples are known by their number and label, not by what they show.
+        """
+        head: dict[str, Any] = {
+            "classes": self.dataset.classes,
+            "stages": self.stages,
+            "cumulative": self.cumulative,
+        }
+        if "skew" in self.partition:
+            head["skew"] = [self.partition["skew"], self.partition.get("seed")]
         digest = sha256(json.dumps(head).encode())
         for array in (self._labels, self.indices, self.offsets, self.public, self.leaves):
             digest.update(len(array).to_bytes(8, "little"))
