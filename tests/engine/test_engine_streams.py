@@ -111,8 +111,9 @@ def test_a_body_that_private_models_share_is_tested_once(norm: str, bodies: int,
     federation = hf.stream(DATA, hf.IID(), clients=4, tasks_per_client=2)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
     settings = Settings(rounds=2, sample=3, drop_last=True, **_without_device(SHORT))
+    lanes = 2 if engine == "lanes" else None
     loop = Training(
-        hf.FedAvg(), net, federation, settings, engine=engine, device="cpu", norm=norm, lanes=2
+        hf.FedAvg(), net, federation, settings, engine=engine, device="cpu", norm=norm, lanes=lanes
     ).loop(Memories(None, None))
     clients = loop.round(1)["participants"]
     alone = [loop.stream._class_accuracy([k], 1)[0] for k in clients]
