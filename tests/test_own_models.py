@@ -1,5 +1,8 @@
 """Modules of the user's own: what is frozen stays so, what is tied stays tied, what cannot train as lanes need not."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -174,3 +177,42 @@ def test_more_clients_than_there_are(federation):
         hf.HoldfastWarning, match="sample is 9, but there are 4 clients: all of them take part"
     ):
         hf.train("fedavg", "linear", federation, sample=9, **SHORT)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: hf.federate("digits", hf.IID(), clients=2),
+            r"dataset is a str; .* holdfast\.load\('digits'\)",
+        ),
+        (lambda: hf.federate(DATA, hf.IID(), clients="5"), "clients is '5'; it must be a whole number"),
+        (lambda: hf.federate(DATA, hf.IID(), clients=2, seed=1.5), "seed is 1.5; it must be a whole number"),
+        (lambda: hf.federate(DATA, hf.IID(), clients=2, long_tail=0.1), r"a float; .* holdfast\.LongTail"),
+        (lambda: hf.federate(DATA, hf.IID(), clients=2, skew={"noise": 1}), r"a dict; .*FeatureSkew"),
+        (lambda: hf.federate(DATA, hf.IID(), clients=4).client(4), "no client 4: the clients are 0 to 3"),
+        (lambda: hf.federate(DATA, hf.IID(), clients=4).client(-1), "no client -1"),
+        (lambda: hf.stream(DATA, hf.IID(), clients=2, tasks_per_client="5"), "tasks_per_client is '5'"),
+        (lambda: hf.FedNTD(beta="1"), "fedntd: beta is '1'; it must be a number"),
+        (lambda: hf.FedMLP(use_prototype=1), "fedmlp: use_prototype is 1; it must be true or false"),
+    ],
+)
+def test_one_sentence_on_what_is_of_the_wrong_kind(make, said):
+    with pytest.raises(hf.HoldfastError, match=said):
+        make()
+
+
+@dataclass(frozen=True)
+class Mine(hf.FedAvg):
+    """Of the user's own, without a name."""
+
+    name: ClassVar[str] = ""
+
+
+def test_a_run_with_a_method_of_ones_own_says_how_it_goes_on(tmp_path):
+    federation = hf.federate(hf.load("digits"), hf.IID(), clients=4)
+    hf.train(Mine(), "linear", federation, out=tmp_path, **SHORT)
+    with pytest.raises(hf.HoldfastError, match=r"the method of this run came from Python.*resume=True"):
+        hf.Experiment.from_file(tmp_path / "experiment.yaml")
+    assert hf.Run.open(tmp_path).experiment["method"] == {"name": "Mine", "own": True}
+    hf.train(Mine(), "linear", federation, out=tmp_path, resume=True, **SHORT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from types import FunctionType
 
 import numpy as np
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from holdfast.data.federation import Federation
 from holdfast.engine.local import DeviceData
 from holdfast.engine.settings import Settings
 from holdfast.errors import HoldfastError, HoldfastWarning
+from holdfast.kinds import named
 from holdfast.methods.base import Method
 from holdfast.models.network import Network
 from holdfast.models.registry import ModelSpec
@@ -24,24 +24,16 @@ def check_kinds(method: object, model: object, federation: object) -> None:
     """That things are what they must be, before anything is asked of them."""
     if isinstance(method, type) or not isinstance(method, (Method, str)):
         raise HoldfastError(
-            f"method is {_named(method)}; it must be a method, such as holdfast.FedAvg(), or text such as "
+            f"method is {named(method)}; it must be a method, such as holdfast.FedAvg(), or text such as "
             "'fedntd:beta=2'"
         )
     if isinstance(model, type) or not isinstance(model, (ModelSpec, nn.Module, str)):
         raise HoldfastError(
-            f"model is {_named(model)}; it must be one of holdfast.models, such as models.mlp(64), a "
+            f"model is {named(model)}; it must be one of holdfast.models, such as models.mlp(64), a "
             "torch.nn.Module, or text such as 'mlp:64'"
         )
     if not isinstance(federation, Federation):
-        raise HoldfastError(f"federation is {_named(federation)}; it must come from holdfast.federate")
-
-
-def _named(value: object) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return (
-        f"the function {value.__name__}" if isinstance(value, FunctionType) else f"a {type(value).__name__}"
-    )
+        raise HoldfastError(f"federation is {named(federation)}; it must come from holdfast.federate")
 
 
 def check_cohort(settings: Settings, clients: int) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import yaml
 
-from holdfast.engine.settings import Settings, as_number
+from holdfast.engine.settings import Settings
 from holdfast.errors import HoldfastError, unknown
+from holdfast.kinds import as_number
 
 if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset
@@ -119,7 +120,13 @@ class Experiment(Settings):
 
     def _refuse_unwritable(self) -> None:
         """Refuse what a run recorded of things that only a Python program can make."""
-        for name, mark in (("data", "own"), ("model", "own"), ("partition", "given"), ("public", "given")):
+        for name, mark in (
+            ("data", "own"),
+            ("method", "own"),
+            ("model", "own"),
+            ("partition", "given"),
+            ("public", "given"),
+        ):
             value = getattr(self, name)
             described = value if isinstance(value, Mapping) else {"name": value}
             if described.get("own") or described.get("name") == mark:

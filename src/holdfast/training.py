@@ -37,7 +37,7 @@ from holdfast.errors import HoldfastError, HoldfastWarning
 from holdfast.memories import Memories
 from holdfast.methods.base import Method, Tree, check_public
 from holdfast.methods.context import Task
-from holdfast.methods.registry import parse_method
+from holdfast.methods.registry import is_known, parse_method
 from holdfast.models.network import Network, NormPolicy
 from holdfast.models.registry import ModelSpec, parse_model
 from holdfast.outcome import Run
@@ -240,7 +240,7 @@ class Training:
             "data": dataset.name if dataset.name in DATASETS else {"name": dataset.name, "own": True},
             "preprocess": plain(asdict(dataset.preprocess)),
             **describe_federation(self.federation),
-            "method": plain(self.method.describe()),
+            "method": plain(self.method.describe()) | ({} if is_known(self.method) else {"own": True}),
             "model": plain(model.describe()) if isinstance(model, ModelSpec) else own,
             "classifier": self.classifier,
             "norm": self.norm,

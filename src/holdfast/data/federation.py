@@ -19,6 +19,7 @@ from holdfast.data.partitions import Assignment, Partition, Pool, parse_partitio
 from holdfast.data.schedules import StageSchedule, describe_schedule, schedule_from
 from holdfast.data.skew import FeatureSkew, LongTail
 from holdfast.errors import HoldfastError
+from holdfast.kinds import as_number, named
 from holdfast.random import generator
 
 _FORMAT = "holdfast-federation-1"
@@ -91,6 +92,8 @@ class Federation:
 
     def client(self, k: int, stage: int = 0) -> Ints:
         """The sample ids client ``k`` trains on at a stage (of stages 0 to ``stage`` if cumulative)."""
+        if not 0 <= k < self.clients:
+            raise HoldfastError(f"there is no client {k}: the clients are 0 to {self.clients - 1}")
         first, last = self._spans(stage)
         return self.indices[first[k] : last[k]]
 
@@ -244,6 +247,7 @@ def federate(
         long_tail: thin out the classes first; a ``public`` fraction is drawn from what remains.
         skew: change the images of each client in its own way.
     """
+    check_given(dataset, clients, seed, long_tail, skew)
     if isinstance(partition, str):
         partition = parse_partition(partition)
     if isinstance(partition, Partition):
@@ -284,6 +288,19 @@ def share_with_server(
         chosen = draw_per_class(labels[ids], wanted, generator(seed, "public data"))
         public_ids, ids = ids[chosen], np.delete(ids, chosen)
     return ids, np.sort(public_ids)
+
+
+def check_given(dataset: object, clients: object, seed: object, long_tail: object, skew: object) -> None:
+    """That what a federation is to be made of is of the right kind."""
+    if not isinstance(dataset, Dataset):
+        raise HoldfastError(
+            f"dataset is {named(dataset)}; it must be a data set, such as holdfast.load('digits')"
+        )
+    as_number("clients", clients, int | None)
+    as_number("seed", seed, int)
+    for name, value, kind in (("long_tail", long_tail, LongTail), ("skew", skew, FeatureSkew)):
+        if not (value is None or isinstance(value, kind)):
+            raise HoldfastError(f"{name} is {named(value)}; it must be a holdfast.{kind.__name__}(...)")
 
 
 def describe_setting(

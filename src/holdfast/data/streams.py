@@ -10,11 +10,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from holdfast.data.dataset import Dataset
 from holdfast.data.dealing import Ints, offsets_of, ranges, shuffled_by_class
-from holdfast.data.federation import Federation, describe_setting, federate, share_with_server, with_skew
+from holdfast.data.federation import (
+    Federation,
+    check_given,
+    describe_setting,
+    federate,
+    share_with_server,
+    with_skew,
+)
 from holdfast.data.partitions import Assignment, Partition, Pool, parse_partition, partition_from
 from holdfast.data.schedules import GlobalEpochs, StageSchedule
 from holdfast.data.skew import FeatureSkew, LongTail
 from holdfast.errors import HoldfastError
+from holdfast.kinds import as_number
 from holdfast.random import generator
 
 
@@ -59,6 +67,8 @@ def stream(
         schedule: which round trains which stage; `GlobalEpochs` by default.
         seed, public, long_tail, skew: as for `federate`.
     """
+    check_given(dataset, clients, seed, long_tail, skew)
+    as_number("tasks_per_client", tasks_per_client, int)
     if isinstance(partition, str):
         partition = parse_partition(partition)
     present = _presence(clients, tasks_per_client, joins, leaves)

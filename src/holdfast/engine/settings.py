@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import get_type_hints
 
 from holdfast.errors import HoldfastError
-
-
-def as_number(name: str, value: Any, hint: Any) -> Any:
-    """The value of a setting that is a number, or true or false, or one sentence on what it must be."""
-    kinds = get_args(hint) or (hint,)
-    if value is None and NoneType in kinds:
-        return None
-    truth = isinstance(value, bool)
-    if bool in kinds and truth:
-        return value
-    if int in kinds and isinstance(value, Integral) and not truth:
-        return int(value)
-    if float in kinds and isinstance(value, Real) and not truth and math.isfinite(value):
-        return float(value)
-    wanted = "true or false" if bool in kinds else "a whole number" if int in kinds else "a number"
-    raise HoldfastError(f"{name} is {value!r}; it must be {wanted}")
+from holdfast.kinds import as_number
 
 
 @dataclass(frozen=True)

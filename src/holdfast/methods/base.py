@@ -34,6 +34,7 @@ from torch import Tensor
 
 from holdfast.errors import HoldfastError
 from holdfast.functional import cross_entropy
+from holdfast.kinds import as_number
 from holdfast.models.network import Output
 
 if TYPE_CHECKING:
@@ -128,6 +129,11 @@ class Method:
     holdout: ClassVar[float] = 0.0  # share of a client's samples kept out of its training, as client.heldout
 
     def __post_init__(self) -> None:
+        numbers = {"bool": bool, "int": int, "float": float}
+        for f in fields(self):
+            kind = numbers.get(f.type if isinstance(f.type, str) else getattr(f.type, "__name__", ""))
+            if kind is not None:
+                as_number(f"{self.name}: {f.name}", getattr(self, f.name), kind)
         self.check()
 
     def check(self) -> None:
@@ -142,7 +148,8 @@ class Method:
 
     def describe(self) -> dict[str, Any]:
         """Name and hyper-parameters as plain values."""
-        return {"name": self.name} | {f.name: getattr(self, f.name) for f in fields(self)}
+        name = self.name or type(self).__name__
+        return {"name": name} | {f.name: getattr(self, f.name) for f in fields(self)}
 
     # The server's first and last word ------------------------------------------------------------------
 

@@ -84,6 +84,12 @@ def parse_method(text: str) -> Method:
     return parts[0] if len(parts) == 1 else Stack(*parts)
 
 
+def is_known(method: Method) -> bool:
+    """Whether a file can name this method: it, or each of a stack, is one of ours."""
+    parts = method.parts if isinstance(method, Stack) else (method,)
+    return all(type(part) in METHODS.values() for part in parts)
+
+
 def method_from(description: Mapping[str, Any]) -> Method:
     """The method that ``Method.describe`` described, or one written in an experiment file."""
     name = str(description.get("name", ""))
