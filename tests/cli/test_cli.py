@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.cli import COMMANDS, app
 from holdfast.cli.options import HELP
+from holdfast.cli.printing import print_table
 
 PROGRAM = [sys.executable, "-m", "holdfast"]
 SMALL = ["--clients", "5", "--model", "linear", "--rounds", "3", "--lr", "0.1", "--device", "cpu"]
@@ -66,6 +67,16 @@ def test_every_setting_is_an_option_and_explained():
 
     explained = [name for group in HELP.values() for name in group]
     assert sorted(explained) == sorted(field.name for field in fields(hf.Experiment))
+
+
+def test_help_names_every_preset():
+    from holdfast.data.preprocess import PRESETS
+
+    assert set(re.findall(r"[\w-]+", HELP["Data and clients"]["preprocess"].split(":")[1])) == set(PRESETS)
+
+
+def test_compare_shows_no_option_it_refuses():
+    assert "--method" not in good("compare", "--help")
 
 
 def test_help_does_not_wait_for_torch():
@@ -137,6 +148,21 @@ def test_compare_prints_means_and_a_test(tmp_path):
         assert re.search(rf"{row['method']}\s+{mean:.2f} ± {deviation:.2f}", shown)
     assert f"{told['rows'][1]['p_value']:.3f}" in shown
     assert good("table", tmp_path / "c").count("\n| fed") == 2
+
+
+@pytest.mark.parametrize("columns", [30, 80, 200])
+def test_tables_fold_words_and_never_cut_numbers(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    head = ["method", " accuracy", " forgetting", " rounds", " seconds", " MB", " vs first", " p"]
+    row = ["fedntd+fedprox", "74.23 ± 3.74", "-17.29 ± 2.74", "3 (1/2)", "10.1", "12.1", "+13.48", "0.457"]
+    print_table("", head, [row])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[-1] == "p"
+    assert re.split(r" {2,}", lines[1].strip())[1:] == row[1:]
+    folded = [re.split(r" {2,}", line)[0] for line in lines[1:]]
+    assert "".join(folded) == row[0]
+    assert (len(folded) == 1) == (columns == 200)
+    assert columns < 80 or max(map(len, lines)) <= columns
 
 
 def test_trackers_are_told(tmp_path):
@@ -306,6 +332,9 @@ RUN = ["run", "--clients", "5"]
         (["report", "nowhere"], "is not a directory"),
         (["methods", "fedntt"], "did you mean fedntd"),
         (["compare", "fedavg", "fedavg", "--clients", "5"], "named twice"),
+        (["compare", "fedavg", "--set", "method.beta=1", "--clients", "5"], "fedavg fedntd:beta=0.5"),
+        (["compare", "fedavg", "--method", "fedntd", "--clients", "5"], "'--method fedntd' has no place"),
+        (["compare", "fedavg", "--target", "50", "--clients", "5"], "target is 50.0; it is an accuracy"),
         (["diagnose", "nowhere.csv"], "cannot read 'nowhere.csv'"),
     ],
 )
