@@ -268,6 +268,44 @@ def test_diagnose_own_counts(tmp_path):
     assert "Most like" in good("diagnose", tmp_path / "counts.csv")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5,6,7\n8,9,1",
+        "0,1,2\n5,6,7\n8,9,1",
+        ",0,1,2\n0,5,6,7\n1,8,9,1",
+        "\ufeff,cat,dog,eel\n0,5,6,7\n1,8,9,1",
+        "site,cat,dog,eel\n101,5,6,7\n207,8,9,1",
+        "hospital,cat,dog,eel\n0,5,6,7\n1,8.0,9,1",
+        "hospital,0,1,2\nBern,5,6,7\nOslo,8,9,1",
+        "client,1,2,3\nBern,5,6,7\nOslo,8,9,1",
+        "Bern,5,6,7\nOslo,8,9,1",
+    ],
+)
+def test_diagnose_reads_counts_as_people_and_pandas_write_them(text, tmp_path):
+    (tmp_path / "counts.csv").write_text(text, encoding="utf-8")
+    told = json.loads(good("diagnose", tmp_path / "counts.csv", "--json"))["measures"]
+    assert (told["clients"], told["classes"], told["samples"]) == (2, 3, 36)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("5,-6\n8,9", "'-6' in line 1 is no number of samples"),
+        ("cat,dog\n5,6.5", "'6.5' in line 2"),
+        ("cat,dog\n5,6\n\n8,", "'' in line 4"),
+        ("cat,dog\n5,6\n8", "line 3 has 1 columns and the first one 2"),
+        ("cat;dog\n5;6", "its only column is one of names; put commas between columns"),
+        ("cat,dog\n", "it holds no numbers"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(text, sentence, tmp_path):
+    (tmp_path / "counts.csv").write_text(text)
+    result = call("diagnose", tmp_path / "counts.csv")
+    assert result.exit_code == 2
+    assert f"counts.csv' holds no label counts: {sentence}" in result.stderr
+
+
 def test_diagnose_names_the_table_its_methods_come_from(tmp_path):
     named = ["client,cat,dog,eel"] + [f"{k},{'9,9,0' if k % 2 else '0,9,9'}" for k in range(10)]
     (tmp_path / "named.csv").write_text("\n".join(named))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.count_table import read_counts
 from holdfast.cli.options import FEDERATION_OPTIONS, File, Json, experiment_from, with_settings
 from holdfast.cli.printing import console, print_json, print_table
 from holdfast.errors import HoldfastError
@@ -76,8 +77,10 @@ def diagnose(
 ) -> None:
     """Say how heterogeneous a federation is, which published setting it is most like, and what did best there.
 
-    A .csv file has one row per client and one column per class: numbers of samples. A first row of names is
-    passed over, and so is a first column that it calls "client". Methods are named by measured tables alone.
+    A .csv file has one row per client and one column per class: numbers of samples. A first row of classes' names
+    (0, 1, 2, … too) is passed over, and so is a first column of clients' names: one of words, one called client,
+    site, id or nothing, or one with a name of its own that counts 0, 1, 2, …  Methods are named by measured
+    tables alone.
 
     Example:  holdfast diagnose label_counts.csv
     """
@@ -183,15 +186,23 @@ def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
     if file.suffix in (".yaml", ".yml"):
         federation = Experiment.from_file(file).build_federation()
         return federation.label_counts(), federation.stages > 1
+    if file.exists() and file.suffix not in (".json", ".csv"):
+        raise HoldfastError(
+            f"cannot tell what '{file}' is by its ending; it must be an experiment (.yaml), a federation (.json), "
+            "label counts (.csv) or a run's directory"
+        )
     try:
-        text = file.read_text(encoding="utf-8")
-        if file.suffix == ".csv":
-            return _table(text), False
-        content = json.loads(text)
+        text = file.read_text(encoding="utf-8-sig")  # Excel begins its .csv files with a mark
+        content = None if file.suffix == ".csv" else json.loads(text)
     except OSError as error:
         raise HoldfastError(f"cannot read '{file}': {error.strerror}") from None
     except ValueError as error:
         raise HoldfastError(f"'{file}' is not what its ending says: {error}") from None
+    if file.suffix == ".csv":
+        try:
+            return read_counts(text), False
+        except (HoldfastError, csv.Error) as error:
+            raise HoldfastError(f"'{file}' holds no label counts: {error}") from None
     if isinstance(content, dict) and "label_counts" in content:
         counts = np.asarray(content["label_counts"])
         return (counts.sum(0), True) if counts.ndim == 3 else (counts, False)
@@ -199,16 +210,3 @@ def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
         raise HoldfastError(f"'{file}' is not a federation: make one with `holdfast partition --save {file}`")
     federation = Federation.load(file, load(content["dataset"]))
     return federation.label_counts(), federation.stages > 1
-
-
-def _table(text: str) -> np.ndarray:
-    """The numbers of a .csv file, without a first row of names or a first column of clients."""
-    import numpy as np
-
-    rows = [row for row in csv.reader(text.splitlines()) if row]
-    named = bool(rows) and not all(cell.strip().replace(".", "").isdigit() for cell in rows[0])
-    first = 1 if named and rows[0][0].strip().lower() == "client" else 0
-    numbers = [[float(cell) for cell in row[first:]] for row in rows[named:]]
-    if len({len(row) for row in numbers}) != 1:
-        raise ValueError("it must have as many numbers in each row, one for each class")
-    return np.array(numbers)
