@@ -1,8 +1,10 @@
 """The command line, command by command."""
 
 import csv
+import errno
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,6 +200,43 @@ def test_show(run):
     assert f"{opened.accuracy:.2%}" in good("show", run)
 
 
+def test_show_and_export_of_a_run_that_recorded_little(tmp_path):
+    little = hf.RunDirectory.create(tmp_path / "little", {"method": {"name": "mine"}, "rounds": 3})
+    with little.lock():
+        for round in (1, 2):
+            little.append({"round": round, "accuracy": round / 4})
+    assert "mine: interrupted after 2 of 3 rounds" in good("show", little.path)
+    told = json.loads(good("show", little.path, "--json"))
+    assert (told["accuracy"], told["forgetting"]) == (0.5, None)
+    good("export", little.path, tmp_path / "little.csv")
+    assert (tmp_path / "little.csv").read_text().splitlines() == ["round,accuracy", "1,0.25", "2,0.5"]
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt2", "m.csv"])
+def test_what_cannot_be_written_is_one_sentence_and_leaves_the_old_file(name, run, tmp_path, monkeypatch):
+    (tmp_path / name).write_text("old")
+
+    def full(*names):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("os.replace", full)
+    for arguments in (
+        ["export", run, tmp_path / name],
+        ["partition", "--clients", 3, "--save", tmp_path / name],
+    ):
+        result = call(*arguments)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert f"{name}: it is read-only for this user" in result.stderr
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "old")]
+
+
+def test_what_is_written_makes_its_folder(run, tmp_path):
+    good("export", run, tmp_path / "new" / "m.csv")
+    good("partition", "--clients", 3, "--save", tmp_path / "newer" / "f.json")
+    result = call("partition", "--clients", 3, "--save", run / "experiment.yaml" / "f.json")
+    assert (result.exit_code, "a file stands where a directory must be" in result.stderr) == (2, True)
+
+
 def test_export(run, tmp_path):
     for name in ("m.safetensors", "m.pt2", "m.csv"):
         good("export", run, tmp_path / name)
@@ -374,6 +413,8 @@ RUN = ["run", "--clients", "5"]
         (["compare", "fedavg", "--method", "fedntd", "--clients", "5"], "'--method fedntd' has no place"),
         (["compare", "fedavg", "--target", "50", "--clients", "5"], "target is 50.0; it is an accuracy"),
         (["diagnose", "nowhere.csv"], "cannot read 'nowhere.csv'"),
+        (["diagnose", "nowhere"], "cannot read 'nowhere'"),
+        (["ui", ".", "--port", "99999"], "there is no port 99999; choose one from 1 to 65535"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path, monkeypatch):
@@ -401,6 +442,44 @@ def test_bad_data_and_files_are_refused(tmp_path, run):
     result = call("export", run, tmp_path / "m.onnx")
     assert (result.exit_code, "must end in .safetensors, .pt2, .csv" in result.stderr) == (2, True)
     assert call("run", "--methd", "fedavg").exit_code == 2
+
+
+def test_a_file_of_a_run_is_not_the_run(run):
+    for command in ("resume", "show"):
+        result = call(command, run / "experiment.yaml")
+        assert result.exit_code == 2
+        assert result.stderr.strip().endswith(f"experiment.yaml is a file; name the run's directory, {run}")
+
+
+def test_a_damaged_federation_file_is_refused(tmp_path):
+    good("partition", "--clients", 3, "--save", tmp_path / "f.json")
+    content = json.loads((tmp_path / "f.json").read_text())
+    content["indices"][5] = "seven"
+    (tmp_path / "f.json").write_text(json.dumps(content))
+    result = call("run", "--federation", tmp_path / "f.json", "--model", "linear", "--out", tmp_path / "run")
+    assert (result.exit_code, "'seven' among its indices is no whole number" in result.stderr) == (2, True)
+
+
+def test_one_damaged_run_is_named_and_several_go_on_without_it(run, tmp_path):
+    for name in ("whole", "unreadable", "broken"):
+        shutil.copytree(run, tmp_path / "runs" / name)
+    (tmp_path / "runs/unreadable/experiment.yaml").write_text("a: [")
+    metrics = tmp_path / "runs/broken/metrics.jsonl"
+    first, _, last = metrics.read_text().splitlines()
+    metrics.write_text(f"{first}\nbroken\n{last}\n")
+    result = call("table", tmp_path / "runs")
+    assert (result.exit_code, result.stdout.count("\n| fed")) == (0, 1)
+    said = sorted(result.stderr.splitlines())
+    assert len(said) == 2
+    assert "broken is left out: " in said[0]
+    assert "metrics.jsonl is damaged: line 2" in said[0]
+    assert "unreadable/experiment.yaml is damaged: it is not YAML" in said[1]
+    for name, sentence in (("broken", "line 2"), ("unreadable", "experiment.yaml is damaged")):
+        result = call("table", tmp_path / "runs" / name)
+        assert (result.exit_code, result.stdout, sentence in result.stderr) == (2, "", True)
+    shutil.rmtree(tmp_path / "runs" / "whole")
+    result = call("report", tmp_path / "runs")
+    assert (result.exit_code, "is damaged" in result.stderr) == (2, True)
 
 
 def test_a_missing_optional_package_is_named(run, tmp_path, monkeypatch):
