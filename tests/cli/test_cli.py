@@ -59,7 +59,9 @@ def test_a_warning_is_one_sentence(tmp_path):
 # Help -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [c.__name__ for commands in COMMANDS.values() for c in commands])
+@pytest.mark.parametrize(
+    "command", ["flower", *(c.__name__ for commands in COMMANDS.values() for c in commands)]
+)
 def test_every_command_explains_itself_with_an_example(command):
     assert f"Example: holdfast {command}" in " ".join(good(command, "--help").split())
 
@@ -371,6 +373,14 @@ def test_methods_and_datasets_as_json():
     assert datasets["cifar10"]["train"] == 50_000
 
 
+def test_datasets_says_what_to_get_and_where_to_put_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = good("datasets")
+    assert "cifar100 needs cifar-100-python.tar.gz: get it from https://www.cs.toronto.edu/" in said
+    assert f"and put it in {tmp_path / 'cifar100'}" in said
+
+
 def test_doctor_names_versions_and_engines():
     told = json.loads(good("doctor", "--json"))
     assert told["versions"]["torch"] == torch.__version__
@@ -414,6 +424,12 @@ RUN = ["run", "--clients", "5"]
         (["compare", "fedavg", "--target", "50", "--clients", "5"], "target is 50.0; it is an accuracy"),
         (["diagnose", "nowhere.csv"], "cannot read 'nowhere.csv'"),
         (["diagnose", "nowhere"], "cannot read 'nowhere'"),
+        ([*RUN, "--data", "photos/"], "there is no folder photos, and no data set of that name"),
+        ([*RUN, "--skew", "rotation=-10,noise=1"], "rotation of a feature skew must be 0 or more, not -10"),
+        (
+            [*RUN, "--partition", "by-writer"],
+            "writer of a sample; femnist, or mnist beside QMNIST's labels, does",
+        ),
         (["ui", ".", "--port", "99999"], "there is no port 99999; choose one from 1 to 65535"),
     ],
 )
@@ -458,6 +474,34 @@ def test_a_damaged_federation_file_is_refused(tmp_path):
     (tmp_path / "f.json").write_text(json.dumps(content))
     result = call("run", "--federation", tmp_path / "f.json", "--model", "linear", "--out", tmp_path / "run")
     assert (result.exit_code, "'seven' among its indices is no whole number" in result.stderr) == (2, True)
+
+
+def test_diagnose_says_what_a_file_must_be(tmp_path):
+    (tmp_path / "counts.txt").write_text("1,2")
+    result = call("diagnose", tmp_path / "counts.txt")
+    assert (result.exit_code, "it must be an experiment (.yaml), a federation" in result.stderr) == (2, True)
+    x, y = np.ones((20, 3)), np.arange(20) % 2
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    own = ["--data", tmp_path / "mine.npz", "--clients", 2, "--partition", "iid"]
+    good("partition", *own, "--save", tmp_path / "f.json")
+    result = call("diagnose", tmp_path / "f.json")
+    assert (result.exit_code, "data called 'mine', which is not known by name" in result.stderr) == (2, True)
+    lines = [f"data: {tmp_path / 'mine.npz'}", f"federation: {tmp_path / 'f.json'}"]
+    (tmp_path / "f.yaml").write_text("\n".join(lines))
+    assert json.loads(good("diagnose", tmp_path / "f.yaml", "--json"))["measures"]["samples"] == 20
+
+
+def test_diagnose_of_a_saved_mixture_finds_its_parts(tmp_path, monkeypatch):
+    grey = np.random.default_rng(0).integers(0, 256, (40, 28, 28), np.uint8)
+    labels = np.arange(40) % 10
+    known = {
+        name: hf.Dataset.from_arrays(grey, labels, grey, labels, name=name) for name in ("mnist", "usps")
+    }
+    monkeypatch.setattr("holdfast.data.sources.load", lambda name, **_: known[name])
+    mixture = ["--data", "mixed-digits:mnist,usps", "--partition", "by-domain", "--clients", 4, "--seed", 3]
+    good("partition", *mixture, "--save", tmp_path / "mixture.json")
+    told = json.loads(good("diagnose", tmp_path / "mixture.json", "--json"))["measures"]
+    assert (told["clients"], told["samples"]) == (4, 80)
 
 
 def test_one_damaged_run_is_named_and_several_go_on_without_it(run, tmp_path):

@@ -178,8 +178,6 @@ def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
     """Samples per client and class, from whatever describes a federation, and whether it is a stream."""
     import numpy as np
 
-    from holdfast.data.federation import Federation
-    from holdfast.data.sources import load
     from holdfast.experiment import Experiment
 
     file = file / "federation.json" if file.is_dir() else file
@@ -208,5 +206,19 @@ def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
         return (counts.sum(0), True) if counts.ndim == 3 else (counts, False)
     if not isinstance(content, dict) or "dataset" not in content:
         raise HoldfastError(f"'{file}' is not a federation: make one with `holdfast partition --save {file}`")
-    federation = Federation.load(file, load(content["dataset"]))
+    federation = _saved(file, str(content["dataset"]), content.get("partition"))
     return federation.label_counts(), federation.stages > 1
+
+
+def _saved(file: Path, data: str, partition: object) -> Federation:
+    """A saved federation, with the data that it names."""
+    from holdfast.data.sources import DATASETS
+    from holdfast.experiment import MIXED_DIGITS, Experiment
+
+    if data not in DATASETS and data.partition(":")[0] != MIXED_DIGITS:
+        raise HoldfastError(
+            f"'{file}' is of data called '{data}', which is not known by name; diagnose an experiment (.yaml) with "
+            f"two lines instead, 'data:' with its path and 'federation: {file}'"
+        )
+    seed = partition.get("seed", 0) if isinstance(partition, dict) else 0
+    return Experiment(data=data, federation=str(file), seed=seed).build_federation()
