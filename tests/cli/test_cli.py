@@ -464,7 +464,9 @@ def test_a_file_of_a_run_is_not_the_run(run):
     for command in ("resume", "show"):
         result = call(command, run / "experiment.yaml")
         assert result.exit_code == 2
-        assert result.stderr.strip().endswith(f"experiment.yaml is a file; name the run's directory, {run}")
+        assert result.stderr.strip().endswith(
+            f"experiment.yaml holds no run: it is a file; name a directory, as {run}"
+        )
 
 
 def test_a_damaged_federation_file_is_refused(tmp_path):

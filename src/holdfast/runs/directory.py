@@ -80,7 +80,9 @@ class RunDirectory:
         """The run in an existing directory. Writes nothing and locks nothing."""
         run = cls(Path(path))
         if run.path.is_file():
-            raise HoldfastError(f"{run.path} is a file; name the run's directory, {run.path.parent}")
+            raise HoldfastError(
+                f"{run.path} holds no run: it is a file; name a directory, as {run.path.parent}"
+            )
         if not (run.path / EXPERIMENT).is_file():
             raise HoldfastError(f"{run.path} holds no run: there is no {EXPERIMENT} in it")
         return run
