@@ -66,7 +66,8 @@ def compare(
 
     Methods are written as on the command line (``fedavg``, ``fedntd:beta=0.5``, ``fedntd+fedprox``).
     ``seeds`` are their number, counted from the experiment's seed, or the seeds themselves. All methods of
-    one seed share federation, initial weights, sampled clients and batches.
+    one seed share federation, initial weights, sampled clients and batches. The experiment's own method is not
+    used.
 
     Each run is kept in ``out/METHOD/seed-N``; called again, finished runs are read, interrupted ones go on.
     ``target`` is the accuracy that rounds are counted to, by default 95 % of the best method's highest. If a
@@ -77,6 +78,10 @@ def compare(
         raise HoldfastError("a comparison needs at least one method, such as fedavg fedntd")
     if len(set(methods)) < len(methods):
         raise HoldfastError(f"a method is named twice: {' '.join(methods)}")
+    if target is not None and not 0 < target <= 1:
+        raise HoldfastError(
+            f"target is {target}; it is an accuracy, above 0 and at most 1, such as 0.5 for 50 %"
+        )
     chosen = range(experiment.seed, experiment.seed + seeds) if isinstance(seeds, int) else seeds
     if not chosen:
         raise HoldfastError("a comparison needs at least 1 seed")

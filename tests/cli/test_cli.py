@@ -1,8 +1,10 @@
 """The command line, command by command."""
 
 import csv
+import errno
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.cli import COMMANDS, app
 from holdfast.cli.options import HELP
+from holdfast.cli.printing import print_table
 
 PROGRAM = [sys.executable, "-m", "holdfast"]
 SMALL = ["--clients", "5", "--model", "linear", "--rounds", "3", "--lr", "0.1", "--device", "cpu"]
@@ -56,7 +59,9 @@ def test_a_warning_is_one_sentence(tmp_path):
 # Help -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [c.__name__ for commands in COMMANDS.values() for c in commands])
+@pytest.mark.parametrize(
+    "command", ["flower", *(c.__name__ for commands in COMMANDS.values() for c in commands)]
+)
 def test_every_command_explains_itself_with_an_example(command):
     assert f"Example: holdfast {command}" in " ".join(good(command, "--help").split())
 
@@ -66,6 +71,16 @@ def test_every_setting_is_an_option_and_explained():
 
     explained = [name for group in HELP.values() for name in group]
     assert sorted(explained) == sorted(field.name for field in fields(hf.Experiment))
+
+
+def test_help_names_every_preset():
+    from holdfast.data.preprocess import PRESETS
+
+    assert set(re.findall(r"[\w-]+", HELP["Data and clients"]["preprocess"].split(":")[1])) == set(PRESETS)
+
+
+def test_compare_shows_no_option_it_refuses():
+    assert "--method" not in good("compare", "--help")
 
 
 def test_help_does_not_wait_for_torch():
@@ -139,6 +154,21 @@ def test_compare_prints_means_and_a_test(tmp_path):
     assert good("table", tmp_path / "c").count("\n| fed") == 2
 
 
+@pytest.mark.parametrize("columns", [30, 80, 200])
+def test_tables_fold_words_and_never_cut_numbers(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    head = ["method", " accuracy", " forgetting", " rounds", " seconds", " MB", " vs first", " p"]
+    row = ["fedntd+fedprox", "74.23 ± 3.74", "-17.29 ± 2.74", "3 (1/2)", "10.1", "12.1", "+13.48", "0.457"]
+    print_table("", head, [row])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[-1] == "p"
+    assert re.split(r" {2,}", lines[1].strip())[1:] == row[1:]
+    folded = [re.split(r" {2,}", line)[0] for line in lines[1:]]
+    assert "".join(folded) == row[0]
+    assert (len(folded) == 1) == (columns == 200)
+    assert columns < 80 or max(map(len, lines)) <= columns
+
+
 def test_trackers_are_told(tmp_path):
     good("run", *SMALL, "--track", "csv", "--out", tmp_path / "t")
     with open(tmp_path / "t" / "metrics.csv", newline="") as file:
@@ -170,6 +200,43 @@ def test_show(run):
     assert told["accuracy"] == opened.accuracy
     assert told["forgetting"] == pytest.approx(opened.forgetting)
     assert f"{opened.accuracy:.2%}" in good("show", run)
+
+
+def test_show_and_export_of_a_run_that_recorded_little(tmp_path):
+    little = hf.RunDirectory.create(tmp_path / "little", {"method": {"name": "mine"}, "rounds": 3})
+    with little.lock():
+        for round in (1, 2):
+            little.append({"round": round, "accuracy": round / 4})
+    assert "mine: interrupted after 2 of 3 rounds" in good("show", little.path)
+    told = json.loads(good("show", little.path, "--json"))
+    assert (told["accuracy"], told["forgetting"]) == (0.5, None)
+    good("export", little.path, tmp_path / "little.csv")
+    assert (tmp_path / "little.csv").read_text().splitlines() == ["round,accuracy", "1,0.25", "2,0.5"]
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt2", "m.csv"])
+def test_what_cannot_be_written_is_one_sentence_and_leaves_the_old_file(name, run, tmp_path, monkeypatch):
+    (tmp_path / name).write_text("old")
+
+    def full(*names):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("os.replace", full)
+    for arguments in (
+        ["export", run, tmp_path / name],
+        ["partition", "--clients", 3, "--save", tmp_path / name],
+    ):
+        result = call(*arguments)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert f"{name}: it is read-only for this user" in result.stderr
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "old")]
+
+
+def test_what_is_written_makes_its_folder(run, tmp_path):
+    good("export", run, tmp_path / "new" / "m.csv")
+    good("partition", "--clients", 3, "--save", tmp_path / "newer" / "f.json")
+    result = call("partition", "--clients", 3, "--save", run / "experiment.yaml" / "f.json")
+    assert (result.exit_code, "a file stands where a directory must be" in result.stderr) == (2, True)
 
 
 def test_export(run, tmp_path):
@@ -242,6 +309,44 @@ def test_diagnose_own_counts(tmp_path):
     assert "Most like" in good("diagnose", tmp_path / "counts.csv")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5,6,7\n8,9,1",
+        "0,1,2\n5,6,7\n8,9,1",
+        ",0,1,2\n0,5,6,7\n1,8,9,1",
+        "\ufeff,cat,dog,eel\n0,5,6,7\n1,8,9,1",
+        "site,cat,dog,eel\n101,5,6,7\n207,8,9,1",
+        "hospital,cat,dog,eel\n0,5,6,7\n1,8.0,9,1",
+        "hospital,0,1,2\nBern,5,6,7\nOslo,8,9,1",
+        "client,1,2,3\nBern,5,6,7\nOslo,8,9,1",
+        "Bern,5,6,7\nOslo,8,9,1",
+    ],
+)
+def test_diagnose_reads_counts_as_people_and_pandas_write_them(text, tmp_path):
+    (tmp_path / "counts.csv").write_text(text, encoding="utf-8")
+    told = json.loads(good("diagnose", tmp_path / "counts.csv", "--json"))["measures"]
+    assert (told["clients"], told["classes"], told["samples"]) == (2, 3, 36)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("5,-6\n8,9", "'-6' in line 1 is no number of samples"),
+        ("cat,dog\n5,6.5", "'6.5' in line 2"),
+        ("cat,dog\n5,6\n\n8,", "'' in line 4"),
+        ("cat,dog\n5,6\n8", "line 3 has 1 columns and the first one 2"),
+        ("cat;dog\n5;6", "its only column is one of names; put commas between columns"),
+        ("cat,dog\n", "it holds no numbers"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(text, sentence, tmp_path):
+    (tmp_path / "counts.csv").write_text(text)
+    result = call("diagnose", tmp_path / "counts.csv")
+    assert result.exit_code == 2
+    assert f"counts.csv' holds no label counts: {sentence}" in result.stderr
+
+
 def test_diagnose_names_the_table_its_methods_come_from(tmp_path):
     named = ["client,cat,dog,eel"] + [f"{k},{'9,9,0' if k % 2 else '0,9,9'}" for k in range(10)]
     (tmp_path / "named.csv").write_text("\n".join(named))
@@ -266,6 +371,14 @@ def test_methods_and_datasets_as_json():
     datasets = {d["name"]: d for d in json.loads(good("datasets", "--json"))}
     assert datasets["digits"]["found"] == "embedded"
     assert datasets["cifar10"]["train"] == 50_000
+
+
+def test_datasets_says_what_to_get_and_where_to_put_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = good("datasets")
+    assert "cifar100 needs cifar-100-python.tar.gz: get it from https://www.cs.toronto.edu/" in said
+    assert f"and put it in {tmp_path / 'cifar100'}" in said
 
 
 def test_doctor_names_versions_and_engines():
@@ -306,7 +419,18 @@ RUN = ["run", "--clients", "5"]
         (["report", "nowhere"], "is not a directory"),
         (["methods", "fedntt"], "did you mean fedntd"),
         (["compare", "fedavg", "fedavg", "--clients", "5"], "named twice"),
+        (["compare", "fedavg", "--set", "method.beta=1", "--clients", "5"], "fedavg fedntd:beta=0.5"),
+        (["compare", "fedavg", "--method", "fedntd", "--clients", "5"], "'--method fedntd' has no place"),
+        (["compare", "fedavg", "--target", "50", "--clients", "5"], "target is 50.0; it is an accuracy"),
         (["diagnose", "nowhere.csv"], "cannot read 'nowhere.csv'"),
+        (["diagnose", "nowhere"], "cannot read 'nowhere'"),
+        ([*RUN, "--data", "photos/"], "there is no folder photos, and no data set of that name"),
+        ([*RUN, "--skew", "rotation=-10,noise=1"], "rotation of a feature skew must be 0 or more, not -10"),
+        (
+            [*RUN, "--partition", "by-writer"],
+            "writer of a sample; femnist, or mnist beside QMNIST's labels, does",
+        ),
+        (["ui", ".", "--port", "99999"], "there is no port 99999; choose one from 1 to 65535"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path, monkeypatch):
@@ -334,6 +458,74 @@ def test_bad_data_and_files_are_refused(tmp_path, run):
     result = call("export", run, tmp_path / "m.onnx")
     assert (result.exit_code, "must end in .safetensors, .pt2, .csv" in result.stderr) == (2, True)
     assert call("run", "--methd", "fedavg").exit_code == 2
+
+
+def test_a_file_of_a_run_is_not_the_run(run):
+    for command in ("resume", "show"):
+        result = call(command, run / "experiment.yaml")
+        assert result.exit_code == 2
+        assert result.stderr.strip().endswith(
+            f"experiment.yaml holds no run: it is a file; name a directory, as {run}"
+        )
+
+
+def test_a_damaged_federation_file_is_refused(tmp_path):
+    good("partition", "--clients", 3, "--save", tmp_path / "f.json")
+    content = json.loads((tmp_path / "f.json").read_text())
+    content["indices"][5] = "seven"
+    (tmp_path / "f.json").write_text(json.dumps(content))
+    result = call("run", "--federation", tmp_path / "f.json", "--model", "linear", "--out", tmp_path / "run")
+    assert (result.exit_code, "'seven' among its indices is no whole number" in result.stderr) == (2, True)
+
+
+def test_diagnose_says_what_a_file_must_be(tmp_path):
+    (tmp_path / "counts.txt").write_text("1,2")
+    result = call("diagnose", tmp_path / "counts.txt")
+    assert (result.exit_code, "it must be an experiment (.yaml), a federation" in result.stderr) == (2, True)
+    x, y = np.ones((20, 3)), np.arange(20) % 2
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    own = ["--data", tmp_path / "mine.npz", "--clients", 2, "--partition", "iid"]
+    good("partition", *own, "--save", tmp_path / "f.json")
+    result = call("diagnose", tmp_path / "f.json")
+    assert (result.exit_code, "data called 'mine', which is not known by name" in result.stderr) == (2, True)
+    lines = [f"data: {tmp_path / 'mine.npz'}", f"federation: {tmp_path / 'f.json'}"]
+    (tmp_path / "f.yaml").write_text("\n".join(lines))
+    assert json.loads(good("diagnose", tmp_path / "f.yaml", "--json"))["measures"]["samples"] == 20
+
+
+def test_diagnose_of_a_saved_mixture_finds_its_parts(tmp_path, monkeypatch):
+    grey = np.random.default_rng(0).integers(0, 256, (40, 28, 28), np.uint8)
+    labels = np.arange(40) % 10
+    known = {
+        name: hf.Dataset.from_arrays(grey, labels, grey, labels, name=name) for name in ("mnist", "usps")
+    }
+    monkeypatch.setattr("holdfast.data.sources.load", lambda name, **_: known[name])
+    mixture = ["--data", "mixed-digits:mnist,usps", "--partition", "by-domain", "--clients", 4, "--seed", 3]
+    good("partition", *mixture, "--save", tmp_path / "mixture.json")
+    told = json.loads(good("diagnose", tmp_path / "mixture.json", "--json"))["measures"]
+    assert (told["clients"], told["samples"]) == (4, 80)
+
+
+def test_one_damaged_run_is_named_and_several_go_on_without_it(run, tmp_path):
+    for name in ("whole", "unreadable", "broken"):
+        shutil.copytree(run, tmp_path / "runs" / name)
+    (tmp_path / "runs/unreadable/experiment.yaml").write_text("a: [")
+    metrics = tmp_path / "runs/broken/metrics.jsonl"
+    first, _, last = metrics.read_text().splitlines()
+    metrics.write_text(f"{first}\nbroken\n{last}\n")
+    result = call("table", tmp_path / "runs")
+    assert (result.exit_code, result.stdout.count("\n| fed")) == (0, 1)
+    said = sorted(result.stderr.splitlines())
+    assert len(said) == 2
+    assert "broken is left out: " in said[0]
+    assert "metrics.jsonl is damaged: line 2" in said[0]
+    assert "unreadable/experiment.yaml is damaged: it is not YAML" in said[1]
+    for name, sentence in (("broken", "line 2"), ("unreadable", "experiment.yaml is damaged")):
+        result = call("table", tmp_path / "runs" / name)
+        assert (result.exit_code, result.stdout, sentence in result.stderr) == (2, "", True)
+    shutil.rmtree(tmp_path / "runs" / "whole")
+    result = call("report", tmp_path / "runs")
+    assert (result.exit_code, "is damaged" in result.stderr) == (2, True)
 
 
 def test_a_missing_optional_package_is_named(run, tmp_path, monkeypatch):

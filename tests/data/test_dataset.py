@@ -70,6 +70,12 @@ def test_labels_and_classes():
     assert data.name == "custom"
 
 
+def test_a_data_set_tells_itself_in_one_line():
+    images, labels = np.zeros((6, 5, 4), np.uint8), np.arange(6) % 3
+    data = Dataset.from_arrays(images, labels, images[:2], labels[:2], name="mine")
+    assert repr(data) == "Dataset('mine', 6 + 2 samples of shape (1, 5, 4), 3 classes)"
+
+
 def test_groups_are_kept():
     group = Group(("a", "b"), np.array([0, 1, 0, 1, 0, 1]), np.array([1, 1]))
     assert from_arrays(pixels(6, 1, 4, 4), groups={"writer": group}).groups["writer"] is group
@@ -148,7 +154,8 @@ def test_images_of_different_sizes_need_a_size(tmp_path):
     for i, size in enumerate((8, 8, 6, 8)):
         write_png(tmp_path / f"c{i % 2}/{i}.png", np.full((size, size), 100, np.uint8))
     with pytest.raises(
-        HoldfastError, match=r"0\.png is 8x8, .*2\.png is 6x6; give the size .* size=\(8, 8\)"
+        HoldfastError,
+        match=r"0\.png is 8x8, .*2\.png is 6x6; .*hf\.Dataset\.from_folder\(\.\.\., size=\(8, 8\)",
     ):
         Dataset.from_folder(tmp_path)
     data = Dataset.from_folder(tmp_path, size=(4, 5))

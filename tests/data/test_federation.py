@@ -176,6 +176,18 @@ def test_a_file_that_does_not_fit_is_refused(toy, tmp_path):
             Federation.load(path, toy)
     with pytest.raises(HoldfastError, match="cannot read the federation"):
         Federation.load(tmp_path / "none.json", toy)
+    for key, value, words in (
+        ("indices", [0, "one"], "'one' among its indices is no whole number"),
+        ("offsets", [0, [1]], r"\[1\] among its offsets"),
+        ("public", [2**80], "among its public is no whole number"),
+        ("leaves", None, "'leaves' is missing or damaged"),
+        ("stages", "2", "'stages' is missing or damaged"),
+        ("stages", 0, "offsets must begin with 0"),
+        ("partition", [], "'partition' is missing or damaged"),
+    ):
+        path.write_text(json.dumps(content | {key: value}))
+        with pytest.raises(HoldfastError, match=words):
+            Federation.load(path, toy)
 
 
 def test_given_ids_are_taken_as_they_are(toy):

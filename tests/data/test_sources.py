@@ -496,6 +496,7 @@ def test_a_failed_download_says_what_to_do_instead(root, monkeypatch, tmp_path):
     monkeypatch.setitem(DATASETS, "cifar10", published_at(DATASETS["cifar10"], tmp_path / "nowhere"))
     with pytest.raises(HoldfastError, match=r"cifar-10-python\.tar\.gz \(the download failed: .*put it in"):
         load("cifar10", root=root)
+    assert not list((tmp_path / "cache/holdfast").iterdir())
 
 
 def test_a_download_that_is_not_the_published_file_leaves_nothing(tmp_path):
@@ -503,7 +504,7 @@ def test_a_download_that_is_not_the_published_file_leaves_nothing(tmp_path):
     url = (tmp_path / "file").as_uri()
     with pytest.raises(HoldfastError, match="damaged"):
         download(File("file", url, "0" * 32), tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())
+    assert not (tmp_path / "cache").exists()
     good = File("file", url, hashlib.md5(b"content").hexdigest())
     assert download(good, tmp_path / "cache").read_bytes() == b"content"
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["file"]
@@ -581,7 +582,18 @@ def test_describe_tells_what_is_where(root):
     assert rows["mnist"]["missing"] is None
     assert "cifar-10-python.tar.gz" in rows["cifar10"]["missing"]
     assert rows["cifar100"]["classes"] == 100
+    assert (rows["svhn"]["train"], rows["svhn"]["shape"]) == (73_257, [3, 32, 32])
     assert json.loads(json.dumps(rows)) == rows
+
+
+def test_describe_counts_what_is_there_of_a_part(root):
+    (root / "domains").mkdir()
+    x, y = pixels(6, 28, 28, 3), np.arange(6)
+    np.savez(root / "domains/mnist-m.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
+    (root / "domains/svhn.npz").write_bytes(b"damaged")
+    rows = {row["name"]: row for row in describe(root)}
+    assert [rows["mnist-m"][key] for key in ("train", "test", "shape")] == [6, 2, [3, 28, 28]]
+    assert rows["svhn"]["train"] == 73_257
 
 
 # Real files.

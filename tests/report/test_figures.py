@@ -200,6 +200,20 @@ def test_what_was_not_recorded_is_said_not_drawn(tmp_path):
     assert len(built("forgetting", [path]).panels) == 2  # global only
 
 
+def test_what_a_stream_did_not_record_is_named_with_its_remedy(tmp_path):
+    path = write_run(tmp_path / "stream", rounds=5, stream=True)
+    lines = records_of(path)
+    for record in lines:
+        for key in ("stream", "weight_divergence"):
+            del record[key]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    for name in ("stages", "divergence"):
+        with pytest.raises(NotRecorded, match=r"train with --evaluate-locals"):
+            built(name, [path])
+    with pytest.raises(NotRecorded, match="did not train on a stream"):
+        built("stages", [write_run(tmp_path / "static", rounds=2)])
+
+
 def test_rounds_without_evaluation_leave_no_hole(tmp_path):
     path = write_run(tmp_path / "sparse", rounds=9)
     lines = records_of(path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.count_table import read_counts
 from holdfast.cli.options import FEDERATION_OPTIONS, File, Json, experiment_from, with_settings
 from holdfast.cli.printing import console, print_json, print_table
 from holdfast.errors import HoldfastError
@@ -76,8 +77,10 @@ def diagnose(
 ) -> None:
     """Say how heterogeneous a federation is, which published setting it is most like, and what did best there.
 
-    A .csv file has one row per client and one column per class: numbers of samples. A first row of names is
-    passed over, and so is a first column that it calls "client". Methods are named by measured tables alone.
+    A .csv file has one row per client and one column per class: numbers of samples. A first row of classes' names
+    (0, 1, 2, … too) is passed over, and so is a first column of clients' names: one of words, one called client,
+    site, id or nothing, or one with a name of its own that counts 0, 1, 2, …  Methods are named by measured
+    tables alone.
 
     Example:  holdfast diagnose label_counts.csv
     """
@@ -175,40 +178,47 @@ def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
     """Samples per client and class, from whatever describes a federation, and whether it is a stream."""
     import numpy as np
 
-    from holdfast.data.federation import Federation
-    from holdfast.data.sources import load
     from holdfast.experiment import Experiment
 
     file = file / "federation.json" if file.is_dir() else file
     if file.suffix in (".yaml", ".yml"):
         federation = Experiment.from_file(file).build_federation()
         return federation.label_counts(), federation.stages > 1
+    if file.exists() and file.suffix not in (".json", ".csv"):
+        raise HoldfastError(
+            f"cannot tell what '{file}' is by its ending; it must be an experiment (.yaml), a federation (.json), "
+            "label counts (.csv) or a run's directory"
+        )
     try:
-        text = file.read_text(encoding="utf-8")
-        if file.suffix == ".csv":
-            return _table(text), False
-        content = json.loads(text)
+        text = file.read_text(encoding="utf-8-sig")  # Excel begins its .csv files with a mark
+        content = None if file.suffix == ".csv" else json.loads(text)
     except OSError as error:
         raise HoldfastError(f"cannot read '{file}': {error.strerror}") from None
     except ValueError as error:
         raise HoldfastError(f"'{file}' is not what its ending says: {error}") from None
+    if file.suffix == ".csv":
+        try:
+            return read_counts(text), False
+        except (HoldfastError, csv.Error) as error:
+            raise HoldfastError(f"'{file}' holds no label counts: {error}") from None
     if isinstance(content, dict) and "label_counts" in content:
         counts = np.asarray(content["label_counts"])
         return (counts.sum(0), True) if counts.ndim == 3 else (counts, False)
     if not isinstance(content, dict) or "dataset" not in content:
         raise HoldfastError(f"'{file}' is not a federation: make one with `holdfast partition --save {file}`")
-    federation = Federation.load(file, load(content["dataset"]))
+    federation = _saved(file, str(content["dataset"]), content.get("partition"))
     return federation.label_counts(), federation.stages > 1
 
 
-def _table(text: str) -> np.ndarray:
-    """The numbers of a .csv file, without a first row of names or a first column of clients."""
-    import numpy as np
+def _saved(file: Path, data: str, partition: object) -> Federation:
+    """A saved federation, with the data that it names."""
+    from holdfast.data.sources import DATASETS
+    from holdfast.experiment import MIXED_DIGITS, Experiment
 
-    rows = [row for row in csv.reader(text.splitlines()) if row]
-    named = bool(rows) and not all(cell.strip().replace(".", "").isdigit() for cell in rows[0])
-    first = 1 if named and rows[0][0].strip().lower() == "client" else 0
-    numbers = [[float(cell) for cell in row[first:]] for row in rows[named:]]
-    if len({len(row) for row in numbers}) != 1:
-        raise ValueError("it must have as many numbers in each row, one for each class")
-    return np.array(numbers)
+    if data not in DATASETS and data.partition(":")[0] != MIXED_DIGITS:
+        raise HoldfastError(
+            f"'{file}' is of data called '{data}', which is not known by name; diagnose an experiment (.yaml) with "
+            f"two lines instead, 'data:' with its path and 'federation: {file}'"
+        )
+    seed = partition.get("seed", 0) if isinstance(partition, dict) else 0
+    return Experiment(data=data, federation=str(file), seed=seed).build_federation()

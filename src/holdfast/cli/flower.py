@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError
 
 flower = typer.Typer(
     name="flower",
-    help="Real federations on Flower: write an app, make keys.",
+    help="Real federations on Flower: write an app, make keys.\n\nExample:  holdfast flower new two-hospitals",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

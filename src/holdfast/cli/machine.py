@@ -95,7 +95,14 @@ def datasets(as_json: Json = False) -> None:
         for d in described
     ]
     print_table("", ["data set", " classes", " shape", " train", " test", "found"], rows)
-    console().print("Files are looked for in $HOLDFAST_DATA and the cache, then downloaded.", style="dim")
+    out = console()
+    out.print(
+        "Files are looked for in $HOLDFAST_DATA and the cache, then downloaded where they can be.",
+        style="dim",
+    )
+    for d in described:
+        if d["missing"]:
+            out.print(str(d["missing"]), style="dim", soft_wrap=True)
 
 
 def doctor(as_json: Json = False) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HELP: dict[str, dict[str, str]] = {
     "Data and clients": {
         "data": "A data set (see `holdfast datasets`), a .npz file or a folder of images.",
-        "preprocess": "Preprocessing preset: plain, fedntd, fedka, flashback, fedfa, moon, fedmlp.",
+        "preprocess": "Preprocessing preset: plain, fedntd, fedka, flashback, fedfa, pfllib, moon, fedmlp.",
         "partition": f"Who holds what: iid, shards:2, dirichlet:0.1, … (default: {DEFAULT_PARTITION})",
         "clients": "Number of clients.",
         "partition_seed": "Seed of the partition (default: that of --seed).",
@@ -76,13 +76,18 @@ File = Annotated[
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, such as method.beta=0.5."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, such as partition.alpha=0.5."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
-def with_settings(names: Collection[str] | None = None) -> Callable[[Command], Command]:
-    """Give a command the settings ``names`` (all by default) as options; it gets those that were given."""
+def with_settings(
+    names: Collection[str] | None = None, hidden: Collection[str] = ()
+) -> Callable[[Command], Command]:
+    """Give a command the settings ``names`` (all by default) as options; it gets those that were given.
+
+    Its help does not show ``hidden`` ones, which it takes only to refuse them in words of its own.
+    """
 
     def decorate(command: Command) -> Command:
         @wraps(command)
@@ -92,7 +97,7 @@ def with_settings(names: Collection[str] | None = None) -> Callable[[Command], C
             command(**own, settings=given)
 
         own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "settings"]
-        options = _options(names)
+        options = _options(names, hidden)
         called.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
             parameters=[p.replace(kind=Parameter.KEYWORD_ONLY) for p in own] + list(options.values())
         )
@@ -101,7 +106,7 @@ def with_settings(names: Collection[str] | None = None) -> Callable[[Command], C
     return decorate
 
 
-def _options(names: Collection[str] | None) -> dict[str, Parameter]:
+def _options(names: Collection[str] | None, hidden: Collection[str]) -> dict[str, Parameter]:
     hints = get_type_hints(Experiment)
     defaults = {field.name: field.default for field in fields(Experiment)}
     options = {}
@@ -116,6 +121,7 @@ def _options(names: Collection[str] | None) -> dict[str, Parameter]:
                 f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
                 help=text + default,
                 rich_help_panel=panel,
+                hidden=name in hidden,
                 metavar=None if kind is bool else {int: "N", float: "X", str: "TEXT"}[kind],
             )
             annotation = Annotated[Optional[kind], option]  # type: ignore[valid-type]  # noqa: UP045

@@ -8,9 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+LEAST = 10  # characters of a column of words
 
 
 def console() -> Console:
@@ -26,23 +29,34 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; columns whose names begin with a space are aligned right."""
+    """A table; columns whose names begin with a space hold numbers: aligned right, and never cut or folded."""
+    out = console()
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.show_header = any(column.strip() for column in columns)
-    for at, column in enumerate(columns):
-        right = column.startswith(" ")
-        # A row's name stays in one piece as long as it is short.
-        least = min(20, max((len(row[0]) for row in rows), default=0)) if at == 0 else None
+    widths = _fitted(columns, rows, out.width)
+    for column, width in zip(columns, widths, strict=True):
         table.add_column(
             column.strip(),
-            justify="right" if right else "left",
-            no_wrap=right,
+            justify="right" if column.startswith(" ") else "left",
             overflow="fold",
-            min_width=least,
+            width=width,
         )
     for row in rows:
         table.add_row(*row)
-    console().print(table)
+    out.width = sum(width + 2 for width in widths)  # rich would cut what is wider; a terminal wraps it
+    out.print(table)
+
+
+def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int]:
+    """How wide each column is: as its longest cell, but the widest of words are folded until all fit in."""
+    widths = [max(map(cell_len, cells)) for cells in zip(map(str.strip, columns), *rows, strict=True)]
+    words = [at for at, column in enumerate(columns) if not column.startswith(" ")]
+    while sum(widths) + 2 * (len(widths) - 1) > room:
+        widest = max(words, key=lambda at: widths[at], default=None)
+        if widest is None or widths[widest] <= LEAST:
+            break
+        widths[widest] -= 1
+    return widths
 
 
 def mean_and_deviation(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import typer
 from holdfast.cli.app import INTERRUPTED
 from holdfast.cli.options import Changes, File, Json, experiment_from, with_settings
 from holdfast.cli.printing import bar, console, mean_and_deviation, print_json, print_table
+from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.comparison import Comparison
@@ -66,14 +68,15 @@ def resume(
     _train(experiment.with_settings(changes), run, as_json, resume=True)
 
 
-@with_settings()
+@with_settings(hidden=("method",))
 def compare(
     methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="The first is compared with.")],
     experiment: Annotated[Path | None, typer.Option(help="An experiment file; options add to it.")] = None,
     changes: Changes = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds, from --seed on.")] = 3,
     target: Annotated[
-        float | None, typer.Option(help="Accuracy that rounds are counted to (default: 0.95 of the best).")
+        float | None,
+        typer.Option(help="Accuracy that rounds are counted to, such as 0.5 (default: 0.95 of the best)."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory of the comparison.")] = Path("runs/comparison"),
     report: Annotated[bool, typer.Option("--report", help="Also write OUT/report.html.")] = False,
@@ -89,6 +92,7 @@ def compare(
     """
     from holdfast.comparison import compare as compare_methods
 
+    _refuse_method(methods, settings, changes)
     one = experiment_from(experiment, settings, changes)
     with _stoppable("the same command goes on from there"), bar(one.rounds, len(methods) * seeds) as shown:
         found = compare_methods(
@@ -111,6 +115,17 @@ def compare(
     else:
         _print_comparison(found, one)
         console().print(f"Runs: {out}" if page is None else f"Report: {page}", soft_wrap=True)
+
+
+def _refuse_method(methods: list[str], settings: dict[str, Any], changes: list[str] | None) -> None:
+    """A comparison's methods are its list: what names another one beside it would have no effect."""
+    written = [change for change in changes or [] if re.match(r"\s*method\b", change)]
+    if "method" in settings or written:
+        given = f"--set {written[0]}" if written else f"--method {settings['method']}"
+        raise HoldfastError(
+            f"'{given}' has no place in a comparison: write methods with their parameters in its list, such as "
+            f"holdfast compare {methods[0]} fedntd:beta=0.5"
+        )
 
 
 def _trackers(names: list[str] | None, directory: Path) -> list[Tracker]:

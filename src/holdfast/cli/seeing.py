@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,15 +33,15 @@ def show(run: One, as_json: Json = False) -> None:
 
     directory = RunDirectory.open(run)
     experiment, records = directory.experiment, directory.records()
-    state = list_runs(run)[0].state
-    tested = [record for record in records if "accuracy" in record]
-    told = {"run": str(run), "state": state, "rounds": len(records), **_outcome(tested)}
+    summary = list_runs(run)[0]
+    tested = [record for record in records if record.get("accuracy") is not None]
+    told = {"run": str(run), "state": summary.state, "rounds": len(records), **_outcome(tested)}
     if as_json:
         print_json(told | {"experiment": experiment})
         return
     out = console()
-    name = experiment["method"]["name"] if isinstance(experiment["method"], dict) else experiment["method"]
-    out.print(f"{name}: {state} after {len(records)} of {experiment['rounds']} rounds", style="bold")
+    of_all = f" of {experiment['rounds']}" if "rounds" in experiment else ""
+    out.print(f"{summary.method}: {summary.state} after {len(records)}{of_all} rounds", style="bold")
     settings = {key: value for key, value in experiment.items() if key not in ("classes", "shape")}
     print_table(
         "", ["", ""], [[f"  {key}", _short(value)] for key, value in settings.items() if value is not None]
@@ -50,10 +51,11 @@ def show(run: One, as_json: Json = False) -> None:
     out.print(f"\naccuracy    {told['accuracy']:.2%}   best {told['best_accuracy']:.2%}   {_spark(tested)}")
     if told["forgetting"] is not None:
         out.print(f"forgetting  {told['forgetting']:.2%}   (mean over classes of best minus final accuracy)")
-    by_class = zip(experiment["classes"], tested[-1]["class_accuracy"], strict=True)
-    known = [(str(label), value) for label, value in by_class if value is not None]
-    worst = sorted(known, key=lambda pair: pair[1])[:3]
-    out.print("worst       " + "   ".join(f"{label}: {value:.1%}" for label, value in worst), soft_wrap=True)
+    by_class = _by_class(experiment, tested[-1])
+    if by_class:
+        worst = sorted(by_class.items(), key=lambda pair: pair[1])[:3]
+        told_by = "   ".join(f"{label}: {value:.1%}" for label, value in worst)
+        out.print(f"worst       {told_by}", soft_wrap=True)
     domains = tested[-1].get("domain_accuracy", {})
     if domains:
         told_by = "   ".join(f"{name}: {value:.1%}" for name, value in domains.items() if value is not None)
@@ -77,9 +79,10 @@ def export(
     if file.suffix not in writers:
         raise HoldfastError(f"cannot tell what to export from '{file}'; it must end in {', '.join(writers)}")
     directory = RunDirectory.open(run)
+    content = writers[file.suffix](directory)
     with files.writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        writers[file.suffix](directory, file)
+    files.replace(file, content)
     console().print(f"Written: {file}", soft_wrap=True)
 
 
@@ -94,7 +97,7 @@ def report(
     from holdfast.report import write_report
 
     page = out or runs[0] / "report.html"
-    write_report(_found(runs), page)
+    write_report(runs, page)
     console().print(f"Report: {page}", soft_wrap=True)
 
 
@@ -109,7 +112,7 @@ def figure(
     """
     from holdfast.report import figure as draw
 
-    draw(name, _found(runs), out)
+    draw(name, runs, out)
     console().print(f"Figure: {out}", soft_wrap=True)
 
 
@@ -123,7 +126,7 @@ def table(
     """
     from holdfast.report import table as as_text
 
-    print(as_text(_found(runs), format))
+    print(as_text(runs, format))
 
 
 def ui(
@@ -143,19 +146,6 @@ def ui(
     serve(root, host, port, token, ready=lambda address: console().print(f"Open {address}", soft_wrap=True))
 
 
-def _found(paths: list[Path]) -> list[Path]:
-    """The runs meant: directories of runs stand for the runs in them that have something to show."""
-    from holdfast.runs import list_runs
-
-    found = []
-    for path in paths:
-        inside = [run.path for run in list_runs(path) if run.rounds and run.state != "corrupt"]
-        if not inside:
-            raise HoldfastError(f"{path} holds no run with a finished round")
-        found += sorted(inside)
-    return found
-
-
 def _outcome(tested: list[dict[str, Any]]) -> dict[str, Any]:
     import numpy as np
 
@@ -164,13 +154,20 @@ def _outcome(tested: list[dict[str, Any]]) -> dict[str, Any]:
     if not tested:
         return {"accuracy": None, "best_accuracy": None, "forgetting": None}
     last = tested[-1]
-    by_class = np.array([record["class_accuracy"] for record in tested], float)
+    by_class = np.array([record["class_accuracy"] for record in tested if "class_accuracy" in record], float)
     return {
         "accuracy": last["accuracy"],
         "best_accuracy": max(record["accuracy"] for record in tested),
-        "forgetting": metrics.backward_transfer_forgetting(by_class) if len(tested) > 1 else None,
+        "forgetting": metrics.backward_transfer_forgetting(by_class) if len(by_class) > 1 else None,
         **{key: last[key] for key in ("class_accuracy", "domain_accuracy") if key in last},
     }
+
+
+def _by_class(experiment: dict[str, Any], record: dict[str, Any]) -> dict[str, float]:
+    """The accuracies that a record holds by the classes' names, or by their numbers where no names are stored."""
+    values = record.get("class_accuracy", [])
+    names = experiment.get("classes", range(len(values)))
+    return {str(name): value for name, value in zip(names, values, strict=False) if value is not None}
 
 
 def _short(value: Any) -> str:
@@ -186,13 +183,13 @@ def _spark(tested: list[dict[str, Any]], width: int = 40) -> str:
     return "".join(SPARKS[min(7, int(8 * record["accuracy"]))] for record in tested[::step])
 
 
-def _weights(directory: RunDirectory, file: Path) -> None:
-    from safetensors.torch import save_file
+def _weights(directory: RunDirectory) -> bytes:
+    from safetensors.torch import save
 
-    save_file(directory.load_model(), file)
+    return bytes(save(directory.load_model()))
 
 
-def _program(directory: RunDirectory, file: Path) -> None:
+def _program(directory: RunDirectory) -> bytes:
     import torch
 
     from holdfast.outcome import Run
@@ -200,22 +197,24 @@ def _program(directory: RunDirectory, file: Path) -> None:
     run = Run.open(directory.path)
     example = torch.zeros(2, *run.experiment["shape"])
     batch = torch.export.Dim("batch")
-    torch.export.save(torch.export.export(run.model, (example,), dynamic_shapes=({0: batch},)), file)
+    written = BytesIO()
+    torch.export.save(torch.export.export(run.model, (example,), dynamic_shapes=({0: batch},)), written)
+    return written.getvalue()
 
 
-def _rounds(directory: RunDirectory, file: Path) -> None:
+def _rounds(directory: RunDirectory) -> bytes:
     """The numbers of every round; accuracies of classes and domains as one column each."""
     rows = []
     for record in directory.records():
         row = {key: value for key, value in record.items() if isinstance(value, (int, float))}
-        row |= {f"seconds_{key}": value for key, value in record["seconds"].items()}
-        names = directory.experiment["classes"]
-        values = record.get("class_accuracy", [])
-        row |= {f"accuracy_{name}": value for name, value in zip(names, values, strict=False)}
+        row |= {f"seconds_{key}": value for key, value in record.get("seconds", {}).items()}
+        row |= {f"accuracy_{name}": value for name, value in _by_class(directory.experiment, record).items()}
         row |= {f"accuracy_{name}": value for name, value in record.get("domain_accuracy", {}).items()}
-        rows.append(row | {"clients": len(record["participants"]), "incidents": len(record["incidents"])})
+        lists = {"clients": "participants", "incidents": "incidents"}
+        rows.append(row | {name: len(record[key]) for name, key in lists.items() if key in record})
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    with open(file, "w", newline="", encoding="utf-8") as opened:
-        writer = csv.DictWriter(opened, columns)
-        writer.writeheader()
-        writer.writerows(rows)
+    written = StringIO()
+    writer = csv.DictWriter(written, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    return written.getvalue().encode()

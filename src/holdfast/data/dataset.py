@@ -46,6 +46,10 @@ class Dataset:
     groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
     _placed: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, init=False, repr=False)
 
+    def __repr__(self) -> str:
+        sizes = f"{len(self.y_train)} + {len(self.y_test)} samples of shape {self.shape}"
+        return f"Dataset('{self.name}', {sizes}, {self.num_classes} classes)"
+
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         """``x_train, y_train, x_test, y_test`` on a device, sent there once for all runs that share this data set."""
         if device not in self._placed:

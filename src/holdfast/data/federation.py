@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -21,19 +22,20 @@ from holdfast.data.skew import FeatureSkew, LongTail
 from holdfast.errors import HoldfastError
 from holdfast.kinds import as_number, named
 from holdfast.random import generator
+from holdfast.runs import files
 
 _FORMAT = "holdfast-federation-1"
-_KEYS = {
-    "hash",
-    "dataset",
-    "stages",
-    "cumulative",
-    "schedule",
-    "partition",
-    "leaves",
-    "public",
-    "offsets",
-    "indices",
+_KEYS: dict[str, type | tuple[type, ...]] = {
+    "hash": str,
+    "dataset": str,
+    "stages": int,
+    "cumulative": bool,
+    "schedule": (dict, NoneType),
+    "partition": dict,
+    "leaves": list,
+    "public": list,
+    "offsets": list,
+    "indices": list,
 }
 
 
@@ -72,7 +74,13 @@ class Federation:
         for ids, whose in ((self.indices, "clients"), (self.public, "public data")):
             _need_in_range(ids, whose, len(self.dataset.y_train))
         parts = len(self.offsets) - 1
-        if parts < 1 or parts % self.stages or self.offsets[0] != 0 or self.offsets[-1] != len(self.indices):
+        if (
+            parts < 1
+            or self.stages < 1
+            or parts % self.stages
+            or self.offsets[0] != 0
+            or self.offsets[-1] != len(self.indices)
+        ):
             raise HoldfastError(
                 f"offsets must begin with 0, end with {len(self.indices)} and have one entry more than "
                 f"clients * stages (stages: {self.stages})"
@@ -182,7 +190,9 @@ class Federation:
         }
         # One key a line: a person can read the head of the file, and a diff shows what changed.
         lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
-        Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        with files.writing(path := Path(path)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
     @classmethod
     def load(cls, path: str | Path, dataset: Dataset, *, schedule: StageSchedule | None = None) -> Federation:
@@ -191,17 +201,15 @@ class Federation:
         ``schedule`` replaces the one in the file, and is needed where that was of the user's own making.
         """
         content = _read(path)
+        arrays = {key: _numbers(content, key, path) for key in ("indices", "offsets", "public", "leaves")}
         described = content["schedule"]
         federation = cls(
             dataset,
-            indices=np.asarray(content["indices"], np.int64),
-            offsets=np.asarray(content["offsets"], np.int64),
+            **arrays,
             stages=content["stages"],
-            public=np.asarray(content["public"], np.int64),
             partition=content["partition"],
             schedule=schedule or (None if described is None else schedule_from(described)),
             cumulative=content["cumulative"],
-            leaves=np.asarray(content["leaves"], np.int64),
         )
         if federation.hash != content["hash"]:
             raise HoldfastError(
@@ -219,9 +227,22 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise HoldfastError(f"cannot read the federation '{path}': {error.strerror}") from None
     except ValueError:
         content = None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT or not content.keys() >= _KEYS:
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise HoldfastError(f"'{path}' is not a complete federation file ('format' must be '{_FORMAT}')")
+    for key, kind in _KEYS.items():
+        if key not in content or not isinstance(content[key], kind):
+            raise HoldfastError(f"'{path}' is not a complete federation file: '{key}' is missing or damaged")
     return content
+
+
+def _numbers(content: Mapping[str, Any], key: str, path: str | Path) -> Ints:
+    """One of the lists of a federation file as an array."""
+    for place, value in enumerate(content[key]):
+        if not isinstance(value, int) or abs(value) >= 2**63:
+            raise HoldfastError(
+                f"'{path}' is damaged: {value!r} among its {key} is no whole number (place {place})"
+            )
+    return np.array(content[key], np.int64)
 
 
 def federate(

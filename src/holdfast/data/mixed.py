@@ -31,13 +31,14 @@ def mix_domains(
     size: int = 28,
     per_class: int | None = 743,
     seed: int = 0,
-    name: str = "mixed-digits",
+    name: str | None = None,
 ) -> Dataset:
     """One data set of all, with a group ``domain`` that says which each sample comes from.
 
     Images are resized to ``size`` x ``size`` pixels (bilinear, antialiased) and grey ones get three equal
     channels. Of every domain's training samples, ``per_class`` random ones of each class are taken, or all
-    where there are fewer; None takes all. Test samples are all taken.
+    where there are fewer; None takes all. Test samples are all taken. By default it is named by its domains, as
+    on the command line: ``mixed-digits:mnist,usps``.
     """
     names = tuple(dataset.name for dataset in datasets)
     if not names or len(set(names)) < len(names):
@@ -54,7 +55,7 @@ def mix_domains(
     )
     pairs = list(zip(datasets, chosen, strict=True))
     return Dataset(
-        name=name,
+        name=name or f"mixed-digits:{','.join(names)}",
         x_train=torch.cat([_same_shape(dataset.x_train[ids], size) for dataset, ids in pairs]),
         y_train=torch.cat([dataset.y_train[ids] for dataset, ids in pairs]),
         x_test=torch.cat([_same_shape(dataset.x_test, size) for dataset in datasets]),

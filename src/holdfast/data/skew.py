@@ -89,10 +89,8 @@ class FeatureSkew:
         for name, value in values.items():
             if value is not None and not isinstance(value, (int, float)):
                 raise HoldfastError(f"{name} of a feature skew must be a number, not {value!r}")
-        if any(value is not None and value < 0 for value in values.values()) or self.groups == 0:
-            raise HoldfastError(
-                f"feature skew needs strengths of 0 or more and at least 1 group, not {values}"
-            )
+            if value is not None and value < (least := int(name == "groups")):
+                raise HoldfastError(f"{name} of a feature skew must be {least} or more, not {value}")
         if not any(value for key, value in values.items() if key != "groups"):
             raise HoldfastError(
                 "feature skew needs at least one of rotation, blur, contrast, colour and noise"

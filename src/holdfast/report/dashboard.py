@@ -62,6 +62,8 @@ def serve(
     import uvicorn
 
     app = create_app(root, host, token)
+    if not 0 <= port <= 65535:
+        raise HoldfastError(f"there is no port {port}; choose one from 1 to 65535, or 0 for any free one")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)

@@ -26,7 +26,9 @@ def divergence(groups: Sequence[Group]) -> Shown:
         if len(points) > 2 and points[:, :2].std(axis=0).all():
             told.append(f"{group.label} {np.corrcoef(points[:, 0], points[:, 1])[0, 1]:.2f}")
     if not clouds:
-        raise NotRecorded("weight divergence and distribution distance were not recorded")
+        raise NotRecorded(
+            "weight divergence and distribution distance were not recorded (train with --evaluate-locals)"
+        )
     distance, moved = "distribution distance", "weight divergence"
     panels: list[Panel] = [
         Scatter("Dots: clients, later rounds stronger", distance, moved, clouds),

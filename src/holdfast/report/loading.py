@@ -1,6 +1,7 @@
 """Runs as arrays: what figures and tables read, whatever a run happened to record."""
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, HoldfastWarning
 from holdfast.report.panels import Numbers
-from holdfast.runs import RunDirectory
+from holdfast.runs import RunDirectory, list_runs
+from holdfast.runs.directory import EXPERIMENT, METRICS
 
 # What may differ between two runs of one experiment: everything else makes them different experiments.
 NOT_SETTINGS = frozenset(
@@ -139,10 +141,28 @@ def load_run(path: Path) -> Run:
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read several run directories; naming none is an error."""
+    """Read run directories, and directories of runs for all in them; naming none is an error."""
     if not paths:
         raise HoldfastError("no run given; name at least one run directory, for example runs/fedavg")
-    return [load_run(Path(path)) for path in paths]
+    return [run for path in paths for run in _runs_at(Path(path))]
+
+
+def _runs_at(path: Path) -> list[Run]:
+    """The run in a directory, or those below it with something to show; a damaged one is left out of several."""
+    if any((path / name).exists() for name in (EXPERIMENT, METRICS)):
+        return [load_run(path)]
+    loaded, damaged = [], []
+    for found in sorted(list_runs(path), key=lambda summary: summary.path):
+        if found.rounds or found.state == "corrupt":
+            try:
+                loaded.append(load_run(found.path))
+            except HoldfastError as error:
+                damaged.append(f"{found.path} is left out: {error}")
+    if not loaded:
+        raise HoldfastError(damaged[0] if damaged else f"{path} holds no run with a finished round")
+    for sentence in damaged:
+        warnings.warn(sentence, HoldfastWarning, stacklevel=3)
+    return loaded
 
 
 def read_json(path: Path) -> dict[str, Any]:

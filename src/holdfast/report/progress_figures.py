@@ -98,7 +98,9 @@ def stages(groups: Sequence[Group]) -> Shown:
     """A stream's accuracies: on the tasks seen so far, on all classes, and on each task after each stage."""
     seen = curves(groups, _seen_tasks)
     if not seen:
-        raise NotRecorded("these runs did not train on a stream")
+        staged = any(record.get("stage") for group in groups for run in group.runs for record in run.records)
+        untested = "the clients' models were not tested on their tasks (train with --evaluate-locals)"
+        raise NotRecorded(untested if staged else "these runs did not train on a stream")
     panels: list[Panel] = [Lines("Tasks seen so far, mean of the last ten epochs", "stage", "A_sel", seen)]
     for key, title in STREAM_ACCURACIES:
         lines = []

@@ -79,6 +79,10 @@ class RunDirectory:
     def open(cls, path: str | Path) -> Self:
         """The run in an existing directory. Writes nothing and locks nothing."""
         run = cls(Path(path))
+        if run.path.is_file():
+            raise HoldfastError(
+                f"{run.path} holds no run: it is a file; name a directory, as {run.path.parent}"
+            )
         if not (run.path / EXPERIMENT).is_file():
             raise HoldfastError(f"{run.path} holds no run: there is no {EXPERIMENT} in it")
         return run

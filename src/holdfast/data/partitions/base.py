@@ -13,6 +13,8 @@ from holdfast.data.dataset import Group
 from holdfast.data.dealing import Ints, offsets_of, ranges
 from holdfast.errors import HoldfastError
 
+_TOLD_BY = {"writer": "femnist, or mnist beside QMNIST's labels,", "domain": "mixed-digits"}
+
 
 class Assignment(NamedTuple):
     """Positions in a pool, client by client; client k holds ``indices[offsets[k]:offsets[k + 1]]``."""
@@ -44,8 +46,12 @@ class Pool:
     def group(self, name: str) -> tuple[tuple[str, ...], Ints]:
         """The names and values of a property, or an error that says which properties there are."""
         if name not in self.groups:
-            known = ", ".join(self.groups) or "none"
-            raise HoldfastError(f"this data set does not say the {name} of a sample (it has groups: {known})")
+            known = f" (it has groups: {', '.join(self.groups)})" if self.groups else ""
+            told_by = _TOLD_BY.get(name, "no data set known by name")
+            raise HoldfastError(
+                f"this data set does not say the {name} of a sample{known}; {told_by} does, and your own data may have "
+                f"a group '{name}'"
+            )
         return self.groups[name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,8 +52,12 @@ def check_name(name_or_path: str | Path) -> None:
     path = Path(name_or_path).expanduser()
     if str(name_or_path) in DATASETS or path.suffix == ".npz" or path.is_dir():
         return
-    if len(path.parts) > 1:
-        raise HoldfastError(f"there is no folder {path}, and data files end in .npz")
+    if path.exists():
+        raise HoldfastError(f"{path} is neither a folder of images nor a file that ends in .npz")
+    if "/" in str(name_or_path):
+        raise HoldfastError(
+            f"there is no folder {path}, and no data set of that name; data files end in .npz"
+        )
     raise unknown("data set", str(name_or_path), DATASETS)
 
 
@@ -60,19 +65,21 @@ def describe(root: Path | None = None) -> list[dict[str, object]]:
     """What every known data set is and where it was found, ready to be printed or written as JSON.
 
     ``found`` is the folder its files are in (``"embedded"`` for one that needs none), or None; then
-    ``missing`` says what to get, from where, and where to put it. Sizes are those published.
+    ``missing`` says what to get, from where, and where to put it. Sizes are those published, or of what was found
+    where that is a part.
     """
     rows: list[dict[str, object]] = []
     for source in DATASETS.values():
         place = None if source.embedded else _find(source, root)
         found = "embedded" if source.embedded else str(place[1]) if place else None
+        train, test, shape = _sizes(source, place)
         rows.append(
             {
                 "name": source.name,
                 "classes": source.classes,
-                "shape": list(source.shape),
-                "train": source.train,
-                "test": source.test,
+                "shape": list(shape),
+                "train": train,
+                "test": test,
                 "found": found,
                 "missing": None if found else _missing(source, root),
                 "address": source.page,
@@ -80,6 +87,16 @@ def describe(root: Path | None = None) -> list[dict[str, object]]:
             }
         )
     return rows
+
+
+def _sizes(source: Source, place: tuple[Layout, Path] | None) -> tuple[int, int, tuple[int, ...]]:
+    """Training samples, test samples and the shape of one."""
+    if place is not None and place[0].part:
+        with suppress(HoldfastError):  # loading it will say what is wrong
+            arrays = _read(source, *place)
+            held = Dataset.from_arrays(arrays.x_train, arrays.y_train, arrays.x_test, arrays.y_test)
+            return len(held.y_train), len(held.y_test), held.shape
+    return source.train, source.test, source.shape
 
 
 def _load_known(source: Source, root: Path | None, preprocess: Preprocess, download: bool) -> Dataset:

@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -66,6 +67,8 @@ def download(file: File, folder: Path) -> Path:
         os.replace(temporary, folder / file.name)
     finally:
         Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()  # only where nothing is in it
     return folder / file.name
 
 

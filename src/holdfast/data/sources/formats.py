@@ -305,7 +305,8 @@ def _common_form(
         if size is None and found != first[1]:
             raise HoldfastError(
                 f"images differ in size: {first[0]} is {first[1][0]}x{first[1][1]}, {path} is "
-                f"{found[0]}x{found[1]}; give the size to bring them to, e.g. size={first[1]}"
+                f"{found[0]}x{found[1]}; make them equal, or read them in Python with "
+                f"hf.Dataset.from_folder(..., size={first[1]})"
             )
     if first is None:
         raise HoldfastError("there are no images to read")

@@ -26,6 +26,8 @@ class Layout:
     read: Callable[[Path], Arrays]
     archives: tuple[File, ...] = ()
     also: tuple[str, ...] = ()
+    part: bool = False
+    """Whether it holds but some of the samples; reading it is quick, and tells how many."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,14 @@ def _digit_domain(name: str, fedbn_name: str) -> tuple[Layout, ...]:
             (File(f"{name}.npz"),),
             lambda folder: formats.read_digits_npz(folder / f"{name}.npz"),
             also=("domains",),
+            part=True,
         ),
         Layout(
             f"digit_dataset/{fedbn_name}",
             tuple(File(file) for file in fedbn),
             formats.read_fedbn_digits,
             also=(fedbn_name,),
+            part=True,
         ),
     )
 
