@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast import files
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import describe_schedule
-from holdfast.runs import files
 from holdfast.runs.metrics_file import plain
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from holdfast import __version__, kernels
+from holdfast import __version__, files, kernels
 from holdfast.checks import check_cohort, check_kinds, check_model, warn_of_tiny_batches
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
@@ -43,7 +43,7 @@ from holdfast.models.registry import ModelSpec, parse_model
 from holdfast.outcome import Run
 from holdfast.random import generator
 from holdfast.resuming import WRITTEN, made_of, refuse_change, where_to_go_on
-from holdfast.runs import RunDirectory, files
+from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
 from holdfast.saving import close, restore, snapshot
 

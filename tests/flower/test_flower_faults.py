@@ -20,10 +20,10 @@ from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 import holdfast as hf
+from holdfast import files
 from holdfast.engine.flower.messages import record_of, tree_of
 from holdfast.errors import HoldfastError
 from holdfast.methods.registry import METHODS
-from holdfast.runs import files
 
 LIAR = 2  # the client whose replies are tampered with, in round 2
 

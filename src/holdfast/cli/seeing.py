@@ -73,7 +73,8 @@ def export(
 
     Example:  holdfast export runs/x model.pt2
     """
-    from holdfast.runs import RunDirectory, files
+    from holdfast import files
+    from holdfast.runs import RunDirectory
 
     writers = {".safetensors": _weights, ".pt2": _program, ".csv": _rounds}
     if file.suffix not in writers:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from holdfast import files
 from holdfast.data.dataset import Dataset
 from holdfast.data.dealing import Ints, draw_per_class, offsets_of, ranges
 from holdfast.data.partitions import Assignment, Partition, Pool, parse_partition
@@ -22,7 +23,6 @@ from holdfast.data.skew import FeatureSkew, LongTail
 from holdfast.errors import HoldfastError
 from holdfast.kinds import as_number, named
 from holdfast.random import generator
-from holdfast.runs import files
 
 _FORMAT = "holdfast-federation-1"
 _KEYS: dict[str, type | tuple[type, ...]] = {

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast import files
 from holdfast.papers.cells import Cell
-from holdfast.runs import files
 
 HEARTBEAT = 5.0  # seconds between touches
 STALE = 60.0  # seconds without a touch after which a claim's holder is taken for dead

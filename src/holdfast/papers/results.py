@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from holdfast import metrics
+from holdfast import files, metrics
 from holdfast.errors import HoldfastError
 from holdfast.papers.cells import Cell
 from holdfast.papers.measures import Entry
-from holdfast.runs import RunDirectory, files
+from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
 
 DIGITS = 4  # of what is stored: a hundredth of a percent

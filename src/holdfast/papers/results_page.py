@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from holdfast import files
 from holdfast.papers import wording
 from holdfast.papers.cells import Cell, plan
 from holdfast.papers.findings import Comparison, compare
 from holdfast.papers.measures import Entry, accuracies, measure
 from holdfast.papers.published import Setting, Table, load_tables
 from holdfast.papers.results import Results
-from holdfast.runs import files
 
 if TYPE_CHECKING:
     from holdfast.report.panels import Line

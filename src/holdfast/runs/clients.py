@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 
 from torch import Tensor
 
-from holdfast.runs import files
+from holdfast import files
 from holdfast.runs.checkpoint import LazyStates
 from holdfast.runs.tensors import State, byte_count, from_bytes, to_bytes
 

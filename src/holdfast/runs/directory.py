@@ -12,8 +12,9 @@ from typing import Any, Self
 import yaml
 from torch import Tensor
 
+from holdfast import files
 from holdfast.errors import HoldfastError
-from holdfast.runs import files, lock, metrics_file
+from holdfast.runs import lock, metrics_file
 from holdfast.runs.checkpoint import Checkpoint, CheckpointFolder
 from holdfast.runs.metrics_file import Record
 from holdfast.runs.tensors import State, from_bytes, to_bytes

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from holdfast import files
 from holdfast.errors import HoldfastError
-from holdfast.runs import files
 
 Record = dict[str, Any]
 

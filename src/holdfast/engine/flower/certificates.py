@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from holdfast import files
 from holdfast.errors import HoldfastError
-from holdfast.runs import files
 
 DAYS = 365
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from holdfast import files
 from holdfast.engine.flower.app import Config
 from holdfast.engine.trees import leaves, unflatten
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Tree
-from holdfast.runs import files
 from holdfast.runs.tensors import from_bytes, to_bytes
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from flwr.app import Message
 
+from holdfast import files
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import StageSchedule
 from holdfast.engine.flower.messages import Facts, tree_of
 from holdfast.engine.wire import WireError
 from holdfast.errors import HoldfastError
-from holdfast.runs import files
 
 
 @dataclass(frozen=True, eq=False)

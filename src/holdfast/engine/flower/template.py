@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast import files
 from holdfast.errors import HoldfastError
-from holdfast.runs import files
 
 APP = '''"""What this federation trains on; which model and method, and for how long, is in pyproject.toml."""
 
