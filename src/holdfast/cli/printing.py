@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,7 +35,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     out = console()
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.show_header = any(column.strip() for column in columns)
-    widths = _fitted(columns, rows, out.width)
+    narrow = out.is_terminal or "COLUMNS" in os.environ  # a file has room
+    widths = _fitted(columns, rows, out.width if narrow else sys.maxsize)
     for column, width in zip(columns, widths, strict=True):
         table.add_column(
             column.strip(),

@@ -196,7 +196,7 @@ def _print_comparison(found: Comparison, experiment: Experiment) -> None:
                 "" if row.p_value is None else f"{row.p_value:.3f}",
             ]
         )
-    columns = ["method", " accuracy", " forgetting", " rounds", " seconds", " MB", " vs first", " p"]
+    columns = ["method", " accuracy", " forgetting", " rounds", " s", " MB", " vs first", " p"]
     title = (
         f"{experiment.data}, {experiment.rounds} rounds, {len(found.rows[0].seeds)} seeds: mean ± deviation; "
         "accuracy and forgetting in %, rounds to target, seconds and MB sent of a run"
