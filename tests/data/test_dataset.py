@@ -105,6 +105,7 @@ NAN = np.array([[1.0, 2.0], [np.nan, 1.0], [0.0, 0.0], [np.inf, 1.0]])
         ((X, Y + 0.5, X, Y), {}, "whole numbers"),
         ((X, Y, X[:, :, :4], Y), {}, r"training have shape \(3, 8, 8\), for testing \(3, 4, 8\)"),
         ((X, Y, X / 255, Y), {}, "both be images"),
+        ((X[:, 0].astype(int), Y, X[:, 0].astype(int) + 200, Y), {}, "both be images"),
         ((np.array(["a", "b"]), Y[:2], X, Y), {}, "x_train must be an array of numbers"),
         ((X * 1j, Y, X, Y), {}, "real numbers"),
         ((X, Y, X, Y), {"preprocess": Preprocess((0.5, 0.5), (1.0, 1.0))}, "mean has 2 channels"),

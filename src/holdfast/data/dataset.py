@@ -92,11 +92,11 @@ class Dataset:
         """
         samples = {"x_train": _samples(x_train, "x_train"), "x_test": _samples(x_test, "x_test")}
         labels = {"y_train": _labels(y_train, "y_train"), "y_test": _labels(y_test, "y_test")}
+        if samples["x_train"].dtype != samples["x_test"].dtype:
+            raise HoldfastError("x_train and x_test must both be images from 0 to 255, or both be floats")
         if samples["x_train"].shape[1:] != samples["x_test"].shape[1:]:
             shapes = [tuple(x.shape[1:]) for x in samples.values()]
             raise HoldfastError(f"samples for training have shape {shapes[0]}, for testing {shapes[1]}")
-        if samples["x_train"].dtype != samples["x_test"].dtype:
-            raise HoldfastError("x_train and x_test must both be images from 0 to 255, or both be floats")
         names = tuple(classes) if classes is not None else None
         if names is None:
             names = tuple(map(str, range(1 + int(max(y.max() for y in labels.values())))))
