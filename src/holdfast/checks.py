@@ -62,7 +62,7 @@ def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
         raise HoldfastError(
             f"the model does not take samples of {dataset.name}, whose shape is {dataset.shape}: {first}"
         ) from None
-    found = tuple(out.logits.shape) if isinstance(out.logits, Tensor) else f"a {type(out.logits).__name__}"
+    found = tuple(out.logits.shape) if isinstance(out.logits, Tensor) else named(out.logits)
     if found != (1, dataset.num_classes):
         raise HoldfastError(
             f"the model turns one sample into {found}; it must be (1, {dataset.num_classes}): "

@@ -154,9 +154,11 @@ def train(
     method = parse_method(method) if isinstance(method, str) else method
     model = parse_model(model) if isinstance(model, str) else model
     begun = RunDirectory.open(out).experiment if resume and out is not None else {}
+    if lanes is None and engine != "sequential":
+        lanes = begun.get("lanes")
     training = Training(
         method, model, federation, settings, engine=engine, device=device, precision=precision,
-        lanes=begun.get("lanes") if lanes is None else lanes, address=address, norm=norm, classifier=classifier,
+        lanes=lanes, address=address, norm=norm, classifier=classifier,
         own_kernels=begun.get("own_kernels"),  # what the machine is like today must not change how it rounds
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})

@@ -116,22 +116,20 @@ def _local_engine(
     heavy = on_cpu and name != "lanes" and step_bytes(task, data, width) > SMALL_STEP
     if name == "lanes" or (name == "auto" and not heavy):
         why_not = _refused_by_vmap(task, data, width, lanes)
-        if why_not is not None and name == "lanes":
+        if why_not is None:
+            lanes = lanes or fitting_lanes(task, data, cohort, width)
+            return Lanes(method, task, data, settings, lanes, width, sizes)
+        if name == "lanes":
             raise HoldfastError(
                 f"this model cannot train as lanes ({why_not}); use engine 'sequential', or auto"
             )
-        if why_not is not None:
-            text = f"this model cannot train as lanes ({why_not}); its clients train one after another"
-            warnings.warn(text, HoldfastWarning, stacklevel=5)
-        name = "lanes" if why_not is None else "sequential"
-    if name != "lanes":
-        # Short steps would wait for one another in the interpreter; long ones are spent outside of it.
-        workers = min(torch.get_num_threads(), cohort, MOST_WORKERS) if heavy else 1
-        if workers > 1:
-            return Crew(method, task, data, settings, workers)
-        return Sequential(method, task, data, settings)
-    lanes = lanes or fitting_lanes(task, data, cohort, width)
-    return Lanes(method, task, data, settings, lanes, width, sizes)
+        text = f"this model cannot train as lanes ({why_not}); its clients train one after another"
+        warnings.warn(text, HoldfastWarning, stacklevel=5)
+    # Short steps would wait for one another in the interpreter; long ones are spent outside of it.
+    workers = min(torch.get_num_threads(), cohort, MOST_WORKERS) if heavy else 1
+    if workers > 1:
+        return Crew(method, task, data, settings, workers)
+    return Sequential(method, task, data, settings)
 
 
 def step_bytes(task: Task, data: DeviceData, width: int) -> int:
