@@ -34,10 +34,11 @@ def small_resnet(norm):
     return ResNet((1, 1), (3, 3), 1, norm=norm).build((3, 32, 32), 10)
 
 
-def weights(method, engine, precision, augment=False, lanes=3, rounds=2, lr=0.02, model=None):
+def weights(method, engine, precision, augment=False, rounds=2, lr=0.02, model=None):
     run = hf.train(
         method, model or hf.models.cnn(), unequal_federation(augment), rounds=rounds, epochs=2, batch_size=16, lr=lr,
-        momentum=0.9, engine=engine, device="cuda", precision=precision, lanes=lanes, evaluate_locals=False,
+        momentum=0.9, engine=engine, device="cuda", precision=precision, evaluate_locals=False,
+        lanes=3 if engine == "lanes" else None,
     )  # fmt: skip
     return torch.cat([p.flatten().double() for p in run.model.state_dict().values()])
 
