@@ -1,6 +1,6 @@
 """FedJAX's federated averaging, in its jitted backend.
 
-pip install git+https://github.com/google/fedjax 'jax[cuda13]' holdfast
+pip install git+https://github.com/google/fedjax 'jax[cuda13]' .
 python benchmarks/peers/fedjax_simulation.py [--only W] [--passes 5] [--device cuda] [--json FILE]
 """
 

@@ -1,6 +1,6 @@
 """FedLab's standalone simulation.
 
-pip install fedlab==1.3.0 torchvision holdfast
+pip install fedlab==1.3.0 torchvision .
 python benchmarks/peers/fedlab_simulation.py [--only W] [--passes 5] [--device cuda] [--json FILE]
 """
 

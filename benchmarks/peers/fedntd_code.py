@@ -1,6 +1,6 @@
 """The code published with FedNTD: its FedAvg.
 
-git clone https://github.com/Lee-Gihun/FedNTD && pip install wandb holdfast
+git clone https://github.com/Lee-Gihun/FedNTD && pip install wandb .
 PYTHONPATH=FedNTD python benchmarks/peers/fedntd_code.py [--only W] [--passes 5] [--device cuda] [--json FILE]
 """
 

@@ -1,6 +1,6 @@
 """Flower's simulation: its FedAvg, and one client a core in processes of Ray.
 
-pip install 'flwr[simulation]==1.42.*' holdfast
+pip install 'flwr[simulation]==1.42.*' .
 python benchmarks/peers/flower_simulation.py [--only W] [--passes 5] [--json FILE]
 """
 

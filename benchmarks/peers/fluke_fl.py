@@ -1,6 +1,6 @@
 """fluke's FedAVG.
 
-pip install fluke-fl==0.8.1 holdfast
+pip install fluke-fl==0.8.1 .
 python benchmarks/peers/fluke_fl.py [--only W] [--passes 5] [--device cuda] [--json FILE]
 """
 

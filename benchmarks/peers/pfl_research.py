@@ -1,6 +1,6 @@
 """Apple's pfl-research, in one process or, under torchrun, in several with a thread each.
 
-pip install 'pfl[pytorch]==0.6.0' holdfast
+pip install 'pfl[pytorch]==0.6.0' .
 python benchmarks/peers/pfl_research.py [--only W] [--passes 5] [--device cuda] [--json FILE]
 torchrun --nproc-per-node 2 benchmarks/peers/pfl_research.py --threads 2
 """

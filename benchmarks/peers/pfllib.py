@@ -1,6 +1,6 @@
 """PFLlib's FedAvg.
 
-git clone https://github.com/TsingZ0/PFLlib && pip install h5py scikit-learn holdfast
+git clone https://github.com/TsingZ0/PFLlib && pip install h5py scikit-learn .
 PYTHONPATH=PFLlib/system python benchmarks/peers/pfllib.py [--only W] [--passes 5] [--device cuda] [--json FILE]
 """
 

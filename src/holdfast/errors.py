@@ -12,6 +12,11 @@ class HoldfastWarning(UserWarning):
     """Something that goes on, but that the user should know of."""
 
 
+def install(extra: str) -> str:
+    """The command that adds an optional part to an installed Holdfast."""
+    return f"pip install 'holdfast-fl[{extra}]'"
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> HoldfastError:
     """The error for a name that does not exist, with the nearest names that do; a file may hold anything."""
     names = sorted(known)

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +20,10 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.cli import COMMANDS, app
+from holdfast.cli.machine import EXTRAS
 from holdfast.cli.options import HELP
 from holdfast.cli.printing import print_table
+from holdfast.errors import install
 
 PROGRAM = [sys.executable, "-m", "holdfast"]
 SMALL = ["--clients", "5", "--model", "linear", "--rounds", "3", "--lr", "0.1", "--device", "cpu"]
@@ -532,7 +536,14 @@ def test_a_missing_optional_package_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = call("figure", "accuracy", run, "--out", tmp_path / "f.pdf")
     assert result.exit_code == 2
-    assert result.stderr == "holdfast: this needs matplotlib: pip install 'holdfast[report]'\n"
+    assert result.stderr == "holdfast: this needs matplotlib: pip install 'holdfast-fl[report]'\n"
+
+
+def test_the_commands_that_add_optional_parts_name_what_the_project_declares():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for extra in EXTRAS:
+        assert install(extra) == f"pip install '{project['name']}[{extra}]'"
+        assert extra in project["optional-dependencies"]
 
 
 def test_an_error_leaves_the_program_without_a_traceback():

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from holdfast.errors import HoldfastError, HoldfastWarning
+from holdfast.errors import HoldfastError, HoldfastWarning, install
 
 WRONG, INTERRUPTED = 2, 130  # exit codes: something the user can put right; stopped by Ctrl-C
 
@@ -30,7 +30,7 @@ class Program(TyperGroup):
             extra = next((e for e, packages in EXTRAS.items() if error.name in packages), None)
             if extra is None:
                 raise
-            print(f"holdfast: this needs {error.name}: pip install 'holdfast[{extra}]'", file=sys.stderr)
+            print(f"holdfast: this needs {error.name}: {install(extra)}", file=sys.stderr)
             raise typer.Exit(WRONG) from None
         except KeyboardInterrupt:
             print("holdfast: stopped", file=sys.stderr)

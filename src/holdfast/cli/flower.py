@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.printing import console
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, install
 
 flower = typer.Typer(
     name="flower",
@@ -51,7 +51,7 @@ def certificates(
     try:
         from holdfast.engine.flower.certificates import write_certificates
     except ModuleNotFoundError as error:
-        raise HoldfastError(f"{error.name} is not installed; install holdfast[flower]") from None
+        raise HoldfastError(f"this needs {error.name}: {install('flower')}") from None
     hosts = host or ["localhost", "127.0.0.1"]
     for path in write_certificates(folder, hosts, node or [], days):
         console().print(str(path), soft_wrap=True)

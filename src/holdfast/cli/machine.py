@@ -12,6 +12,7 @@ import typer
 
 from holdfast.cli.options import Json
 from holdfast.cli.printing import console, print_json, print_table
+from holdfast.errors import install
 
 EXTRAS = {
     "data": ("h5py", "PIL"),
@@ -142,7 +143,7 @@ def _examine() -> dict[str, dict[str, str]]:
     extras = {
         extra: "installed"
         if (missing := [p for p in packages if find_spec(p) is None]) == []
-        else f"not installed ({', '.join(missing)}): pip install 'holdfast[{extra}]'"
+        else f"not installed ({', '.join(missing)}): {install(extra)}"
         for extra, packages in EXTRAS.items()
     }
     roots = {str(root): "there" if root.exists() else "does not exist" for root in search_roots(None)}

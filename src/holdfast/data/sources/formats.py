@@ -16,7 +16,7 @@ import numpy as np
 
 from holdfast.data.dataset import Group
 from holdfast.data.sources.pickles import read_pickled_arrays
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, install
 from holdfast.random import generator
 
 IMAGE_SUFFIXES = frozenset(
@@ -42,9 +42,7 @@ def optional(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise HoldfastError(
-            f"this file needs {package}: install it with pip install 'holdfast[data]'"
-        ) from error
+        raise HoldfastError(f"this file needs {package}: {install('data')}") from error
 
 
 def stratified_split(labels: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

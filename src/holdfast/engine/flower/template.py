@@ -61,7 +61,7 @@ name = "{name}"
 version = "0.1.0"
 description = "A federation of sites that keep their data"
 license = "Apache-2.0"
-dependencies = ["holdfast[flower]"]
+dependencies = ["holdfast-fl[flower]"]
 
 [tool.flwr.app]
 publisher = "holdfast"
