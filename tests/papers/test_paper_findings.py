@@ -83,6 +83,17 @@ def test_rounds_count_to_a_share_of_the_best_accuracy_of_all(tmp_path):
     assert speed["rounds@1"].holds
 
 
+def test_rounds_count_to_the_published_accuracies(tmp_path):
+    accuracy = {"fedavg": [0.3, 0.37, 0.38, 0.44, 0.46], "flashback": [0.38, 0.45, 0.49, 0.5, 0.7]}
+    one = compared(tmp_path, "flashback/table1-levels", ["cifar10:beta=0.1"], accuracy)
+    assert one.targets == {"cifar10:beta=0.1": 0.5}  # however high anyone comes here
+    rounds = {line.row: [value.ours for value in line.values] for line in one.lines}
+    assert rounds == {"fedavg": [3, 5, math.inf], "flashback": [1, 2, 4]}  # to 37.5, 45 and 50 %
+    (near,) = [f for f in one.findings if f.measure == "rounds@0.9"]
+    assert (near.published, near.ours) == (pytest.approx(190 / 28), 5 / 2)
+    assert not near.holds  # 2.5 is less than half of 6.8
+
+
 def test_speed_up_over_the_baselines_last_accuracy(tmp_path):
     accuracy = {"fedavg": [0.1, 0.2, 0.3, 0.4], "fedka": [0.3, 0.45, 0.4, 0.5], "moon": [0.1] * 4}
     one = compared(tmp_path, "fedka/table2", ["cifar10"], accuracy)

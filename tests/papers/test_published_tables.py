@@ -19,7 +19,8 @@ def number(table, row, column, which=0):
 
 
 def test_all_25_tables_of_the_five_papers_are_there():
-    counts = Counter(table.paper.key for table in TABLES.values() if not table.is_search)
+    printed = [table for table in TABLES.values() if not table.is_search and table.key != "table1-levels"]
+    counts = Counter(table.paper.key for table in printed)
     assert counts == {"fedntd": 3, "fedka": 9, "flashback": 1, "fedfa": 9, "fedmlp": 3}
     assert sum(counts.values()) == 25
 
@@ -41,6 +42,7 @@ def test_the_number_of_published_rows_is_that_of_the_papers():
         "fedka/table8": 5,
         "fedka/table9": 5,
         "flashback/table1": 7,
+        "flashback/table1-levels": 7,  # the same, counted to other accuracies
         "fedfa/table1": 8,
         "fedfa/table2": 8,
         "fedfa/table3": 4,

@@ -119,7 +119,7 @@ def compare(table: Table, cells: Sequence[Cell], results: Results) -> Comparison
             if cell.column == key:
                 found = results.get(cell)
                 entries.setdefault(cell.row, []).extend([found] if found is not None else [])
-        target = _target(table, entries)
+        target = _target(table, key, entries)
         if target is not None:
             targets[key] = target
         lines += [
@@ -128,16 +128,18 @@ def compare(table: Table, cells: Sequence[Cell], results: Results) -> Comparison
     return Comparison(table, lines, _findings(table, lines, measures), targets)
 
 
-def _target(table: Table, entries: dict[str, list[Entry]]) -> float | None:
+def _target(table: Table, column: str, entries: dict[str, list[Entry]]) -> float | None:
     """The accuracy, a fraction, that the rounds of a column are counted to."""
-    if table.target is None:
-        return None
     sound = {row: [e for e in runs if "failed" not in e] for row, runs in entries.items()}
+    if table.target is None or not any(sound.values()):
+        return None
+    if table.target.of == "published":
+        return table.target.share * table.target.levels[column] / 100
     if table.target.of == "baseline":
         runs = sound.get(table.paper.baseline, [])
         return _share(table.target, [final_accuracy(entry) for entry in runs])
     best = [float(np.mean([accuracies(entry).max() for entry in runs])) for runs in sound.values() if runs]
-    return _share(table.target, [max(best)]) if best else None
+    return _share(table.target, [max(best)])
 
 
 def _share(target: Target, values: Sequence[float]) -> float | None:

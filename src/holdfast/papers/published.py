@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -62,10 +62,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Target:
-    """The accuracy that rounds are counted to: a share of the ``baseline``'s last one, or of the ``best``."""
+    """The accuracy that rounds are counted to: a share of the ``baseline``'s last one, of the ``best``, or as published.
 
-    of: Literal["baseline", "best"]
-    share: float
+    ``levels`` are the published ones, in percent, by column.
+    """
+
+    of: Literal["baseline", "best", "published"]
+    share: float = 1.0
+    levels: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,15 @@ def write_page(results: str | Path, page: Path) -> None:
     cells = {table.id: _run_or_planned(table, found) for table in tables}
     compared = {table.id: compare(table, cells[table.id], found) for table in tables}
     images = page.parent / "images" / "results"
+    drawn: set[frozenset[str]] = set()  # by the runs they show: tables of the same runs would look the same
     parts = [HEAD, _summary(tables, compared, cells, found)]
     for heading, of_heading in groupby(tables, key=_heading):
         parts.append(heading)
         for table in of_heading:
-            drawn = _draw(table, cells[table.id], found, images)
-            parts.append(_section(compared[table.id], drawn, page.parent))
+            runs = frozenset(cell.hash for cell in cells[table.id] if found.get(cell) is not None)
+            figures = [] if runs in drawn else _draw(table, cells[table.id], found, images)
+            drawn.add(runs)
+            parts.append(_section(compared[table.id], figures, page.parent))
     with files.writing(page):
         page.parent.mkdir(parents=True, exist_ok=True)
     files.replace(page, ("\n\n".join(part.strip() for part in parts) + "\n").encode())
@@ -101,7 +104,8 @@ def _section(one: Comparison, drawn: Sequence[Path], base: Path) -> str:
     parts += [f"† {reason}" for reason in marks]
     if one.targets:
         targets = ", ".join(f"{table.columns[key].label} {value:.1%}" for key, value in one.targets.items())
-        parts.append(f"Targets of ours: {targets}.")
+        whose = "of the paper" if table.target is not None and table.target.of == "published" else "of ours"
+        parts.append(f"Targets {whose}: {targets}.")
     if one.findings:
         parts.append("\n".join(f"- {finding}" for finding in one.findings))
     parts += [f"![{table.id}: {path.stem}]({path.relative_to(base).as_posix()})" for path in drawn]
