@@ -62,7 +62,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Target:
-    """The accuracy that rounds are counted to: a share of the ``baseline``'s last one, of the ``best``, or as published.
+    """The accuracy that rounds are counted to: a share of the ``baseline``'s last, of the ``best``, or as published.
 
     ``levels`` are the published ones, in percent, by column.
     """
