@@ -7,6 +7,7 @@ import json
 import platform
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -209,6 +210,9 @@ class Training:
         sizes = np.stack([federation.sizes(stage) for stage in range(federation.stages)])  # [S, K]
         if network.has_batch_norm and not settings.drop_last:
             warn_of_tiny_batches(network, self.data, sizes, settings.batch_size)
+        here = weakref.proxy(
+            self
+        )  # a task that kept its run alive would keep its tensors until Python collects
         self.task = make_task(
             network,
             self.data,
@@ -219,7 +223,7 @@ class Training:
             public=federation.public,
             one_of_each=_one_of_each(federation, settings.seed),
             stages=federation.stages,
-            read=self.read,
+            read=lambda ids: here.read(ids),
         )
         check_public(method, self.task)
         self.method = method.prepare(self.task)

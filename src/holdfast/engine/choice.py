@@ -141,15 +141,16 @@ def step_bytes(task: Task, data: DeviceData, width: int) -> int:
     params = {k: v.detach().requires_grad_() for k, v in network.params.items()}
     buffers = {k: v.clone() for k, v in network.buffers.items()}
     x = torch.zeros((width, *data.x.shape[1:]), dtype=task.dtype, device=task.device)
-    kept: dict[int, Tensor] = {}
+    kept: dict[int, int] = {}  # bytes, by address
 
     def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()  # itself it would hold the graph that holds it, for ever
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         network.apply(params, buffers, network.arranged(x), train=True)
-    return 2 * weights + sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    return 2 * weights + sum(kept.values())
 
 
 def _refused_by_vmap(task: Task, data: DeviceData, width: int, lanes: int | None) -> str | None:

@@ -71,7 +71,7 @@ class Lanes:
         )
         self.meanwhile: Callable[[], None] | None = None  # what else can be begun while the GPU is at work
         self.ahead: Layout | None = None  # of the next round, made while the GPU was at work
-        self.programs = Programs(self.graphs, self._state)
+        self.programs = Programs(self.graphs)
         self.sent: Tensors = {k: v.detach().clone() for k, v in task.network.params.items()}
         self.params = {k: self._stacked(v) for k, v in task.network.params.items()}
         self.buffers = {k: self._stacked(v) for k, v in task.network.buffers.items()}
@@ -261,7 +261,9 @@ class Lanes:
     def _program(self, active: int, width: int, masked: bool) -> Callable[[], None]:
         """One step of the first ``active`` lanes, with ``width`` samples of each."""
         ready, network = len(self.programs.ready), self.task.network
-        program = self.programs.get((active, width, masked), lambda: self._step(active, width, masked))
+        program = self.programs.get(
+            (active, width, masked), lambda: self._step(active, width, masked), self._state
+        )
         if len(self.programs.ready) > ready and network.uses_kernels:  # now they are compiled
             kernels.remember(network.net, tuple(self.data.x.shape[1:]), self.settings.batch_size)
         return program

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -71,8 +72,8 @@ class Launched:
 
     def test(self) -> None:
         """Have the new model tested if it should be, once; on a GPU without waiting for it."""
-        if self.testing is None and self.begin_test is not None:
-            self.testing = self.begin_test()
+        if self.begin_test is not None:
+            self.testing, self.begin_test = self.begin_test(), None
 
 
 class Loop:
@@ -98,13 +99,16 @@ class Loop:
         self.server = Server(dict(network.params), dict(network.buffers), method.init(task))
         self.before: np.ndarray | None = None  # [C] accuracy by class of the model last tested
         self.before_local: np.ndarray | None = None  # the same on the local models' test samples
-        self.stream = StreamTests(self, side) if federation.schedule is not None else None
+        # What a loop has must not keep it alive: a run's tensors go with it, not when Python looks for cycles.
+        here = weakref.proxy(self)
+        self.stream = StreamTests(here, side) if federation.schedule is not None else None
         self.probe_batch = probe_batch
         self._counted: tuple[int, np.ndarray, np.ndarray] | None = None
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
         self.picture: dict[str, Any] | None = None  # the last probe's, for the report
         if isinstance(engine, Lanes):
-            engine.upcoming, engine.meanwhile = self.upcoming, self._test_last
+            engine.upcoming = lambda round: here.upcoming(round)
+            engine.meanwhile = lambda: here._test_last()
         self._last: Launched | None = None
 
     # Who takes part -------------------------------------------------------------------------------------

@@ -17,23 +17,26 @@ Program = Callable[[], None]
 
 
 class Programs:
-    """The steps of one engine. ``state`` names all that they change; making one ready leaves that as it was."""
+    """The steps of one engine."""
 
-    def __init__(self, cuda: bool, state: Callable[[], list[Tensor]]) -> None:
-        self.cuda, self.state = cuda, state
-        self.ready: dict[Hashable, Program] = {}
+    def __init__(self, cuda: bool) -> None:
+        self.cuda = cuda
+        self.ready: dict[Hashable, Program | None] = {}  # None: as it is
         self._met: set[Hashable] = set()
         self._taped = 0  # bytes that recorded steps keep
         self._pool = self._new_pool()
 
-    def get(self, key: Hashable, step: Program) -> Program:
-        """The step, ready: at once on a GPU, where it comes for the second time on a CPU."""
+    def get(self, key: Hashable, step: Program, state: Callable[[], list[Tensor]]) -> Program:
+        """The step, ready: at once on a GPU, where it comes for the second time on a CPU.
+
+        ``state`` names all that the step changes; making it ready leaves that as it was.
+        """
         if key not in self.ready:
             if not self.cuda and key not in self._met:
                 self._met.add(key)
                 return step
-            self.ready[key] = self._capture(step) if self.cuda else self._record(step)
-        return self.ready[key]
+            self.ready[key] = self._capture(step, state()) if self.cuda else self._record(step, state())
+        return self.ready[key] or step
 
     def forget(self) -> None:
         """Make all steps ready anew, since they know addresses that are no longer right."""
@@ -44,26 +47,24 @@ class Programs:
         """GPU memory that all steps may use, since they run one after another."""
         return torch.cuda.graph_pool_handle() if self.cuda else None
 
-    def _record(self, step: Program) -> Program:
-        """The tape of a step, or the step itself where a tape would not do the same."""
-        state = self.state()
+    def _record(self, step: Program, state: list[Tensor]) -> Program | None:
+        """The tape of a step, or None where a tape would not do the same."""
         before = [t.clone() for t in state]
         try:
             tape = Tape(step, TAPE_BYTES - self._taped)
         except Unrepeatable:
             _put_back(state, before)
-            return step
+            return None
         after = [t.clone() for t in state]
         _put_back(state, before)
         tape()
         same = all(_same_bits(*pair) for pair in zip(state, after, strict=True))
         _put_back(state, before)
         self._taped += tape.bytes * same
-        return tape if same else step
+        return tape if same else None
 
-    def _capture(self, step: Program) -> Program:
+    def _capture(self, step: Program, state: list[Tensor]) -> Program:
         """A step as a CUDA graph."""
-        state = self.state()
         before = [t.clone() for t in state]
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
