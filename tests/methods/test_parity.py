@@ -162,13 +162,14 @@ class OwnPast(Method):
         return batch.mean((out.logits - batch.teacher["past"].logits).square().mean(-1))
 
     def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        return {}, {"past": params}
+        return {}, {"past": {**params, **client.buffers}}
 
 
+@pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("sample", [None, 3])  # all have a past in round 2, or some
-def test_a_teacher_that_becomes_a_clients_own(sample: int | None) -> None:
-    augmented = unequal(Preprocess((0.5,), (0.5,), crop=1))
-    assert_parity(OwnPast(), augmented, mlp(), sample=sample)
+def test_a_teacher_that_becomes_a_clients_own(sample: int | None, norm: bool) -> None:
+    augmented = unequal(Preprocess((0.5,), (0.5,), crop=1), sizes=(7, 4, 10, 5))
+    assert_parity(OwnPast(), augmented, mlp(norm), sample=sample)
 
 
 ONE_OF_EACH: list[Partition] = [
@@ -197,7 +198,7 @@ def test_no_partition_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("norm", ["average", "local", "drop"])
-@pytest.mark.parametrize("name", ["fedavg", "fedntd", "fedka"])
+@pytest.mark.parametrize("name", ["fedavg", "fedntd", "fedka", "moon"])
 def test_batch_norm(name: str, norm: str) -> None:
     """Clients of 7, 4 and 10 samples end an epoch with a single one, which joins the batch before it."""
     assert_parity(METHODS[name](), unequal(sizes=(7, 4, 10, 5)), mlp(norm=True), norm=norm)
@@ -230,10 +231,11 @@ def test_augmentation(name: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["average", "local", "drop"])
-def test_teachers_do_not_see_padding(norm: str) -> None:
+@pytest.mark.parametrize("name", ["fedntd", "moon"])
+def test_teachers_do_not_see_padding(name: str, norm: str) -> None:
     """Without running statistics what fills a batch up would count."""
     federation = unequal(Preprocess(crop=1, flip=True), sizes=(7, 4, 11, 5))
-    assert_parity(METHODS["fedntd"](), federation, mlp(norm=True), norm=norm)
+    assert_parity(METHODS[name](), federation, mlp(norm=True), norm=norm)
 
 
 def test_augmentation_changes_the_result() -> None:

@@ -215,7 +215,8 @@ class Lanes:
         if started[0].teachers:
             write_lanes(self.frozen_buffers, buffers, lanes)
         for name in self.teachers:
-            write_lanes(self.teachers[name], [one.teachers[name] for one in started], lanes)
+            whole = [{**one.client.buffers, **one.teachers[name]} for one in started]
+            write_lanes(self.teachers[name], whole, lanes)
         still = dict.fromkeys(self.momentum, self.zero)
         write_lanes(self.momentum, [one.momentum or still for one in started], lanes)
         write_lanes({"loss": self.loss}, [{"loss": self.zero}] * len(lanes), lanes)
@@ -229,7 +230,8 @@ class Lanes:
             # Every client has the same global teacher: it is not stacked but read where it lies.
             if weights is not started.client.sent and name not in self.teachers:
                 self.programs.forget()
-                self.teachers[name] = {k: self._stacked(v).copy_(self.sent[k]) for k, v in weights.items()}
+                sent, whole = {**self.frozen_buffers, **self.sent}, {**started.client.buffers, **weights}
+                self.teachers[name] = {k: self._stacked(v).copy_(sent[k]) for k, v in whole.items()}
         for name, values in started.tables.items():
             held, need = self.tables.get(name), leg.row + len(values)
             if held is None or len(held) < need:

@@ -184,7 +184,7 @@ class Method:
         return {}
 
     def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:
-        """The weights of a declared teacher."""
+        """The weights of a declared teacher; with buffers among them where they are not those that were sent."""
         return client.sent
 
     def extra_inputs(self, carry: Tree) -> Tensor | None:

@@ -18,6 +18,7 @@ class Moon(Method):
     Local: CE + μ mean_B -log[ e^{s_g/τ} / (e^{s_g/τ} + e^{s_p/τ}) ], where s_g and s_p are the cosines of h
     with the features of the global model w^{t-1} and of the client's previous local model. A client that
     never took part has the run's initial model as its previous one.  Server: as FedAvg.
+    Both are frozen, each with its own statistics where there is BatchNorm.
     Li et al., CVPR 2021; τ = 0.5; μ = 1 is the authors' default, 5 their CIFAR-10 example, 0.1 in FedNTD's
     configuration. Their projection head is part of the model (``moon-cnn``), not of the method.
 
@@ -42,7 +43,10 @@ class Moon(Method):
 
     def init_client(self, client: Client) -> Tree:
         """The previous model of a client that has none."""
-        return {"previous": dict(client.sent if self.variant == "fa" else client.task.network.params)}
+        if self.variant == "fa":
+            return {"previous": {**client.sent, **client.buffers}}
+        network = client.task.network
+        return {"previous": {**network.params, **network.buffers}}
 
     def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The client's previous model, or the one the server sent."""
@@ -62,4 +66,4 @@ class Moon(Method):
 
     def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Remember the trained model."""
-        return {}, {"previous": params}
+        return {}, {"previous": {**params, **client.buffers}}

@@ -337,10 +337,13 @@ class Network:
     def apply(
         self, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, train: bool = False
     ) -> Output:
-        """The outputs at given weights; in training mode BatchNorm's buffers are changed in place."""
+        """The outputs at given weights; in training mode BatchNorm's buffers are changed in place.
+
+        ``params`` may hold buffers of their own, which then stand in for those given.
+        """
         self.net.train(train)
         self._captured.clear()
-        return self._output(functional_call(self.net, {**params, **buffers}, (x,)))
+        return self._output(functional_call(self.net, {**buffers, **params}, (x,)))
 
     def pure(
         self,
@@ -361,7 +364,7 @@ class Network:
         if self.dropouts:
             self.seed_dropout(key)
         self._captured.clear()
-        logits = functional_call(self._lanes, {**params, **buffers}, (x,))
+        logits = functional_call(self._lanes, {**buffers, **params}, (x,))
         fresh = {f"{n}.{key}": value for n, m in norms.items() for key, value in m.fresh.items()}
         for module in norms.values():
             module.mask, module.fresh = None, {}
