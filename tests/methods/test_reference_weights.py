@@ -47,6 +47,7 @@ from holdfast.methods.fednova import FedNova
 from holdfast.methods.fedprox import FedProx
 from holdfast.methods.fedreg import FedReg
 from holdfast.methods.scaffold import Scaffold
+from holdfast.random import generator
 
 CLIENTS = range(len(PARTS))
 
@@ -233,7 +234,10 @@ def test_fedcurv(variant: str, batch_size: int) -> None:
             local.append(descend(w, steps_of(k, t, chosen), gradient, lr_at(t)))
         for k in CLIENTS:
             x, y = data_of(k)
-            each = 1 if variant == "original" else batch_size
+            each = 1
+            if variant == "ntd":  # in batches that are shuffled, as FedNTD's loader does
+                order = generator(SETTINGS.seed, "fisher batches", t, k).permutation(len(y))
+                x, y, each = x[order], y[order], batch_size
             cuts = range(0, len(y), each)
             u[k] = fisher(local[k], [(x[i : i + each], y[i : i + each]) for i in cuts])
             v[k] = {name: u[k][name] * local[k][name] for name in w}

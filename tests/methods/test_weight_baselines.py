@@ -10,6 +10,7 @@ from holdfast.data.preprocess import Preprocess
 from holdfast.engine.local import Broadcast, Job
 from holdfast.errors import HoldfastError
 from holdfast.methods import FedAvg, FedCurv, FedDF, FedDyn, FedNova, FedReg, Method
+from holdfast.random import generator
 
 UNEQUAL = world([0] * 5 + [1, 1], [2], [1, 2, 2], public=[0, 1, 2, 3, 3])  # class 3 is only public
 ALONE = world([0, 1, 1, 2, 3])
@@ -80,15 +81,19 @@ def test_fedcurv_server_holds_the_sum_of_what_clients_remember() -> None:
 def test_fedcurv_as_in_fedntd_stops_once_it_has_seen_more_than_500_samples(
     batch_size: int, looked_at: int
 ) -> None:
-    training = prepared(FedCurv(lam=0.1, variant="ntd"), world(np.arange(620) % 4), batch_size=batch_size)
+    """The client holds its samples class by class; batches are mixed, and no class is left out."""
+    by_class = np.repeat(range(4), (200, 200, 200, 20))
+    training = prepared(FedCurv(lam=0.1, variant="ntd"), world(by_class), batch_size=batch_size)
     loop, memories = rounds(training, 1)
     client, _ = begun(training)
+    order = generator(0, "fisher batches", 1, 0).permutation(620)[:looked_at]
+    assert set(by_class[order]) == {0, 1, 2, 3}
     network = net().double()
     network.load_state_dict(loop.server.params)  # of the only client
     batches = range(0, looked_at, batch_size)
     expected = [torch.zeros_like(p) for p in network.parameters()]
     for start in batches:
-        chosen = slice(start, start + batch_size)
+        chosen = torch.from_numpy(order[start : start + batch_size])
         loss = F.cross_entropy(network(client.x[chosen]), client.y[chosen])
         for total, g in zip(expected, torch.autograd.grad(loss, list(network.parameters())), strict=True):
             total += g**2 / len(batches)

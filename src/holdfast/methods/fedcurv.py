@@ -27,8 +27,8 @@ class FedCurv(Method):
     client remembers its own u_k and v_k and sends what changed, so the server holds only the sums U and V.
     λ = 1 is FedNTD's configuration, 1e-5 to 1e-3 FedReg's.
 
-    ``variant="ntd"`` estimates u as FedNTD's code does: the mean over mini-batches of the squared gradient of
-    a batch, up to the batch in which 500 samples are exceeded.
+    ``variant="ntd"`` estimates u as FedNTD's code does: the mean over shuffled mini-batches of the squared gradient
+    of a batch, up to the batch in which 500 samples are exceeded.
     """
 
     name: ClassVar[str] = "fedcurv"
@@ -86,13 +86,16 @@ class FedCurv(Method):
             return F.cross_entropy(network.pure(w, buffers, x, train=False)[0].logits, y)
 
         of_several = vmap(grad(loss), in_dims=(None, 0, 0))
-        size, most = 1, client.samples
+        size, most, x, y = 1, client.samples, client.x, client.y
         if self.variant == "ntd":
             size = client.task.batch_size
             most = min(most, (500 // size + 1) * size)
+            # Clients hold their samples class by class: a batch in that order would be of one class.
+            order = torch.from_numpy(client.generator("fisher batches").permutation(client.samples)[:most])
+            x, y = (values[order.to(values.device)] for values in (x, y))
         weights = sum(p.numel() for p in params.values())
         at_once = max(1, PER_SAMPLE_VALUES // weights)
-        x, y, whole = client.x, client.y, most // size * size  # a last, shorter batch comes by itself
+        whole = most // size * size  # a last, shorter batch comes by itself
         starts = [*range(0, whole, size * at_once), *([whole] if whole < most else [])]
         total = {k: torch.zeros_like(p) for k, p in params.items()}
         for start, end in pairwise([*starts, most]):
