@@ -81,6 +81,16 @@ def test_terms_add_up_to_the_sum_of_their_equations() -> None:
         assert_round_equal(got, local, w)
 
 
+def test_a_stack_of_stacks_is_one_stack() -> None:
+    nested, flat = Stack(Stack(FedNTD(), FedProx()), Moon()), Stack(FedNTD(), FedProx(), Moon())
+    assert nested == flat
+    one, other = (run(stack).rounds[-1] for stack in (nested, flat))
+    for name in one.params:
+        np.testing.assert_array_equal(one.params[name], other.params[name])
+    with pytest.raises(HoldfastError, match="twice"):
+        Stack(Stack(FedNTD(), FedProx()), FedNTD())
+
+
 def test_parts_keep_their_states_apart() -> None:
     last = run(Stack(Scaffold(), FedFA())).rounds[-1]
     assert set(last.state) == {"scaffold", "fedfa"}

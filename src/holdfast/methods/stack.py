@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,12 +36,14 @@ class Stack(Method):
 
     Loss terms add up, gradient edits and hooks run in the given order, each part keeps its own payload, carry
     and state. Two parts that both replace the same thing (the aggregation, say) contradict each other.
+    A part that is a stack itself stands for its parts.
     """
 
     parts: tuple[Method, ...]
 
     def __init__(self, *parts: Method) -> None:
-        object.__setattr__(self, "parts", parts)
+        each = (part.parts if isinstance(part, Stack) else (part,) for part in parts)
+        object.__setattr__(self, "parts", tuple(chain.from_iterable(each)))
         self.check()
 
     def check(self) -> None:
