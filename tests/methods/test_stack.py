@@ -21,12 +21,15 @@ from reference.world import (
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method
 from holdfast.methods.fedavgm import FedAvgM
+from holdfast.methods.feddf import FedDF
 from holdfast.methods.fedfa import FedFA
 from holdfast.methods.fedka import FedKA
 from holdfast.methods.fednova import FedNova
 from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.fedprox import FedProx
 from holdfast.methods.fedreg import FedReg
+from holdfast.methods.fedrep import FedRep
+from holdfast.methods.fedrod import FedRoD
 from holdfast.methods.flashback import Flashback
 from holdfast.methods.moon import Moon
 from holdfast.methods.scaffold import Scaffold
@@ -102,6 +105,10 @@ def test_parts_keep_their_states_apart() -> None:
     [
         ((FedAvgM(), FedNova()), "replace the aggregation"),
         ((FedReg(), FedProx()), "replaces the whole step"),
+        ((FedReg(), FedRep()), "replaces the whole step"),
+        ((FedRoD(), FedReg()), "replaces the whole step"),
+        ((FedNova(), FedDF()), "takes for the clients' models"),
+        ((Flashback(), FedNova()), "takes for the clients' models"),
         ((FedProx(mu=0.1), FedProx(mu=0.2)), "twice"),
         ((), "at least one"),
     ],

@@ -29,6 +29,9 @@ EXCLUSIVE = {
 }
 """Hooks that only one part of a stack may have, and what having it means."""
 
+WITHIN_A_STEP = ("task_loss", "loss", "edit_gradient", "rate", "after_step")
+"""Hooks that are not called where a part replaces the whole step."""
+
 
 @dataclass(frozen=True, init=False)
 class Stack(Method):
@@ -60,11 +63,18 @@ class Stack(Method):
             if len(owners) > 1:
                 raise HoldfastError(f"{' and '.join(owners)} cannot be stacked: both {meaning}")
         whole = [p.name for p in self.parts if p.overrides("step")]
-        terms = [p.name for p in self.parts if p.overrides("loss") or p.overrides("edit_gradient")]
-        if whole and terms:
+        within = [p.name for p in self.parts if any(p.overrides(hook) for hook in WITHIN_A_STEP)]
+        if whole and within:
             raise HoldfastError(
-                f"{whole[0]} and {terms[0]} cannot be stacked: {whole[0]} replaces the whole step, "
-                f"which leaves no place for {terms[0]}'s term"
+                f"{whole[0]} and {within[0]} cannot be stacked: {whole[0]} replaces the whole step, "
+                f"which leaves no place for what {within[0]} does in it"
+            )
+        other = [p.name for p in self.parts if p.overrides("share")]
+        readers = [p.name for p in self.parts if p.keeps_uploads and p.name not in other]
+        if other and readers:
+            raise HoldfastError(
+                f"{other[0]} and {readers[0]} cannot be stacked: {other[0]} replaces what is uploaded, "
+                f"which {readers[0]} takes for the clients' models"
             )
 
     @property
