@@ -30,7 +30,7 @@ class FedDF(Method):
 
     epochs: int = 5  # passes over the public set in a round
     lr: float = 1e-3  # Adam's learning rate at the first step of a round
-    batch_size: int = 128
+    batch_size: int = 128  # samples of a step at most; a pass is cut into even batches
     clip: float = 5.0  # largest norm of a gradient
 
     def check(self) -> None:

@@ -19,7 +19,7 @@ class FedReg(Method):
 
     Before training, from each sample: pseudo x' by ``steps`` ascents x ← x + η_s sign ∇_x CE(w_0), labelled
     softmax(w_0(x')); perturbed x" likewise with η_s/100, its label unchanged; pixels stay in their range.
-    Each step, in plain SGD (the run's momentum and weight decay do not apply):
+    Each step, in plain SGD (the run's momentum, weight decay and max_grad_norm do not apply):
       g₁ = ∇CE at γw + (1-γ)w_0 on the batch;  w ← w - η g₁;
       at (w + w_0)/2: g₂ on the pseudo samples, g₃ on the perturbed;
       Δ = w - w_0;  a = max(0, ⟨Δ, g₂⟩/‖g₂‖²);  b = max(0, ⟨Δ - a g₂, g₃⟩/‖g₃‖²);  w ← w - a g₂ - b g₃.
