@@ -1,11 +1,15 @@
 """Edge cases of the baselines that act on features: MOON, FedProc, FedProto, CReFF, CCVR."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from small_world import begun, close, finite, learnt, net, prepared, rounds, same, world
 from torch.nn import functional as F
 
+from holdfast.data.schedules import GlobalEpochs
+from holdfast.engine.local import Job
 from holdfast.errors import HoldfastError
 from holdfast.methods import CCVR, CReFF, FedAvg, FedProc, FedProto, Method, Moon, Stack
 from holdfast.methods.base import Batch, Local
@@ -158,6 +162,32 @@ def test_fedproto_global_prototypes_are_unweighted_means_of_holders() -> None:
     torch.testing.assert_close(prototypes[2], (held[1][2] + held[2][2]) / 2)
     torch.testing.assert_close(prototypes[0], held[0][0])
     assert (prototypes[3] == 0).all()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 6])
+def test_fedproto_prototypes_are_means_over_what_was_visited(seed: int) -> None:
+    """Seven samples in batches of three: drop_last leaves one out, with seed 6 the only one of class 2."""
+    federation = world([0, 0, 0, 0, 1, 1, 2])
+    training = prepared(FedProto(), federation, epochs=1, lr=1e-15, drop_last=True, seed=seed)
+    loop, memories = rounds(training, 1)
+    visited = loop.side.plan(Job(0, federation.client(0)), 1).plan.order
+    client, _ = begun(training)
+    h, y = client.forward(client.sent).features.numpy()[visited], client.labels[visited]
+    assert len(visited) == 6
+    for told in (loop.server.state, memories.get(0)["method"]):
+        assert told["known"].tolist() == [float(c in y) for c in range(4)]
+        for c in np.unique(y):
+            np.testing.assert_allclose(told["prototypes"][c], h[y == c].mean(0))
+
+
+def test_fedproto_still_knows_the_classes_of_earlier_tasks() -> None:
+    dealt = world([0, 0, 1, 2, 3, 3], [2, 3, 3, 0, 2])  # classes 0 and 1, then 2 and 3; 2 and 3, then 0 and 2
+    stream = replace(dealt, offsets=np.array([0, 3, 6, 9, 11]), stages=2, schedule=GlobalEpochs(2))
+    earlier, now = (rounds(prepared(FedProto(), stream, rounds=2), n)[1].get(0)["method"] for n in (1, 2))
+    assert earlier["known"].tolist() == [1, 1, 0, 0]
+    assert now["known"].tolist() == [1, 1, 1, 1]
+    assert torch.equal(now["prototypes"][:2], earlier["prototypes"][:2])
+    assert FedProto().personal(said(now["prototypes"]), now).argmax(-1).tolist() == [0, 1, 2, 3]
 
 
 # CReFF ------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ class FedProto(Method):
     Up: the client's class means of h, collected in the last epoch, as training saw them.
     Server: p_c = unweighted mean over the participants that hold c; a class that none holds keeps its p_c.
     Tan et al., AAAI 2022. λ = 1 on MNIST and FEMNIST, 0.1 on CIFAR-10.
-    A client predicts the nearest of its own classes' prototypes. There is no global model; what is tested as
-    such is the unweighted mean of the clients' models with the nearest global prototype.
+    A client predicts the nearest of its own prototypes, on a stream those of earlier tasks too. There is no global
+    model; what is tested as such is the unweighted mean of the clients' models with the nearest global prototype.
     """
 
     name: ClassVar[str] = "fedproto"
@@ -35,18 +35,15 @@ class FedProto(Method):
 
     def init(self, task: Task) -> Tree:
         """No prototype yet."""
-        zeros = torch.zeros(
-            task.num_classes, task.network.head.features, dtype=task.dtype, device=task.device
-        )
-        return {"prototypes": zeros, "known": torch.zeros_like(task.class_counts)}
+        return _nothing(task)
 
     def down(self, server: Server) -> Tree:
         """Clients receive the prototypes."""
         return server.state
 
     def init_client(self, client: Client) -> Tree:
-        """Every client's model starts as the run's initial one."""
-        return {"params": client.task.network.params}
+        """Every client's model starts as the run's initial one; it knows no class yet."""
+        return {"params": client.task.network.params} | _nothing(client.task)
 
     def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The client's own model."""
@@ -55,11 +52,12 @@ class FedProto(Method):
 
     def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The global prototypes, and room for the client's own."""
-        prototypes = payload["prototypes"]
+        client.notes[self.name] = {"prototypes": state["prototypes"], "known": state["known"]}
         return {
-            "prototypes": prototypes,
+            "prototypes": payload["prototypes"],
             "known": payload["known"],
-            "sums": torch.zeros_like(prototypes),
+            "sums": torch.zeros_like(payload["prototypes"]),
+            "counts": torch.zeros_like(payload["known"]),
             "last": client.task.scalar(client.epochs - 1),
         }
 
@@ -73,14 +71,17 @@ class FedProto(Method):
     def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
         """In the last epoch, collect the features of each class."""
         members = batch.members(len(carry["known"])) * (batch.epoch == carry["last"])
-        return params, carry | {"sums": carry["sums"] + members.T @ out.features}
+        sums, counts = carry["sums"] + members.T @ out.features, carry["counts"] + members.sum(0)
+        return params, carry | {"sums": sums, "counts": counts}
 
     def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Send the class means; remember them and the model."""
-        prototypes = carry["sums"] / client.label_counts.clamp(min=1).unsqueeze(-1)
-        owned = client.owned.to(prototypes.dtype)
-        state = {"params": params, "prototypes": prototypes, "owned": owned}
-        return {"prototypes": prototypes, "owned": owned}, state
+        """Send the class means over the samples that were visited; remember them and the model."""
+        counts = carry["counts"]
+        visited = counts > 0
+        prototypes = carry["sums"] / counts.clamp(min=1).unsqueeze(-1)
+        remembered = _replaced(client.notes[self.name], prototypes, visited)
+        sent = {"prototypes": prototypes, "holders": visited.to(counts.dtype)}
+        return sent, {"params": params, **remembered}
 
     def travels(self, name: str, task: Task) -> bool:
         """No weight does."""
@@ -92,13 +93,8 @@ class FedProto(Method):
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
         """The mean over those that hold a class."""
-        holders, state = sums["owned"], server.state
-        means = sums["prototypes"] / holders.clamp(min=1).unsqueeze(-1)
-        held = holders > 0
-        return {
-            "prototypes": torch.where(held.unsqueeze(-1), means, state["prototypes"]),
-            "known": torch.where(held, torch.ones_like(holders), state["known"]),
-        }
+        holders = sums["holders"]
+        return _replaced(server.state, sums["prototypes"] / holders.clamp(min=1).unsqueeze(-1), holders > 0)
 
     def predict(self, out: Output, server: Server) -> Tensor:
         """The nearest global prototype; before there is any, the classifier."""
@@ -111,7 +107,22 @@ class FedProto(Method):
 
     def personal(self, out: Output, state: Tree) -> Tensor:
         """The nearest of the client's own prototypes."""
-        return _nearness(out.features, state["prototypes"], state["owned"])
+        return _nearness(out.features, state["prototypes"], state["known"])
+
+
+def _nothing(task: Task) -> Tensors:
+    """No prototype of any class: zeros ``[C, d]``, and which are known, ``[C]`` of 0 and 1."""
+    shape = (task.num_classes, task.network.head.features)
+    zeros = torch.zeros(shape, dtype=task.dtype, device=task.device)
+    return {"prototypes": zeros, "known": torch.zeros_like(task.class_counts)}
+
+
+def _replaced(old: Tensors, prototypes: Tensor, new: Tensor) -> Tensors:
+    """New prototypes of some classes (bool ``[C]``), the old ones of the others."""
+    return {
+        "prototypes": torch.where(new.unsqueeze(-1), prototypes, old["prototypes"]),
+        "known": torch.where(new, torch.ones_like(old["known"]), old["known"]),
+    }
 
 
 def _nearness(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
