@@ -89,10 +89,11 @@ def test_transfer_is_that_of_each_clients_own_stages():
     assert run.records[-1]["stream"]["backward_transfer"] == pytest.approx(mean)
 
 
-def test_private_models_are_the_global_body_under_the_clients_own_head():
+@pytest.mark.parametrize("method", [hf.FedAvg(), hf.FedMLP(head="shared")], ids=lambda method: method.name)
+def test_private_models_are_the_global_body_under_the_clients_own_head(method: hf.Method):
     federation = hf.stream(DATA, hf.IID(), clients=4, tasks_per_client=2)
     loop = hf.training.Training(
-        hf.FedAvg(), small(), federation, hf.training.Settings(rounds=2, sample=2, **_without_device(SHORT)),
+        method, small(), federation, hf.training.Settings(rounds=2, sample=2, **_without_device(SHORT)),
         device="cpu",
     ).loop(hf.training.Memories(None, None))  # fmt: skip
     record = loop.round(1)
@@ -103,6 +104,56 @@ def test_private_models_are_the_global_body_under_the_clients_own_head():
         private = loop.server.params | head
         expected = loop.local_test.evaluate(private, {}, lambda out: out.logits).class_accuracy
         np.testing.assert_allclose(loop.stream._class_accuracy([k], 1)[0], expected)
+
+
+def test_who_sits_an_epoch_out_is_tested_with_the_head_it_will_begin_with():
+    federation = hf.stream(DATA, hf.IID(), clients=6, tasks_per_client=2)
+    settings = Settings(rounds=4, sample=3, **_without_device(SHORT))
+    loop = Training(hf.FedMLP(head="epoch"), small(), federation, settings, device="cpu").loop(
+        Memories(None, None)
+    )
+    online = [set(loop.round(number)["participants"]) for number in range(1, 5)]
+    offline = online[0] - online[2]
+    assert offline
+    for k in online[0] | online[2]:
+        params, _, _ = loop.stream._private(k, 4)
+        own = loop.memories.get(k)["head"]["2.weight"]
+        average = loop.server.params["2.weight"]
+        assert not torch.equal(own, average)
+        assert torch.equal(params["2.weight"], average if k in offline else own)
+
+
+def test_the_private_model_of_a_method_that_mixes_is_the_mixture():
+    federation = hf.stream(DATA, hf.IID(), clients=4, tasks_per_client=2)
+    settings = Settings(rounds=2, **_without_device(SHORT))
+    resting, learning = (
+        Training(hf.FedALA(eta=eta), small(), federation, settings, device="cpu").loop(Memories(None, None))
+        for eta in (0.0, 50.0)
+    )
+    for loop in (resting, learning):
+        loop.round(1)
+    head, average = (loop.stream._private(0, 1)[0]["2.weight"] for loop in (learning, resting))
+    assert torch.equal(average, resting.server.params["2.weight"])  # weights of 1 take the global model
+    own = learning.memories.get(0)["head"]["2.weight"]
+    between = (head - own) / (learning.server.params["2.weight"] - own)
+    assert ((between > -1e-4) & (between < 1 + 1e-4)).all()
+    assert between.min() < 0.99 < between.max()
+
+
+def test_private_models_have_the_batch_norm_that_stays_with_a_client():
+    federation = hf.stream(DATA, hf.IID(), clients=3, tasks_per_client=2)
+    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+    settings = Settings(rounds=2, drop_last=True, **_without_device(SHORT))
+    loop = Training(hf.FedAvg(), net, federation, settings, device="cpu", norm="local").loop(
+        Memories(None, None)
+    )
+    loop.round(1)
+    for k in range(3):
+        params, buffers, _ = loop.stream._private(k, 1)
+        kept = loop.memories.get(k)["norm"]
+        assert {"1.weight", "1.bias", "1.running_mean", "1.running_var"} <= kept.keys()
+        assert all(torch.equal({**params, **buffers}[name], value) for name, value in kept.items())
+        assert torch.equal(params["0.weight"], loop.server.params["0.weight"])
 
 
 @pytest.mark.parametrize("engine", ["sequential", "lanes"])

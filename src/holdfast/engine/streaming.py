@@ -127,23 +127,26 @@ class StreamTests:
         loop, method, server = self.loop, self.loop.method, self.loop.server
         memory = on_device(loop.memories.get(k) or {}, loop.task.device)
         params = server.params | memory.get("head", {})
-        buffers = server.buffers | {n: v for n, v in memory.get("norm", {}).items() if n in server.buffers}
-        if "method" not in memory:
-            return params, buffers, lambda out: method.predict(out, server)
-        state: Tree = memory["method"]
-        if method.overrides("start"):
-            stage = self._latest(k, loop.stage(number))
+        state: Tree = memory.get("method", {})
+        if state and method.overrides("start"):
+            stage = self._stage_of(k, loop.stage(number))
             payload = {**method.down(server), **method.down_to(server, k)}
-            sent = Broadcast(number, params, server.buffers, payload)
+            sent = Broadcast(number, server.params, server.buffers, payload)
             job = Job(k, loop.federation.client(k, stage), stage, memory=memory)
-            params = method.start(params, payload, state, self.side.client(self.side.plan(job, number), sent))
+            client = self.side.client(self.side.plan(job, number), sent)
+            params = method.start(server.params, payload, state, client)
+        params = params | {n: v for n, v in memory.get("norm", {}).items() if n in params}
+        buffers = server.buffers | {n: v for n, v in memory.get("norm", {}).items() if n in server.buffers}
+        if not state:
+            return params, buffers, lambda out: method.predict(out, server)
         return params, buffers, lambda out: method.personal(out, state)
 
-    def _latest(self, k: int, stage: int) -> int:
-        """The stage whose data a client had last: this one, or the nearest before it, round and round."""
+    def _stage_of(self, k: int, stage: int) -> int:
+        """The stage whose data a client had last; of one that sat the epoch out, the stage it will begin with."""
         stages = self.loop.federation.stages
-        before = ((stage - back) % stages for back in range(stages))
-        return next(s for s in before if len(self.loop.federation.client(k, s)))
+        latest_first = [(stage - back) % stages for back in range(stages)]
+        order = latest_first if k in self.matrix else range(stages)
+        return next(s for s in order if len(self.loop.federation.client(k, s)))
 
     def state(self) -> dict[str, np.ndarray]:
         """What a checkpoint must keep."""

@@ -63,6 +63,10 @@ class FedMLP(Method):
             head=(self.head in ("personal", "epoch", "shared"), "personal, epoch or shared"),
         )
 
+    def overrides(self, hook: str) -> bool:
+        """Whether this method has its own version of a hook; a shared classifier starts like all else."""
+        return super().overrides(hook) and (hook != "start" or self.head != "shared")
+
     @property
     def _semantic(self) -> bool:
         return self.use_semantic and self.alpha > 0
