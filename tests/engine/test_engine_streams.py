@@ -9,6 +9,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import metrics
+from holdfast.data.schedules import EveryN
 from holdfast.engine.settings import Settings
 from holdfast.methods.registry import METHODS
 from holdfast.training import Memories, Training
@@ -68,6 +69,25 @@ def test_every_method_runs_on_a_stream_with_clients_that_come_and_go(name, engin
         1,
         2,
     }  # the others have one task, and cannot forget it
+
+
+def test_a_sample_is_drawn_from_those_who_have_data_in_the_epoch():
+    late = {"clients": 8, "tasks_per_client": 2, "joins": [0, 0, 0, 1, 1, 1, 1, 1]}
+    settings = Settings(rounds=20, sample=3, **_without_device(SHORT))
+    epochs, every = (
+        Training(hf.FedAvg(), small(), hf.stream(DATA, hf.IID(), **late, schedule=schedule), settings, device="cpu")
+        .loop(Memories(None, None))
+        for schedule in (None, EveryN(10, 2))
+    )  # fmt: skip
+    # Three of the eight in both stages of an epoch; clients 0, 1 and 2 alone are there in the first.
+    for first in range(1, 20, 2):
+        chosen = set(epochs.participants(first + 1).tolist())
+        assert len(chosen) == 3
+        assert set(epochs.participants(first).tolist()) == (chosen & {0, 1, 2} or {0})
+    # One stage an epoch: three of those who are there.
+    for number in range(1, 21):
+        assert len(every.participants(number)) == 3
+        assert number > 10 or set(every.participants(number).tolist()) == {0, 1, 2}
 
 
 def test_transfer_is_that_of_each_clients_own_stages():

@@ -14,6 +14,7 @@ import torch
 
 from holdfast import metrics
 from holdfast.data.federation import Federation
+from holdfast.data.schedules import StageSchedule
 from holdfast.engine.evaluation import Evaluation, Testing, TestSet
 from holdfast.engine.lanes import Lanes
 from holdfast.engine.local import Broadcast, Incident, Job, LocalSide, Result
@@ -125,17 +126,21 @@ class Loop:
         sizes, present = self._present(self.stage(round))
         if not len(present):
             raise HoldfastError(f"round {round}: no client holds any sample at stage {self.stage(round)}")
+        # Within an epoch the same clients take part in every stage; one without data at a stage sits it out.
+        anyone = present if schedule is None else self._present_in_epoch(round, schedule)
         wanted = self.settings.sample
-        if wanted is None or wanted >= len(present):
+        if wanted is None or wanted >= len(anyone):
             return present
         drawn = generator(self.settings.seed, "clients", turn)
-        if schedule is None:
-            return drawn.choice(present, wanted, replace=False, shuffle=True)
-        # Within an epoch the same clients take part in every stage; one without data at a stage sits it out.
-        anyone = np.flatnonzero(sum(self.federation.sizes(s) for s in range(self.federation.stages)))
-        chosen = drawn.choice(anyone, min(wanted, len(anyone)), replace=False, shuffle=True)
+        chosen = drawn.choice(anyone, wanted, replace=False, shuffle=True)
         here = chosen[sizes[chosen] > 0]
         return here if len(here) else present[:1]
+
+    def _present_in_epoch(self, round: int, schedule: StageSchedule) -> np.ndarray:
+        """Who holds any data at one of the stages that the epoch of this round trains."""
+        epoch, rounds = schedule.epoch(round), range(1, max(round, self.settings.rounds) + 1)
+        stages = {schedule.stage(r) for r in rounds if schedule.epoch(r) == epoch}
+        return np.flatnonzero(sum(self.federation.sizes(stage) for stage in stages))
 
     def _present(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """Sizes of all clients at a stage, and who holds any data; counted once a stage, not once a round."""
