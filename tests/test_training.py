@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from threading import Thread
 from typing import ClassVar
 
@@ -72,6 +73,22 @@ def test_accuracy_is_told_by_domain_wherever_it_is_told_by_class(tmp_path):
     assert {len(values) for values in local["domain_accuracy"].values()} == {len(local["accuracy"])}
     stored = json.loads((tmp_path / "run" / "federation.json").read_text())["domains"]
     assert stored == {"names": ["skew 0", "skew 1"], "clients": [0, 1] * 4}
+
+
+def test_what_clients_forget_is_told_of_the_model_they_were_sent_however_seldom_it_is_tested(federation):
+    often, seldom = (
+        hf.train(hf.FedAvg(), hf.models.linear(), federation, evaluate_every=every, local_test=60, **SMALL)
+        for every in (1, 2)
+    )
+    for each, record in zip(often.records, seldom.records, strict=True):
+        told = record["locals"]
+        assert told["class_accuracy"] == each["locals"]["class_accuracy"]  # the same training
+        sent, trained = np.array(told["global_before"]), np.array(told["class_accuracy"])
+        assert record["local_forgetting"] == pytest.approx((sent - trained).clip(0).mean(axis=1))
+        for key in ("local_forgetting", "distribution_distance", "in_local", "out_local"):
+            assert record[key] == pytest.approx(each[key])
+    for before, record in pairwise(often.records):  # both on the samples that local models are tested on
+        assert record["locals"]["global_before"] == before["locals"]["global_after"]
 
 
 @pytest.mark.parametrize("engine", ["sequential", "lanes"])

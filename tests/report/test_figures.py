@@ -82,6 +82,37 @@ def test_strip_shows_the_model_before_every_local_and_the_model_after(compared):
     assert panel.frames[0].name == "round 2"  # round 1 has no model before it
 
 
+def test_local_models_are_held_against_the_model_sent_out_on_the_same_samples(tmp_path):
+    path = write_run(tmp_path / "x", rounds=6)
+    told = records_of(path)
+    for record in told:  # as tested on a part of the test set, where the global model fares otherwise
+        record["locals"]["global_before"] = [0.1 * record["round"]] * 10
+        record["locals"]["global_after"] = [0.9] * 10
+    for record in told[:4]:  # and the global model is tested on all of it in the last two rounds alone
+        del record["accuracy"], record["class_accuracy"]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
+    strip = built("strip", [path])
+    assert [frame.name for frame in strip.panels[0].frames] == ["round 5", "round 6"]
+    np.testing.assert_allclose(strip.panels[0].frames[0].values[0], 0.5)
+    np.testing.assert_allclose(strip.panels[0].frames[0].values[-1], 0.9)
+    lost = [
+        (0.1 * record["round"] - np.array(record["locals"]["class_accuracy"])).clip(0).mean()
+        for record in told[4:]
+    ]
+    assert f"fedavg {np.mean(lost):.1%}" in strip.summary
+    degrees = built("forgetting-degree", [path]).panels
+    assert degrees[1].lines[0].x.tolist() == [2, 3, 4, 5, 6]
+
+
+def test_an_earlier_round_is_not_taken_for_the_model_sent_out(tmp_path):
+    path = write_run(tmp_path / "x", rounds=6)
+    told = records_of(path)
+    del told[3]["accuracy"], told[3]["class_accuracy"]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
+    frames = built("strip", [path]).panels[0].frames
+    assert [frame.name for frame in frames] == ["round 2", "round 3", "round 6"]
+
+
 def test_forgetting_counts_losses_only_and_its_distribution_ends_at_one(compared):
     panels = built("forgetting", [compared[0]]).panels
     accuracy = np.array([record["class_accuracy"] for record in records_of(compared[0])])
@@ -198,6 +229,11 @@ def test_what_was_not_recorded_is_said_not_drawn(tmp_path):
         with pytest.raises(NotRecorded, match=r"\w"):
             built(name, [path])
     assert len(built("forgetting", [path]).panels) == 2  # global only
+
+
+def test_a_single_round_is_not_said_to_lack_what_it_has(tmp_path):
+    with pytest.raises(NotRecorded, match="a second round"):
+        built("strip", [write_run(tmp_path / "one", rounds=1)])
 
 
 def test_what_a_stream_did_not_record_is_named_with_its_remedy(tmp_path):

@@ -94,6 +94,7 @@ class LocalRecords:
             "weight_divergence": torch.stack(self.divergence).tolist(),
         }
         if before is not None:
+            record["locals"]["global_before"] = before.tolist()
             record["local_forgetting"] = metrics.local_forgetting(before, local).tolist()
             record["distribution_distance"] = metrics.distribution_distance(before, counts).tolist()
             global_in, global_out = metrics.in_out_local_accuracy(

@@ -99,7 +99,7 @@ class Loop:
         network = task.network
         self.server = Server(dict(network.params), dict(network.buffers), method.init(task))
         self.before: np.ndarray | None = None  # [C] accuracy by class of the model last tested
-        self.before_local: np.ndarray | None = None  # the same on the local models' test samples
+        self.before_local: np.ndarray | None = None  # of the model to be sent, on local models' samples
         # What a loop has must not keep it alive: a run's tensors go with it, not when Python looks for cycles.
         here = weakref.proxy(self)
         self.stream = StreamTests(here, side) if federation.schedule is not None else None
@@ -224,7 +224,11 @@ class Loop:
         record, testing, tested = launched.record, launched.testing, launched.examined
         if testing is not None:
             record |= self._compare(testing.wait())
+            if "locals" in record and self.before_local is not None:
+                record["locals"]["global_after"] = self.before_local.tolist()
             tested += testing.seconds
+        else:
+            self.before_local = None  # it is of an older model: the next round tests the one it sends out
         total = launched.seconds + time.perf_counter() - began
         record["seconds"] = {"train": total - tested, "evaluate": tested, "total": total}
         return record

@@ -65,13 +65,20 @@ def ends(lines: Sequence[Line], percent: bool = True) -> str:
 
 
 def local_rounds(run: Run) -> Iterator[tuple[Mapping[str, Any], Numbers, Numbers]]:
-    """(record, global before [C], locals after [K, C]) for each round whose local models were tested."""
-    before = None
-    for record in run.evaluated:
-        after = (record.get("locals") or {}).get("class_accuracy")
-        if before is not None and after:
-            yield record, before, matrix(after)
-        before = vector(record["class_accuracy"])
+    """(record, global before [C], locals after [K, C]) of rounds that tested both; the first one's is untrained.
+
+    Local models may be tested on a part of the test set. Runs that did not record the global model's accuracy on
+    that part have the one on all of it, where the round before was tested.
+    """
+    previous: Mapping[str, Any] = {}
+    for record in run.records:
+        locals_ = record.get("locals") or {}
+        before, after = locals_.get("global_before"), locals_.get("class_accuracy")
+        if before is None and previous.get("round") == record["round"] - 1:
+            before = previous.get("class_accuracy")
+        if record["round"] > 1 and before and after:
+            yield record, vector(before), matrix(after)
+        previous = record
 
 
 def with_seed(group: Group) -> str:

@@ -31,10 +31,12 @@ CLASS_GROUPS = ("missing", "non-dominant", "dominant")
 
 def strip(groups: Sequence[Group]) -> Shown:
     """Global model before, local models, global model after, class by class, for every tested round."""
-    found = [(group, list(local_rounds(group.runs[0]))) for group in groups]
+    found = [(group, _whole_rounds(group.runs[0])) for group in groups]
     found = [(group, rounds) for group, rounds in found if rounds]
     if not found:
-        raise NotRecorded("local models were not tested (train with --evaluate-locals)")
+        tested = any("locals" in record for group in groups for run in group.runs for record in run.records)
+        lone = "it needs a second round: the model sent out in the first knows nothing"
+        raise NotRecorded(lone if tested else "local models were not tested (train with --evaluate-locals)")
     cells = sum(after.size + 2 * after.shape[1] for _, rounds in found for _, _, after in rounds)
     panels, told = [], []
     for group, rounds in found:
@@ -47,10 +49,16 @@ def strip(groups: Sequence[Group]) -> Shown:
     return panels, f"Accuracy that local training loses in a round, on average: {', '.join(told)}."
 
 
+def _whole_rounds(run: Run) -> list[tuple[Mapping[str, Any], Numbers, Numbers]]:
+    """The rounds of which the models before, between and after were tested."""
+    return [found for found in local_rounds(run) if found[0].get("class_accuracy") is not None]
+
+
 def _strip_frame(run: Run, record: Mapping[str, Any], before: Numbers, after: Numbers) -> Frame:
     clients = record.get("participants") or range(len(after))
     rows = ["global before", *(f"client {client}" for client in clients), "global after"]
-    values = np.vstack([before, after, vector(record["class_accuracy"])])
+    new = record["locals"].get("global_after") or record["class_accuracy"]
+    values = np.vstack([before, after, vector(new)])
     counts = run.counts_of(record)
     marked = None
     if counts is not None and counts.shape == after.shape:
