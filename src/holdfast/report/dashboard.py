@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from holdfast.errors import HoldfastError
-from holdfast.report.live import LiveRuns
+from holdfast.report.live import LiveRuns, Version
 from holdfast.report.loading import Run
 from holdfast.report.page import SCRIPTS, STYLES, asset, page_model, template
 from holdfast.runs import list_runs
@@ -159,7 +159,7 @@ class Pages:
 
     async def _stream(self, names: Sequence[str]) -> AsyncIterator[str]:
         listed: list[dict[str, Any]] = []
-        versions: list[int] = []
+        versions: list[Version] = []
         while not self.stopping():
             started = time.monotonic()
             now = await asyncio.to_thread(self._list)
@@ -195,22 +195,22 @@ class Pages:
                 self._listed = (time.monotonic(), runs)
             return runs
 
-    def _versions(self, names: Sequence[str]) -> list[int]:
+    def _versions(self, names: Sequence[str]) -> list[Version]:
         return [self._look(name)[0] for name in names]
 
-    def _look(self, name: str) -> tuple[int, Run | None, str]:
+    def _look(self, name: str) -> tuple[Version, Run | None, str]:
         """A run's version, the run, and what is wrong with it where it cannot be shown."""
         try:
             version, run = self._live.look(name)
         except HoldfastError as error:
-            return -1, None, str(error)
+            return (), None, str(error)
         except OSError as error:
-            return -1, None, f"cannot be read: {error.strerror}"
+            return (), None, f"cannot be read: {error.strerror}"
         return version, run if run.records else None, "" if run.records else "has no finished round yet"
 
     def _model(
         self, names: Sequence[str], only: Sequence[str] | None = None
-    ) -> tuple[list[int], dict[str, Any]]:
+    ) -> tuple[list[Version], dict[str, Any]]:
         looked = [(name, *self._look(name)) for name in names]
         versions = [version for _, version, _, _ in looked]
         problems = [[name, problem] for name, _, _, problem in looked if problem]

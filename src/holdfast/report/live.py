@@ -1,5 +1,6 @@
 """Runs that may still be training: read once, then only what was added."""
 
+import os
 from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
@@ -11,42 +12,57 @@ from holdfast.runs import RunDirectory
 from holdfast.runs.directory import EXPERIMENT, METRICS
 from holdfast.runs.metrics_file import parse
 
-MOST_KEPT = 64  # runs whose records stay in memory
+MOST_KEPT = 128  # runs whose records stay in memory: more than one page can show
+TAIL = 400  # bytes that must still end where reading stopped: a run that was resumed may have grown past it again
+
+Version = tuple[int, ...]  # of what was read of a run: another one means that something changed
 
 
 class LiveRun:
-    """A run directory followed while another process writes it; ``version`` grows with every change."""
+    """A run directory followed while another process writes it."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
-        self.version = 0
         self._path = path
-        self._experiment = RunDirectory.open(path).experiment
-        self._records: list[dict[str, Any]] = []
-        self._inode, self._offset = 0, 0
+        self._made: Version = ()
+        self._experiment: dict[str, Any] = {}
+        self._start(0)
+
+    @property
+    def version(self) -> Version:
+        """Which files were read, and how far."""
+        return (*self._made, self._inode, self._offset)
 
     def refresh(self) -> None:
-        """Read what was added since the last time; a file that was replaced or cut is read anew."""
+        """Read what was added since the last time; a run made anew or rewound is read from its start."""
+        written = (self._path / EXPERIMENT).stat()
+        made = (written.st_ino, written.st_mtime_ns)
+        if made != self._made:
+            self._experiment = RunDirectory.open(self._path).experiment
+            self._made = made
+            self._start(0)
         try:
             with open(self._path / METRICS, "rb") as file:
-                inode = (self._path / METRICS).stat().st_ino
-                if inode != self._inode or file.seek(0, 2) < self._offset:
-                    self._inode, self._offset, self._records = inode, 0, []
-                    self.version += 1
+                inode = os.fstat(file.fileno()).st_ino
+                file.seek(self._offset - len(self._tail))
+                if inode != self._inode or file.read(len(self._tail)) != self._tail:
+                    self._start(inode)
                 file.seek(self._offset)
                 added = file.read()
         except FileNotFoundError:
             return
         whole = added[: added.rfind(b"\n") + 1]
-        if not whole:
-            return
-        for line in whole.splitlines():
-            record = parse(line)
-            if record is None:
-                raise HoldfastError(f"{self._path / METRICS} is damaged after round {len(self._records)}")
-            self._records.append(record)
+        records = [parse(line) for line in whole.splitlines()]
+        if None in records:
+            place = len(self._records) + records.index(None)
+            raise HoldfastError(f"{self._path / METRICS} is damaged after round {place}")
+        self._records += [record for record in records if record is not None]
         self._offset += len(whole)
-        self.version += 1
+        self._tail = (self._tail + whole)[-TAIL:]
+
+    def _start(self, inode: int) -> None:
+        self._inode, self._offset, self._tail = inode, 0, b""
+        self._records: list[dict[str, Any]] = []
 
     def run(self) -> Run:
         """What is known now."""
@@ -79,7 +95,7 @@ class LiveRuns:
             raise HoldfastError(f"there is no run '{name[:200]}' here")
         return path
 
-    def look(self, name: str) -> tuple[int, Run]:
+    def look(self, name: str) -> tuple[Version, Run]:
         """A run as it stands, and the version of what was read."""
         with self._lock:
             path = self.path(name)
