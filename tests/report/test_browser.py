@@ -229,6 +229,58 @@ def test_a_narrow_screen_does_not_scroll_sideways(opened, report):
     assert min(page.evaluate(MARKS)) > 60
 
 
+def test_a_narrow_table_keeps_words_whole(opened, tmp_path):
+    settings = ("server_epochs", "temperature", "learning_rate", "gamma", "weighting", "smoothing")
+    paths = [
+        write_run(tmp_path / name, name, rounds=2, **dict.fromkeys(settings, number))
+        for number, name in enumerate(("flashback", "fedavg"))
+    ]
+    address = write_report(paths, tmp_path / "report.html").as_uri()
+    page = opened(address, viewport={"width": 390, "height": 800})
+    cell = page.locator("section > .scroll > table:not(.board) td", has_text="flashback").first
+    assert cell.bounding_box()["height"] < 40  # one line
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_paper_is_white_and_no_figure_is_wider_than_it(opened, report):
+    page = opened(report, color_scheme="dark")
+    before = page.evaluate(PICTURE, "classes")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_function("() => document.querySelector('.uplot').clientWidth < 400")
+    widths = page.eval_on_selector_all(
+        ".plot :is(canvas, svg), table", "all => all.map(e => e.getBoundingClientRect().right)"
+    )
+    left = page.locator("main").bounding_box()["x"]
+    assert max(widths) - left <= 681
+    for host in page.locator(".panels .plot").all():  # and none lies over its neighbour
+        assert host.evaluate("e => e.firstElementChild.getBoundingClientRect().width <= e.clientWidth + 1")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert min(page.evaluate(MARKS)) > 60
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.wait_for_function(f"before => ({PICTURE})('classes') === before", arg=before)
+    assert page.evaluate("document.documentElement.dataset.theme") is None
+
+
+def test_circles_of_a_large_federation_are_drawn_at_once(opened, tmp_path):
+    classes = [str(number) for number in range(100)]
+    path = write_run(tmp_path / "x", rounds=2, clients=100, sample=3, classes=classes, probe=False)
+    federation = json.loads((path / "federation.json").read_text())
+    federation["label_counts"] = [[client + label for label in range(100)] for client in range(100)]
+    (path / "federation.json").write_text(json.dumps(federation))
+    page = opened(write_report([path], tmp_path / "report.html").as_uri())
+    # Every circle is sized by the largest one, which is looked for once.
+    assert (
+        page.evaluate("""() => {
+        const view = window.holdfastPage.views.get('partition').views[0].view, counts = view.panel.frames[0].counts;
+        let read = 0;
+        view.panel.frames[0].counts = new Proxy(counts, { get: (rows, key) => (read++, rows[key]) });
+        view.paint();
+        return read;
+    }""")
+        < 3 * 100 * 100
+    )
+
+
 def test_plots_have_text_alternatives_and_can_be_reached_by_keyboard(opened, report):
     page = opened(report)
     for plot in page.locator(".plot").all():
@@ -269,6 +321,23 @@ def test_names_stay_names_in_the_report(opened, tmp_path):
 # ---------------------------------------------------------------- the dashboard
 
 
+PROGRAM = (
+    "import sys; from pathlib import Path; from holdfast.report import serve;"
+    "serve(Path(sys.argv[1]), port=int(sys.argv[2]), ready=lambda address: print(address, flush=True))"
+)
+
+
+def start_server(root, port=0):
+    """A dashboard in another process, and its address."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(root), str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    return server, server.stdout.readline().strip()
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A root with runs good and bad, and the address of a dashboard that runs in another process."""
@@ -278,16 +347,9 @@ def served(tmp_path_factory):
     write_run(root / "<img src=x onerror=window.pwned=1>", EVIL, classes=[EVIL, *CLASSES[1:]], rounds=3)
     (root / "broken").mkdir()
     (root / "broken" / "experiment.yaml").write_text("a: [")
-    program = (
-        "import sys; from pathlib import Path; from holdfast.report import serve;"
-        "serve(Path(sys.argv[1]), port=0, ready=lambda address: print(address, flush=True))"
-    )
-    environment = {**os.environ, "PYTHONPATH": SOURCE}
-    server = subprocess.Popen(
-        [sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE, text=True, env=environment
-    )
+    server, address = start_server(root)
     try:
-        yield root, server.stdout.readline().strip()
+        yield root, address
     finally:
         server.terminate()
         server.wait(10)
@@ -367,3 +429,96 @@ def test_names_stay_names_in_the_dashboard(served, opened):
     page.wait_for_selector("[data-figure=classes] canvas")
     assert EVIL in page.locator("#leaderboard").inner_text()
     assert page.evaluate("window.pwned") is None
+
+
+def add_round(path):
+    """Write one more round to a run's metrics, as training does."""
+    last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({**last, "round": last["round"] + 1}) + "\n")
+    return last["round"] + 1
+
+
+SHOWS_ROUND = (
+    "round => document.querySelector('#leaderboard tbody td:nth-child(3)')?.textContent === String(round)"
+)
+
+
+def test_a_page_goes_on_when_its_server_comes_back(browser, tmp_path):
+    path = write_run(tmp_path / "runs" / "x", rounds=4, finished=False)
+    server, address = start_server(tmp_path / "runs")
+    page = browser.new_page()  # a lost connection is written to its console
+    try:
+        page.goto(f"{address}#run=x")
+        page.wait_for_function(SHOWS_ROUND, arg=4)
+        server.kill()
+        server.wait(10)
+        page.wait_for_function(
+            "() => document.querySelector('#live').textContent.startsWith('Connection lost')"
+        )
+        # What is asked for in between is lost, and must not keep the page from asking again.
+        with page.expect_event("requestfailed", lambda request: "/api/figures" in request.url):
+            page.evaluate("dispatchEvent(new Event('hashchange'))")
+        server, _ = start_server(tmp_path / "runs", int(address.rstrip("/").rsplit(":", 1)[1]))
+        page.wait_for_function(SHOWS_ROUND, arg=4)
+        page.wait_for_function(SHOWS_ROUND, arg=add_round(path))
+    finally:
+        page.close()
+        server.kill()
+        server.wait(10)
+
+
+def test_a_server_that_refused_is_asked_again(served, browser):
+    _, address = served
+    page = browser.new_page()
+    refused = []
+
+    def answer(route):
+        refused.append(route.request.url)
+        route.fulfill(status=503) if len(refused) == 1 else route.continue_()
+
+    page.route("**/api/events*", answer)
+    try:
+        page.goto(address)
+        page.wait_for_function(
+            "() => document.querySelector('#live').textContent === 'Live.'", timeout=20_000
+        )
+        assert len(refused) == 2
+    finally:
+        page.close()
+
+
+def test_a_page_left_open_holds_on_to_nothing(browser, tmp_path):
+    write_run(tmp_path / "runs" / "x", rounds=6)
+    server, address = start_server(tmp_path / "runs")
+    page = browser.new_page()
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+
+    def held():
+        session.send("HeapProfiler.collectGarbage")
+        measured = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
+        return measured["JSEventListeners"], measured["Nodes"]
+
+    def again():  # every figure with a slider is built anew, and the whole page on another choice
+        page.evaluate("""async () => {
+            for (let i = 0; i < 5; i++) {
+                dispatchEvent(new Event('hashchange'));
+                while (!document.querySelector('[data-figure=strip] canvas'))
+                    await new Promise(done => setTimeout(done, 50));
+            }
+        }""")
+
+    try:
+        page.goto(f"{address}#run=x")
+        page.wait_for_selector("[data-figure=strip] canvas")
+        again()
+        before = held()
+        again()
+        after = held()
+        assert after[0] <= before[0] + 5
+        assert after[1] <= 1.05 * before[1]
+    finally:
+        page.close()
+        server.kill()
+        server.wait(10)

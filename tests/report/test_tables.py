@@ -62,6 +62,20 @@ def test_markdown_and_latex_set_the_best_in_bold_and_escape_names(tmp_path):
     assert latex.count(r"\\") == 3
 
 
+def test_what_is_equal_as_it_is_shown_is_equally_good(tmp_path):
+    paths = [write_run(tmp_path / name, name, rounds=3) for name in "abc"]
+    for path, sent in zip(paths, (5_000_000, 5_000_001, 9_000_000), strict=True):
+        records = [json.loads(line) | {"bytes_up": sent} for line in (path / "metrics.jsonl").open()]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    rows = table(paths, "markdown").splitlines()[2:5]
+    assert [("**27.0**" in row, "| 39.0 |" in row) for row in rows] == [
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
+    assert all("**" not in row for row in table(paths[:2], "markdown").splitlines()[2:4])
+
+
 def test_a_single_seed_has_no_deviation_and_no_p(tmp_path):
     text = table([write_run(tmp_path / "one", rounds=4)])
     assert "±" not in text.splitlines()[2]

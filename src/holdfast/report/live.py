@@ -26,7 +26,8 @@ class LiveRun:
         self._path = path
         self._made: Version = ()
         self._experiment: dict[str, Any] = {}
-        self._start(0)
+        self._records: list[dict[str, Any]] = []
+        self._inode, self._offset, self._tail = 0, 0, b""
 
     @property
     def version(self) -> Version:
@@ -61,8 +62,7 @@ class LiveRun:
         self._tail = (self._tail + whole)[-TAIL:]
 
     def _start(self, inode: int) -> None:
-        self._inode, self._offset, self._tail = inode, 0, b""
-        self._records: list[dict[str, Any]] = []
+        self._inode, self._offset, self._tail, self._records = inode, 0, b"", []
 
     def run(self) -> Run:
         """What is known now."""

@@ -56,15 +56,18 @@ class Leaderboard:
         values = self.values[row][column]
         return float(values.mean()) if values.size and np.isfinite(values).all() else None
 
-    def best(self, column: int) -> int | None:
-        """The row that is best in a column, where the column knows better from worse."""
-        means = [
-            (value, row) for row in range(len(self.groups)) if (value := self.mean(row, column)) is not None
-        ]
-        better = self.columns[column].better
-        if not better or len({value for value, _ in means}) < 2:
-            return None
-        return (max if better == "high" else min)(means)[1]
+    def best(self, column: int) -> list[int]:
+        """The rows that are best in a column, where it knows better from worse and they differ as they are shown."""
+        told = self.columns[column]
+        means = {
+            row: round(value * told.scale, max(1, told.digits))
+            for row in range(len(self.groups))
+            if (value := self.mean(row, column)) is not None
+        }
+        if not told.better or len(set(means.values())) < 2:
+            return []
+        best = (max if told.better == "high" else min)(means.values())
+        return [row for row, value in means.items() if value == best]
 
     def to_json(self) -> dict[str, Any]:
         """The leaderboard as the page reads it."""
@@ -306,7 +309,7 @@ def _cells(board: Leaderboard, plus_minus: str) -> tuple[list[str], list[list[tu
     for row, group in enumerate(board.groups):
         p = board.p_values[row]
         cells = [(group.label, False), (str(len(group.runs)), False)]
-        cells += [(board.text(row, c, plus_minus), best[c] == row) for c in range(len(board.columns))]
+        cells += [(board.text(row, c, plus_minus), row in best[c]) for c in range(len(board.columns))]
         cells += [("–" if p is None else f"{p:.2g}", False)] if several else []
         rows.append(cells)
     return header, rows

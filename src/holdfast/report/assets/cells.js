@@ -31,8 +31,8 @@
       this.canvas.addEventListener("mousedown", event => {
         const cell = this.cell(event);
         this.drag = cell && { from: cell.column, to: cell.column };
+        addEventListener("mouseup", () => this.drop(), { once: true }); // outside of the plot, too
       });
-      addEventListener("mouseup", () => this.drop());
       this.canvas.addEventListener("dblclick", () => this.range(0, this.panel.columns.length));
       host.addEventListener("keydown", event => this.key(event));
       host.addEventListener("blur", () => {
@@ -260,27 +260,28 @@
 
     cells(context, rows, columns) {
       const { marked } = this.values(),
-        line = this.wide > 6 ? 0.5 : 0;
+        line = this.wide > 6 ? 0.5 : 0,
+        [unknown, dot, ring] = ["--grid", "--dot", "--ring"].map(css),
+        radius = clamp(Math.min(this.high / 6, this.wide / 3), 0.8, 3);
       for (let r = 0; r < rows.length; r++) {
         for (let c = this.from; c < this.to; c++) {
           const share = this.share(r, c);
-          context.fillStyle = share === null ? css("--grid") : `rgb(${ramp(share).join(",")})`;
+          context.fillStyle = share === null ? unknown : `rgb(${ramp(share).join(",")})`;
           context.fillRect(
             this.x(c) + line,
             this.y(r) + line,
             this.wide - 2 * line + (line ? 0 : 0.5),
             this.high - (this.high > 6 ? 1 : 0),
           );
-          if (marked && marked[r * columns.length + c] && this.wide > 5) {
-            context.fillStyle = css("--dot");
+          if (marked && marked[r * columns.length + c]) {
             context.beginPath();
-            context.arc(
-              this.x(c) + this.wide / 2,
-              this.y(r) + this.high / 2,
-              clamp(this.high / 6, 1.2, 3),
-              0,
-              2 * Math.PI,
-            );
+            context.arc(this.x(c) + this.wide / 2, this.y(r) + this.high / 2, radius, 0, 2 * Math.PI);
+            if (radius >= 2) {
+              context.strokeStyle = ring; // or a dot would drown in a cell as light as itself
+              context.lineWidth = 1.5;
+              context.stroke();
+            }
+            context.fillStyle = dot;
             context.fill();
           }
         }
@@ -339,11 +340,17 @@
     count(row, column) {
       return this.panel.frames[this.frame].counts[column][row];
     }
+    update(panel) {
+      this.largest = null;
+      super.update(panel);
+    }
+    /* Asked for by every circle: found once. */
     most() {
-      return Math.max(
+      this.largest ??= Math.max(
         1,
         ...this.panel.frames.map(frame => Math.max(...frame.counts.map(row => Math.max(...row)))),
       );
+      return this.largest;
     }
     radius(count) {
       return Math.sqrt(count / this.most()) * Math.max(3.5, Math.min(this.high, this.wide * 1.6) / 2);

@@ -63,6 +63,11 @@
       host.addEventListener("blur", hideTip);
     }
 
+    /* uPlot listens to the window until it is told to go. */
+    close() {
+      if (this.plot) this.plot.destroy();
+    }
+
     update(panel) {
       const shape = of => of.series.map(series => [series.name, "low" in series]).join();
       const same = this.plot && shape(panel) === shape(this.panel);
@@ -75,7 +80,7 @@
 
     draw() {
       const zoom = this.zoomed && { min: this.plot.scales.x.min, max: this.plot.scales.x.max };
-      if (this.plot) this.plot.destroy();
+      this.close();
       this.prepare();
       const width = Math.max(240, this.host.clientWidth);
       const { x_label, y_label, percent, x_percent, bare } = this.panel;

@@ -11,7 +11,9 @@
     ["accuracy", "accuracy"],
     ["changed", "modified"],
   ];
-  const FULL_EVERY = 10000; // milliseconds between redrawing the figures that are not live
+  const FULL_EVERY = 10000, // milliseconds between redrawing the figures that are not live
+    AGAIN_AFTER = 5000, // before a server is asked again that a browser has given up on
+    TICK = 15000; // between telling anew how long ago a run changed
   const find = id => document.getElementById(id);
   const table = document.querySelector("table.runs"),
     page = find("page"),
@@ -23,7 +25,8 @@
     source = null,
     lastFull = 0,
     asking = null,
-    waiting = 0;
+    waiting = 0,
+    retrying = 0;
 
   function ago(seconds) {
     const passed = Math.max(0, Date.now() / 1000 - seconds);
@@ -116,11 +119,16 @@
     );
   }
 
+  function clear(sentence) {
+    if (view) view.close();
+    view = null;
+    page.replaceChildren(el("p", { class: "reading" }, sentence));
+  }
+
   function show(model, partial) {
     problems(model.problems || []);
     if (!model.figures) {
-      page.replaceChildren(el("p", { class: "reading" }, "Nothing to draw yet."));
-      view = null;
+      clear("Nothing to draw yet.");
       return;
     }
     if (!view) view = Holdfast.render(page, model);
@@ -132,10 +140,15 @@
     const asked = query();
     lastFull = Date.now();
     asking = asked;
-    const answer = await fetch(`/api/figures?${asked}`);
-    const model = await answer.json();
+    let model;
+    try {
+      model = await (await fetch(`/api/figures?${asked}`)).json();
+    } catch {
+      return; // nobody answers: the first event of a server that is back asks again
+    } finally {
+      if (asking === asked) asking = null;
+    }
     if (asked !== query()) return;
-    asking = null;
     if (model.error) {
       problems([["selection", model.error]]);
       return;
@@ -146,21 +159,15 @@
   function select() {
     history.replaceState(null, "", chosen.size ? `#${query()}` : location.pathname);
     list();
-    view = null;
     clearTimeout(waiting);
     problems([]);
-    page.replaceChildren(
-      el(
-        "p",
-        { class: "reading" },
-        chosen.size ? "Reading…" : "Choose one or more runs above to see and compare them.",
-      ),
-    );
+    clear(chosen.size ? "Reading…" : "Choose one or more runs above to see and compare them.");
     if (chosen.size) full();
     follow();
   }
 
   function follow() {
+    clearTimeout(retrying);
     if (source) source.close();
     source = new EventSource(`/api/events?${query()}`);
     source.addEventListener("open", () => {
@@ -168,6 +175,8 @@
     });
     source.addEventListener("error", () => {
       find("live").textContent = "Connection lost, trying again…";
+      // A browser tries again by itself, but not after an answer it cannot use.
+      if (source.readyState === EventSource.CLOSED) retrying = setTimeout(follow, AGAIN_AFTER);
     });
     source.addEventListener("runs", event => {
       runs = JSON.parse(event.data);
@@ -192,6 +201,7 @@
     chosen = new Set(new URLSearchParams(location.hash.slice(1)).getAll("run"));
     select();
   });
+  setInterval(list, TICK);
   head();
   fetch("/api/runs")
     .then(answer => answer.json())

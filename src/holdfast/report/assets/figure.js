@@ -36,7 +36,12 @@
       this.build();
     }
 
+    close() {
+      for (const { view } of this.views || []) if (view.close) view.close();
+    }
+
     build() {
+      this.close();
       const { name, title, reading, source, panels } = this.figure;
       const names = panel => (panel.series || []).map(s => s.name).join("\n"),
         first = panels.map(names)[0];

@@ -45,7 +45,7 @@
       const swatch = el("i", { class: "swatch" });
       swatch.style.background = colourOf(row.colour);
       const cells = row.cells.map((cell, c) =>
-        el("td", { class: board.best[c] === i ? "best" : null }, cell.text),
+        el("td", { class: board.best[c].includes(i) ? "best" : null }, cell.text),
       );
       return el(
         "tr",
@@ -135,6 +135,7 @@
       const wanted = new Set(model.figures.map(f => f.name));
       for (const [name, view] of views)
         if (!wanted.has(name)) {
+          view.close();
           view.section.remove();
           views.delete(name);
         }
@@ -192,9 +193,39 @@
       });
     });
     observer.observe(container);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-    document.addEventListener("holdfast-theme", redraw);
-    return { update: next => fill(next, false), patch: next => fill(next, true), views };
+    const listening = new AbortController(),
+      { signal } = listening;
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw, { signal });
+    document.addEventListener("holdfast-theme", redraw, { signal });
+    /* Paper is white and narrow, whatever the screen is: everything is drawn for it, and afterwards as before. */
+    const root = document.documentElement;
+    let theme;
+    addEventListener(
+      "beforeprint",
+      () => {
+        theme = root.dataset.theme;
+        root.dataset.theme = "light";
+        root.classList.add("paper");
+        redraw();
+      },
+      { signal },
+    );
+    addEventListener(
+      "afterprint",
+      () => {
+        if (theme === undefined) delete root.dataset.theme;
+        else root.dataset.theme = theme;
+        root.classList.remove("paper");
+        redraw();
+      },
+      { signal },
+    );
+    const close = () => {
+      listening.abort();
+      observer.disconnect();
+      for (const view of views.values()) view.close();
+    };
+    return { update: next => fill(next, false), patch: next => fill(next, true), close, views };
   }
 
   function themeButton(button) {
