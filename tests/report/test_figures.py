@@ -63,7 +63,45 @@ def test_heat_map_has_a_row_a_class_and_a_column_a_round(compared):
     assert list(panel.frames[0].rows) == CLASSES
     expected = np.array([record["class_accuracy"] for record in records_of(compared[2])]).T
     np.testing.assert_allclose(panel.frames[0].values, expected)
-    assert "weakest class" in built("classes", compared).summary
+
+
+def test_the_class_that_was_forgotten_most_is_named_with_its_best_round(compared, tmp_path):
+    accuracy = np.array([record["class_accuracy"] for record in records_of(compared[0])])
+    lost = accuracy.max(axis=0) - accuracy[-1]
+    best, weakest = accuracy[:, lost.argmax()], accuracy[-1].argmin()
+    assert built("classes", compared[:1]).summary == (
+        f"Forgotten most: fedavg: {CLASSES[lost.argmax()]} ({best.max():.1%} in round {best.argmax() + 1}, "
+        f"{best[-1]:.1%} at the end). Weakest class at the end: fedavg: {CLASSES[weakest]} "
+        f"({accuracy[-1, weakest]:.1%})."
+    )
+    assert "Forgotten most" not in built("classes", [write_run(tmp_path / "one", rounds=1)]).summary
+
+
+def test_runs_are_named_apart_and_counted_once(tmp_path):
+    paths = [
+        write_run(tmp_path / method / f"seed-{s}", method, seed=s, rounds=2)
+        for method in "ab"
+        for s in (0, 1)
+    ]
+    names = ["a/seed-0", "a/seed-1", "b/seed-0", "b/seed-1"]
+    assert [run.name for run in load_runs(paths)] == names
+    assert [run.name for run in load_runs([tmp_path, tmp_path / "a", paths[0]])] == names
+    assert [run.name for run in load_runs(paths[:1])] == ["seed-0"]
+
+
+def test_a_data_set_in_a_file_is_told_by_its_name(tmp_path):
+    path = write_run(tmp_path / "x", rounds=2)
+    told = yaml.safe_load((path / "experiment.yaml").read_text()) | {"data": "/somewhere/private/mine.npz"}
+    (path / "experiment.yaml").write_text(yaml.safe_dump(told))
+    assert load_runs([path])[0].dataset == "mine.npz"
+
+
+def test_a_partition_that_differs_by_seed_says_whose_it_is(tmp_path):
+    paths = [write_run(tmp_path / f"s{seed}", seed=seed, rounds=2) for seed in (4, 5)]
+    assert built("partition", paths).panels[0].title == "Seed 4: Samples per client and class"
+    assert built("partition", paths[:1]).panels[0].title == "Samples per client and class"
+    (paths[1] / "federation.json").write_text((paths[0] / "federation.json").read_text())
+    assert built("partition", paths).panels[0].title == "Samples per client and class"
 
 
 def test_strip_shows_the_model_before_every_local_and_the_model_after(compared):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.report.curves import NotRecorded, Shown
+from holdfast.report.curves import NotRecorded, Shown, with_seed
 from holdfast.report.loading import Group
 from holdfast.report.panels import Bar, Bars, Bubbles, Panel, thin
 
@@ -26,12 +26,20 @@ def partition(groups: Sequence[Group]) -> Shown:
     for group in seen.values():
         run = group.runs[0]
         assert run.label_counts is not None
-        title = "" if len(seen) == 1 else f"{group.label}: "
+        title = _whose(group, len(seen))
         panels += federation_panels(
             run.label_counts, run.classes, _domains(run.federation.get("domains")), title
         )
         told.append(title + federation_sentence(run.label_counts))
     return panels, " ".join(told)
+
+
+def _whose(group: Group, partitions: int) -> str:
+    """What tells the drawn partition from those of other groups and other seeds, where they differ."""
+    same = len({run.label_counts.tobytes() for run in group.runs if run.label_counts is not None}) == 1
+    if partitions == 1:
+        return "" if same else f"Seed {group.runs[0].seed}: "
+    return f"{group.label if same else with_seed(group)}: "
 
 
 def federation_panels(

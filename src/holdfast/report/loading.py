@@ -3,9 +3,10 @@
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from os.path import commonpath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,8 @@ class Run:
 
     @property
     def dataset(self) -> str:
-        """The data set's name."""
-        return _named(self.experiment.get("data"))
+        """The data set's name, of a file or folder without what leads to it."""
+        return PurePath(_named(self.experiment.get("data"))).name
 
     @cached_property
     def evaluated(self) -> Sequence[Mapping[str, Any]]:
@@ -144,18 +145,21 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
     """Read run directories, and directories of runs for all in them; naming none is an error."""
     if not paths:
         raise HoldfastError("no run given; name at least one run directory, for example runs/fedavg")
-    return [run for path in paths for run in _runs_at(Path(path))]
+    found = {place.resolve(): run for path in paths for place, run in _runs_at(Path(path))}
+    above = commonpath([place.parent for place in found])
+    # A comparison's runs are all called seed-0, seed-1, …: what lies above them tells them apart.
+    return [replace(run, name=place.relative_to(above).as_posix()) for place, run in found.items()]
 
 
-def _runs_at(path: Path) -> list[Run]:
+def _runs_at(path: Path) -> list[tuple[Path, Run]]:
     """The run in a directory, or those below it with something to show; a damaged one is left out of several."""
     if any((path / name).exists() for name in (EXPERIMENT, METRICS)):
-        return [load_run(path)]
+        return [(path, load_run(path))]
     loaded, damaged = [], []
     for found in sorted(list_runs(path), key=lambda summary: summary.path):
         if found.rounds or found.state == "corrupt":
             try:
-                loaded.append(load_run(found.path))
+                loaded.append((found.path, load_run(found.path)))
             except HoldfastError as error:
                 damaged.append(f"{found.path} is left out: {error}")
     if not loaded:

@@ -39,7 +39,7 @@ def accuracy(groups: Sequence[Group]) -> Shown:
 
 def classes(groups: Sequence[Group]) -> Shown:
     """Heat maps of class by round, one for each group."""
-    panels, told = [], []
+    panels, weakest, lost = [], [], []
     for group in groups:
         run = group.runs[0]
         if not len(run.rounds):
@@ -51,12 +51,25 @@ def classes(groups: Sequence[Group]) -> Shown:
         final = run.class_accuracy[-1]
         if np.isfinite(final).any():
             worst = int(np.nanargmin(final))
-            told.append(
-                f"{group.label}'s weakest class at the end is {run.classes[worst]} ({final[worst]:.1%})"
-            )
+            weakest.append(f"{with_seed(group)}: {run.classes[worst]} ({final[worst]:.1%})")
+            lost += [f"{with_seed(group)}: {told}" for told in _most_forgotten(run)]
     if not panels:
         raise NotRecorded("no per-class accuracy was recorded")
-    return panels, "; ".join(told) + "."
+    forgotten = f"Forgotten most: {'; '.join(lost)}. " if lost else ""
+    return panels, f"{forgotten}Weakest class at the end: {'; '.join(weakest)}."
+
+
+def _most_forgotten(run: Run) -> list[str]:
+    """The class that ends furthest below its best, and when it was there; none where all end at their best."""
+    drop = run.class_accuracy.max(axis=0) - run.class_accuracy[-1]
+    if not np.nanmax(drop) > 0:
+        return []
+    worst = int(np.nanargmax(drop))
+    own = run.class_accuracy[:, worst]
+    best = int(own.argmax())
+    return [
+        f"{run.classes[worst]} ({own[best]:.1%} in round {run.rounds[best]:.0f}, {own[-1]:.1%} at the end)"
+    ]
 
 
 def domains(groups: Sequence[Group]) -> Shown:
