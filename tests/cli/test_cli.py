@@ -24,6 +24,7 @@ from holdfast.cli.machine import EXTRAS
 from holdfast.cli.options import HELP
 from holdfast.cli.printing import print_table
 from holdfast.errors import install
+from holdfast.report import tracker
 
 PROGRAM = [sys.executable, "-m", "holdfast"]
 SMALL = ["--clients", "5", "--model", "linear", "--rounds", "3", "--lr", "0.1", "--device", "cpu"]
@@ -177,6 +178,20 @@ def test_trackers_are_told(tmp_path):
     good("run", *SMALL, "--track", "csv", "--out", tmp_path / "t")
     with open(tmp_path / "t" / "metrics.csv", newline="") as file:
         assert [row["round"] for row in csv.DictReader(file)] == ["1", "2", "3"]
+
+
+def test_a_resumed_run_goes_on_telling_its_tracker(tmp_path):
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "t"
+    experiment = hf.Experiment(clients=4, model="linear", rounds=4, checkpoint_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(out, trackers=[tracker("csv", out)], on_round=stop)
+    good("resume", out, "--track", "csv")
+    with open(out / "metrics.csv", newline="") as file:
+        assert [row["round"] for row in csv.DictReader(file)] == ["1", "2", "3", "4"]
 
 
 def test_interrupt_says_how_to_go_on(tmp_path):

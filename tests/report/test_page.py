@@ -1,6 +1,7 @@
 """The report as a file: self-contained, small, safe; what a browser shows of it is in test_browser.py."""
 
 import base64
+import errno
 import hashlib
 import json
 import re
@@ -9,7 +10,7 @@ import pytest
 from synthetic_runs import CLASSES, write_run
 
 from holdfast.errors import HoldfastError
-from holdfast.report import forgetting_figures, write_report
+from holdfast.report import figure, forgetting_figures, write_report
 from holdfast.report.figures import FIGURES, build_figure
 from holdfast.report.loading import group_runs, load_runs
 
@@ -92,5 +93,21 @@ def test_names_cannot_become_markup(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_one_sentence(compared, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(HoldfastError, match="cannot write the report"):
+    with pytest.raises(HoldfastError, match=r"cannot write .*report.html: a file stands"):
         write_report(compared[:1], tmp_path / "file" / "report.html")
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(compared, tmp_path, monkeypatch):
+    out = write_report(compared[:1], tmp_path / "report.html")
+    before = out.read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("holdfast.files.write_all", full)
+    for write in (write_report, lambda runs, out: figure("accuracy", runs, out)):
+        place = out if write is write_report else out.with_suffix(".svg")
+        with pytest.raises(HoldfastError, match="no space is left"):
+            write(compared[:2], place)
+    assert out.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

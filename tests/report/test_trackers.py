@@ -106,3 +106,10 @@ def test_a_misspelt_or_missing_tracker_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(HoldfastError, match="pip install wandb"):
         tracker("wandb", tmp_path)
+
+
+def test_a_place_without_room_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    started = tracker("csv", tmp_path / "file")
+    with pytest.raises(HoldfastError, match=r"cannot write .*metrics.csv"):
+        started.log({"round": 1})

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from holdfast.outcome import Run
     from holdfast.training import Tracker
 
+Track = Annotated[
+    list[str] | None, typer.Option(help="Also tell a tracker: csv, tensorboard, wandb or mlflow.")
+]
+
 
 @with_settings()
 def run(
@@ -32,9 +36,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Directory of the run (default: a new one in runs/).")
     ] = None,
-    track: Annotated[
-        list[str] | None, typer.Option(help="Also tell a tracker: csv, tensorboard, wandb or mlflow.")
-    ] = None,
+    track: Track = None,
     as_json: Json = False,
     *,
     settings: dict[str, Any],
@@ -54,6 +56,7 @@ def run(
 def resume(
     run: Annotated[Path, typer.Argument(help="The directory of an interrupted run.")],
     device: Annotated[str | None, typer.Option(help="Continue on another device: cpu or cuda.")] = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Continue an interrupted run; on the same machine it ends with the same bits as one never interrupted.
@@ -65,7 +68,8 @@ def resume(
 
     experiment = Experiment.from_mapping(RunDirectory.open(run).experiment)
     changes = [] if device is None else [f"device={device}"]
-    _train(experiment.with_settings(changes), run, as_json, resume=True)
+    trackers = _trackers(track, run)
+    _train(experiment.with_settings(changes), run, as_json, resume=True, trackers=trackers)
 
 
 @with_settings(hidden=("method",))

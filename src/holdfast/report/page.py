@@ -5,11 +5,11 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Collection, Sequence
 from hashlib import sha256
-from importlib.resources import files
+from importlib.resources import files as package_files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import HoldfastError
+from holdfast import files
 from holdfast.report import palette
 from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import FIGURES, build_figure
@@ -29,11 +29,9 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     loaded = load_runs(runs)
     page = report_html(loaded)
     out = Path(out)
-    try:
+    with files.writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise HoldfastError(f"cannot write the report to {out}: {error.strerror}") from error
+    files.replace(out, page.encode())
     return out
 
 
@@ -91,7 +89,7 @@ def asset(name: str) -> str:
 
 
 def _read(folder: str, name: str) -> str:
-    return files("holdfast.report").joinpath(folder, name).read_text(encoding="utf-8")
+    return package_files("holdfast.report").joinpath(folder, name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from holdfast import files
 from holdfast.errors import HoldfastError
 from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import build_figure
@@ -73,11 +75,11 @@ def draw(built: Figure, out: Path) -> None:
         _legend(drawing, axes, panels)
         # No dates in the file: the same runs give the same bytes.
         dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(out.suffix.lower())
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            drawing.savefig(out, dpi=300, metadata=dates)
-        except OSError as error:
-            raise HoldfastError(f"cannot write the figure to {out}: {error.strerror}") from error
+        drawn = BytesIO()
+        drawing.savefig(drawn, format=out.suffix[1:].lower(), dpi=300, metadata=dates)
+    with files.writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(out, drawn.getvalue())
 
 
 def _checked(out: Path) -> Path:

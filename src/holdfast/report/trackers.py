@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from holdfast import files
 from holdfast.errors import HoldfastError, unknown
 
 
@@ -93,12 +94,13 @@ class CsvTracker:
         rewrite = bool(new) or len(kept) < len(self._rows) or not self._path.exists()
         self._columns += new
         self._rows = [*kept, row]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "w" if rewrite else "a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns)
-            if rewrite:
-                writer.writeheader()
-            writer.writerows(self._rows if rewrite else [row])
+        with files.writing(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "w" if rewrite else "a", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, self._columns)
+                if rewrite:
+                    writer.writeheader()
+                writer.writerows(self._rows if rewrite else [row])
 
     def finish(self) -> None:
         """Nothing is left to do: every row is already in the file."""
