@@ -41,6 +41,17 @@ def test_labels_name_what_differs(tmp_path):
     ]
 
 
+def test_labels_name_the_data_where_methods_did_not_learn_the_same(tmp_path):
+    paths = [write_run(tmp_path / method, method, rounds=3) for method in ("fedavg", "fedntd")]
+    assert [group.label for group in group_runs(load_runs(paths))] == ["fedavg", "fedntd"]
+    told = yaml.safe_load((paths[1] / "experiment.yaml").read_text()) | {"data": {"name": "svhn"}, "lr": 0.5}
+    (paths[1] / "experiment.yaml").write_text(yaml.safe_dump(told))
+    assert [group.label for group in group_runs(load_runs(paths))] == [
+        "fedavg (data=cifar10)",
+        "fedntd (data=svhn)",
+    ]
+
+
 def test_accuracy_is_the_mean_over_seeds_with_a_sample_deviation(compared):
     line = built("accuracy", compared).panels[0].lines[0]
     table = np.array([[record["accuracy"] for record in records_of(path)] for path in compared[:2]])

@@ -2,13 +2,19 @@
 
 import io
 
+import matplotlib
 import numpy as np
 import pytest
+from matplotlib.figure import Figure as Drawing
 from PIL import Image
 from rich.console import Console
+from synthetic_runs import write_run
 
 from holdfast.errors import HoldfastError
 from holdfast.report import draw_federation, federation_text, figure
+from holdfast.report.figures import build_figure
+from holdfast.report.loading import group_runs, load_runs
+from holdfast.report.printing import _PAINTERS
 
 COUNTS = np.array([[100, 0, 0, 3], [0, 50, 50, 0], [25, 25, 25, 25]])
 NAMES = ["zero", "one", "two", "three"]
@@ -24,6 +30,27 @@ def test_every_kind_of_panel_is_drawn(name, compared, tmp_path):
     out = figure(name, compared[:1], tmp_path / f"{name}.png")
     assert ink(out) > 0.01
     assert min(Image.open(out).size) > 600  # print needs the pixels
+
+
+@pytest.mark.parametrize("name", ["classes", "strip", "partition"])
+def test_names_of_a_hundred_classes_do_not_overlap(name, tmp_path):
+    classes = [str(number) for number in range(100)]
+    path = write_run(tmp_path / "x", rounds=3, clients=60, sample=50, classes=classes, probe=False)
+    panel = build_figure(name, group_runs(load_runs([path]))).panels[0]
+    drawing = Drawing(figsize=(7.0, 8.0), dpi=100, layout="constrained")
+    axes = drawing.subplots()
+    with matplotlib.rc_context({"font.size": 8}):
+        _PAINTERS[type(panel)](axes, panel)
+        drawing.draw_without_rendering()
+    letters = 8 / 72 * 100  # pixels of a line of text
+    for axis, side in ((axes.xaxis, 0), (axes.yaxis, 1)):
+        boxes = [label.get_window_extent() for label in axis.get_ticklabels()]
+        places = np.sort([(box.p0 + box.p1)[side] / 2 for box in boxes])
+        assert len(places) > 2
+        assert np.diff(places).min() > letters
+    if name == "strip":
+        dots = next(marks for marks in axes.collections if len(marks.get_offsets()))
+        assert len(dots.get_offsets()) == panel.frames[-1].marked.sum() > 0
 
 
 def test_vector_files_hold_text_and_are_the_same_every_time(compared, tmp_path):

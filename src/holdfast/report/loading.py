@@ -22,6 +22,8 @@ NOT_SETTINGS = frozenset(
     {"name", "seed", "partition_seed", "hash", "classes", "shape", "own_kernels", "versions", "machine"}
     | {"engine", "device", "lanes", "address", "checkpoint_seconds"}
 )
+TASK = ("data", "partition", "stream", "long_tail", "skew")  # settings that make accuracies not comparable
+MOST_TOLD = 4  # settings in a label
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,17 +199,19 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _labels(firsts: Sequence[Run]) -> list[str]:
-    labels = [run.method for run in firsts]
-    for label in {label for label in labels if labels.count(label) > 1}:
-        same = [place for place, other in enumerate(labels) if other == label]
-        keys = sorted({key for place in same for key in firsts[place].settings})
-        differing = [
-            key for key in keys if len({repr(firsts[place].settings.get(key)) for place in same}) > 1
-        ]
-        for place in same:
-            told = ", ".join(f"{_short(key)}={firsts[place].settings.get(key)}" for key in differing[:4])
-            labels[place] = f"{label} ({told})"
+    """The methods' names, with what else differs between runs of one method, and what is learnt where that differs."""
+    task = [key for key in _differing(firsts) if key.startswith(TASK)]
+    labels = []
+    for run in firsts:
+        keys = {*task, *_differing([other for other in firsts if other.method == run.method])}
+        told = ", ".join(f"{_short(key)}={run.settings.get(key)}" for key in sorted(keys)[:MOST_TOLD])
+        labels.append(f"{run.method} ({told})" if told else run.method)
     return labels
+
+
+def _differing(runs: Sequence[Run]) -> list[str]:
+    keys = sorted({key for run in runs for key in run.settings})
+    return [key for key in keys if len({repr(run.settings.get(key)) for run in runs}) > 1]
 
 
 def _short(key: str) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 FORMATS = (".pdf", ".png", ".svg")
+MOST_ROWS = 40  # that are named: a taller panel would not fit a page
+HELD = "#d55e00"  # of the dots that mark what a client holds
 PANEL_INCHES = (3.4, 2.5)  # a column of a two-column paper is about 3.4 inches wide
 STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -112,9 +114,9 @@ def _across(panels: Sequence[Panel]) -> int:
 
 def _inches_high(panel: Panel) -> float:
     if isinstance(panel, Grid):
-        return 0.9 + 0.16 * min(40, len(panel.frames[-1].rows))
+        return 0.9 + 0.16 * min(MOST_ROWS, len(panel.frames[-1].rows))
     if isinstance(panel, Bubbles):
-        return 0.9 + 0.2 * min(40, len(panel.classes))
+        return 0.9 + 0.2 * min(MOST_ROWS, len(panel.classes))
     return PANEL_INCHES[1]
 
 
@@ -208,18 +210,28 @@ def _grid(axes: "Axes", panel: Grid) -> None:
     )
     rows = np.arange(len(frame.rows)) + (np.arange(len(frame.rows)) > 0) * panel.framed
     rows[-1] += panel.framed
-    every = max(1, len(frame.rows) // 40)
-    kept = sorted({*range(0, len(frame.rows), every), len(frame.rows) - 1})
+    if frame.marked is not None:
+        places, held = np.nonzero(frame.marked)
+        axes.scatter(held, rows[places], s=2, color=HELD, linewidths=0)
+    kept = _spaced(len(frame.rows), MOST_ROWS)
+    if panel.framed:  # the last row is always named, and has room
+        kept = [row for row in kept if row < len(frame.rows) - len(frame.rows) // MOST_ROWS - 1]
+        kept.append(len(frame.rows) - 1)
     axes.set_yticks(rows[kept], [frame.rows[row] for row in kept])
-    step = 1 if panel.framed else max(1, len(panel.columns) // 8)
+    columns = _spaced(len(panel.columns), 26 if panel.framed else 12)
     turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if panel.framed else {}
-    axes.set_xticks(range(0, len(panel.columns), step), panel.columns[::step], **turned)
+    axes.set_xticks(columns, [panel.columns[column] for column in columns], **turned)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     if len(panel.frames) > 1:
         axes.set_title(f"{panel.title}, {frame.name}")
     axes.grid(visible=False)
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
     _percent(bar.ax.yaxis)
+
+
+def _spaced(count: int, most: int) -> list[int]:
+    """Evenly spaced places out of ``count``, at most ``most`` of them: names that would overlap say nothing."""
+    return list(range(0, count, max(1, -(-count // most))))
 
 
 def _apart(values: Numbers, framed: bool) -> Numbers:
@@ -242,7 +254,8 @@ def _bubbles(axes: "Axes", panel: Bubbles) -> None:
         axes.scatter([], [], s=20, color=_colour(number), label=name)
     every = max(1, len(panel.clients) // 25)
     axes.set_xticks(range(0, len(panel.clients), every), panel.clients[::every])
-    axes.set_yticks(range(len(panel.classes)), panel.classes)
+    kept = _spaced(len(panel.classes), MOST_ROWS)
+    axes.set_yticks(kept, [panel.classes[row] for row in kept])
     # All clients and classes, those without a circle too: the stages of a stream lie side by side.
     axes.set(xlabel="client", xlim=(-0.6, len(panel.clients) - 0.4))
     axes.set(ylabel="class", ylim=(len(panel.classes) - 0.4, -0.6))
