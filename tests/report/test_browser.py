@@ -422,6 +422,14 @@ def test_runs_are_searched_sorted_compared_and_kept_in_the_address(served, opene
     assert min(page.evaluate(MARKS)) > 60
 
 
+def test_names_of_runs_stay_whole_on_a_narrow_screen(served, opened):
+    _, address = served
+    page = opened(address, viewport={"width": 390, "height": 800})
+    name = page.locator("table.runs tbody td:nth-child(2)", has_text="other")
+    assert name.bounding_box()["height"] < 40  # one line
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_names_stay_names_in_the_dashboard(served, opened):
     _, address = served
     page = opened(address)

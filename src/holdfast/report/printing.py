@@ -218,7 +218,7 @@ def _grid(axes: "Axes", panel: Grid) -> None:
         kept = [row for row in kept if row < len(frame.rows) - len(frame.rows) // MOST_ROWS - 1]
         kept.append(len(frame.rows) - 1)
     axes.set_yticks(rows[kept], [frame.rows[row] for row in kept])
-    columns = _spaced(len(panel.columns), 26 if panel.framed else 12)
+    columns = _spaced(len(panel.columns), 14 if panel.framed else 9)
     turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if panel.framed else {}
     axes.set_xticks(columns, [panel.columns[column] for column in columns], **turned)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
