@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError
 from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import FIGURES, build_figure
 from holdfast.report.loading import group_runs, load_runs
-from holdfast.report.panels import grid_bytes, numbers, thin
+from holdfast.report.panels import Line, grid_bytes, numbers, thin
 
 
 def records_of(path):
@@ -329,3 +329,9 @@ def test_numbers_on_the_page():
     assert len(kept) <= 600
     assert kept[0] == 0
     assert kept[-1] == 9_999
+
+
+def test_a_band_on_the_page_is_as_exact_as_its_curve():
+    mean, spread = np.array([2.307412, 0.114206]), np.array([0.0, 0.0012])
+    told = Line("x", np.arange(2.0), mean, 0, mean - spread, mean + spread).to_json()
+    np.testing.assert_allclose(np.array(told["high"]) - told["y"], spread, atol=2e-6)

@@ -32,7 +32,8 @@ class Line:
 
     def to_json(self) -> dict[str, Any]:
         """The curve as the page reads it."""
-        band = {} if self.low is None else {"low": numbers(self.low), "high": numbers(self.high)}
+        # As exact as the curve: the page tells the spread as their difference.
+        band = {} if self.low is None else {"low": numbers(self.low, 6), "high": numbers(self.high, 6)}
         return {
             "name": self.name,
             "x": numbers(self.x, 6),
