@@ -233,8 +233,12 @@
           if (usable && (best < 0 || Math.abs(own - xs[at]) <= Math.abs(line.x[best] - xs[at]))) best = i;
         });
         if (best < 0) continue;
+        const own = line.x[best],
+          elsewhere = !this.panel.stepped && own !== xs[at];
+        if (elsewhere && (xs[at] < line.x[0] || xs[at] > line.x[line.x.length - 1])) continue; // not there
+        const name = elsewhere ? `${line.name} (${this.panel.x_label} ${shown(own)})` : line.name;
         const spread = line.low ? ` ± ${shown(line.high[best] - line.y[best], this.panel.percent)}` : "";
-        rows.push([line.name, shown(line.y[best], this.panel.percent) + spread, colourOf(line.colour)]);
+        rows.push([name, shown(line.y[best], this.panel.percent) + spread, colourOf(line.colour)]);
       }
       return rows.length
         ? { title: `${this.panel.x_label} ${shown(xs[at], this.panel.x_percent)}`, rows }
