@@ -1,4 +1,7 @@
-"""Run directories shared by the tests of this folder."""
+"""Run directories and a browser, shared by the tests of this folder."""
+
+import shutil
+import warnings
 
 import pytest
 from synthetic_runs import write_run
@@ -26,3 +29,47 @@ def streamed(tmp_path_factory):
         for method, keeps in (("fedavg", 0.3), ("fedmlp", 0.7))
         for seed in range(2)
     ]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        found = None
+    if found is None:
+        reason = "BROWSER TESTS SKIPPED: apt-get install chromium and pip install playwright to run them"
+        warnings.warn(reason, stacklevel=1)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens pages that fail the test when something goes wrong in them or a request leaves the machine."""
+    trouble, pages = [], []
+
+    def open_page(address, **options):
+        page = browser.new_page(viewport=options.pop("viewport", {"width": 1280, "height": 900}), **options)
+        page.on(
+            "console",
+            lambda message: trouble.append(message.text) if message.type in ("error", "warning") else 0,
+        )
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: trouble.append(f"dialog: {dialog.message}"))
+        page.on(
+            "request",
+            lambda r: None if r.url.startswith((address.split("#")[0], "data:")) else trouble.append(r.url),
+        )
+        pages.append(page)
+        page.goto(address)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert trouble == []
