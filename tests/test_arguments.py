@@ -67,6 +67,20 @@ def test_more_clients_than_there_are(federation):
             lambda: hf.federate("digits", hf.IID(), clients=2),
             r"dataset is a str; .* holdfast\.load\('digits'\)",
         ),
+        (
+            lambda: hf.federate(DATA, hf.IID, clients=2),
+            r"partition is the class IID; .*holdfast\.Dirichlet\(",
+        ),
+        (
+            lambda: hf.federate(DATA, {"Bern": [0], "Oslo": [1]}),
+            "partition is a dict; .* a list with the sample",
+        ),
+        (
+            lambda: hf.Stack((hf.FedNTD(), hf.FedProx())),
+            r"a part of a stack is a tuple; .* Stack\(FedNTD\(\), ",
+        ),
+        (lambda: hf.Stack("fedntd", "fedprox"), "a part of a stack is a str"),
+        (lambda: hf.stream(DATA, [[0], [1]], clients=2), r"partition is a list; .*holdfast\.ClassShards\("),
         (lambda: hf.federate(DATA, hf.IID(), clients="5"), "clients is '5'; it must be a whole number"),
         (lambda: hf.federate(DATA, hf.IID(), clients=2, seed=1.5), "seed is 1.5; it must be a whole number"),
         (lambda: hf.federate(DATA, hf.IID(), clients=2, long_tail=0.1), r"a float; .* holdfast\.LongTail"),

@@ -70,6 +70,30 @@ def test_labels_and_classes():
     assert data.name == "custom"
 
 
+@pytest.mark.parametrize("given", [np.array(["ill", "well"]), np.array([7, 9]), [7, "well"]])
+def test_names_of_classes_are_texts_that_a_file_can_hold(given):
+    names = from_arrays(pixels(6, 1, 4, 4), classes=given).classes
+    assert names == tuple(str(name) for name in given)
+    assert {type(name) for name in names} == {str}
+
+
+class Table:
+    """What pandas and others have: columns, and a way to become an array."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype=dtype)
+
+
+def test_tables_are_taken_for_the_arrays_they_become():
+    x, y = [[0.5, 2.0], [1.0, 3.0], [4.0, -1.0]], [0, 1, 1]
+    data = Dataset.from_arrays(Table(x), Table(y), Table(x[:1]), Table(y[:1]))
+    assert data.x_train.tolist() == x
+    assert data.y_train.tolist() == y
+
+
 def test_a_data_set_tells_itself_in_one_line():
     images, labels = np.zeros((6, 5, 4), np.uint8), np.arange(6) % 3
     data = Dataset.from_arrays(images, labels, images[:2], labels[:2], name="mine")
@@ -79,6 +103,11 @@ def test_a_data_set_tells_itself_in_one_line():
 def test_groups_are_kept():
     group = Group(("a", "b"), np.array([0, 1, 0, 1, 0, 1]), np.array([1, 1]))
     assert from_arrays(pixels(6, 1, 4, 4), groups={"writer": group}).groups["writer"] is group
+    lists = Group(["a", "b"], [0, 1, 0], [1])
+    assert lists.names == ("a", "b")
+    assert (lists.train.dtype, lists.train.tolist(), lists.test.tolist()) == (np.int64, [0, 1, 0], [1])
+    with pytest.raises(HoldfastError, match=r"train entries must be whole numbers: .* from 0 for 'a'"):
+        Group(("a", "b"), np.array(["a", "b"]), np.array([0]))
 
 
 X = pixels(4, 3, 8, 8)
@@ -107,6 +136,16 @@ NAN = np.array([[1.0, 2.0], [np.nan, 1.0], [0.0, 0.0], [np.inf, 1.0]])
         ((X, Y, X / 255, Y), {}, "both be images"),
         ((X[:, 0].astype(int), Y, X[:, 0].astype(int) + 200, Y), {}, "both be images"),
         ((np.array(["a", "b"]), Y[:2], X, Y), {}, "x_train must be an array of numbers"),
+        (
+            (X, np.array(["a", "b", "a", "b"]), X, Y),
+            {},
+            "y_train .* holds texts .*; give the names as classes",
+        ),
+        (([[1, 2], [3]], Y[:2], X, Y), {}, "x_train must be an array of numbers"),
+        ((X, Y, X, Y), {"classes": "ab"}, "classes must be a list of names, .* not 'ab'"),
+        ((X, Y, X, Y), {"classes": 2}, "classes must be a list of names, .* not 2"),
+        ((X, Y, X, Y), {"classes": ["a", "a"]}, "classes must differ, but 'a' is there more than once"),
+        ((X, Y, X, Y), {"groups": {"w": Y}}, r"group 'w' is a ndarray; it must be a holdfast\.Group\("),
         ((X * 1j, Y, X, Y), {}, "real numbers"),
         ((X, Y, X, Y), {"preprocess": Preprocess((0.5, 0.5), (1.0, 1.0))}, "mean has 2 channels"),
         ((X, Y, X, Y), {"groups": {"w": Group(("a",), Y[:2], Y)}}, "group 'w' must have one train entry"),
@@ -151,6 +190,23 @@ def test_folder_without_split_is_split_by_seed(tmp_path):
     )
 
 
+@pytest.mark.parametrize("parts", [("train", "val"), ("train",), ("Train", "Test")])
+def test_parts_of_a_tree_are_not_taken_for_classes(tmp_path, parts):
+    for part in parts:
+        for name in ("cat", "dog"):
+            for i in range(5):
+                write_png(tmp_path / part / name / f"{i}.png", pixels(4, 4))
+    with pytest.raises(HoldfastError, match=r"folder 'T?t?(rain|est)' .* not both 'train' and 'test'"):
+        Dataset.from_folder(tmp_path)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for name in ("train", "tram"):
+        for i in range(5):
+            write_png(tmp_path / name / f"{i}.png", pixels(4, 4))
+    assert Dataset.from_folder(tmp_path).classes == ("train", "tram")
+
+
 def test_images_of_different_sizes_need_a_size(tmp_path):
     for i, size in enumerate((8, 8, 6, 8)):
         write_png(tmp_path / f"c{i % 2}/{i}.png", np.full((size, size), 100, np.uint8))
@@ -159,6 +215,8 @@ def test_images_of_different_sizes_need_a_size(tmp_path):
         match=r"0\.png is 8x8, .*2\.png is 6x6; .*hf\.Dataset\.from_folder\(\.\.\., size=\(8, 8\)",
     ):
         Dataset.from_folder(tmp_path)
+    with pytest.raises(HoldfastError, match=r"size is 4; it must be a height and a width"):
+        Dataset.from_folder(tmp_path, size=4)
     data = Dataset.from_folder(tmp_path, size=(4, 5))
     assert data.shape == (1, 4, 5)
     assert (data.x_train == 100).all()

@@ -130,6 +130,14 @@ def test_the_same_seed_gives_the_same_hash(seed, alpha, clients):
     assert federation_from(toy, one.partition).hash == one.hash
 
 
+def test_a_federation_tells_itself_in_one_line(toy):
+    dealt = federate(toy, Dirichlet(0.5, min_size=0), clients=3, seed=7)
+    assert repr(dealt) == f"Federation({toy!r}, 3 clients, name=dirichlet, alpha=0.5, min_size=0, seed=7)"
+    staged = stream(toy, IID(), clients=2, tasks_per_client=2)
+    assert "\n" not in repr(staged)
+    assert "2 clients over 2 stages, name=iid" in repr(staged)
+
+
 def test_a_partition_may_be_named(toy):
     assert federate(toy, "dirichlet:0.5", clients=3).hash == federate(toy, Dirichlet(0.5), clients=3).hash
     assert stream(toy, "iid", clients=3).hash == stream(toy, IID(), clients=3).hash

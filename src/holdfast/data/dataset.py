@@ -9,10 +9,12 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from holdfast.data.preprocess import Preprocess
 from holdfast.errors import HoldfastError
+from holdfast.kinds import named
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,17 @@ class Group:
     names: tuple[str, ...]
     train: np.ndarray
     test: np.ndarray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _names(self.names, "the names of a group"))
+        for part in ("train", "test"):
+            codes = np.asarray(getattr(self, part))
+            if codes.dtype.kind not in "iu" and codes.size:
+                raise HoldfastError(
+                    f"a group's {part} entries must be whole numbers: for each sample, the place of its name "
+                    f"among the names, from 0 for '{self.names[0]}'"
+                )
+            object.__setattr__(self, part, codes.astype(np.int64, copy=False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +83,17 @@ class Dataset:
     @classmethod
     def from_arrays(
         cls,
-        x_train: np.ndarray | Tensor,
-        y_train: np.ndarray | Tensor,
-        x_test: np.ndarray | Tensor,
-        y_test: np.ndarray | Tensor,
+        x_train: ArrayLike | Tensor,
+        y_train: ArrayLike | Tensor,
+        x_test: ArrayLike | Tensor,
+        y_test: ArrayLike | Tensor,
         *,
-        classes: Sequence[str] | None = None,
+        classes: Sequence[str] | np.ndarray | None = None,
         name: str = "custom",
         preprocess: Preprocess | None = None,
         groups: Mapping[str, Group] | None = None,
     ) -> Dataset:
-        """A data set from NumPy arrays or torch tensors.
+        """A data set from NumPy arrays, torch tensors, or what NumPy makes arrays of, such as a table of pandas.
 
         Samples: integers from 0 to 255 with three or four dimensions are images and become uint8
         ``[N, channels, height, width]``; they may come as ``[N, height, width]`` (grey) or with the channels
@@ -97,9 +110,10 @@ class Dataset:
         if samples["x_train"].shape[1:] != samples["x_test"].shape[1:]:
             shapes = [tuple(x.shape[1:]) for x in samples.values()]
             raise HoldfastError(f"samples for training have shape {shapes[0]}, for testing {shapes[1]}")
-        names = tuple(classes) if classes is not None else None
-        if names is None:
+        if classes is None:
             names = tuple(map(str, range(1 + int(max(y.max() for y in labels.values())))))
+        else:
+            names = _names(classes, "classes")
         for part in ("train", "test"):
             x, y = samples[f"x_{part}"], labels[f"y_{part}"]
             if len(x) != len(y):
@@ -153,13 +167,26 @@ class Dataset:
         )
 
 
-def _tensor(values: np.ndarray | Tensor, name: str) -> Tensor:
-    if isinstance(values, np.ndarray):
-        # Torch shares no memory it may not write to, and can hardly count with wide unsigned integers.
-        values = np.require(values, requirements=["C", "W"])
-        if values.dtype.kind == "u" and values.dtype.itemsize > 1:
-            values = values.astype(np.int64)
+def _names(given: Sequence[str] | np.ndarray, what: str) -> tuple[str, ...]:
+    """Names as texts of Python's own, which a file can hold; they may come as an array, or be numbers."""
+    if isinstance(given, str) or not hasattr(given, "__iter__"):
+        raise HoldfastError(f"{what} must be a list of names, such as ['healthy', 'ill'], not {given!r}")
+    names = tuple(map(str, given))
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise HoldfastError(f"{what} must differ, but '{twice}' is there more than once")
+    return names
+
+
+def _tensor(values: ArrayLike | Tensor, name: str, instead_of_texts: str = "") -> Tensor:
     try:
+        if not isinstance(values, Tensor):
+            # Torch shares no memory it may not write to, and can hardly count with wide unsigned integers.
+            values = np.require(values, requirements=["C", "W"])
+            if values.dtype.kind in "OSUT":
+                raise TypeError(f"it holds texts or other objects{instead_of_texts}")
+            if values.dtype.kind == "u" and values.dtype.itemsize > 1:
+                values = values.astype(np.int64)
         tensor = torch.as_tensor(values).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise HoldfastError(f"{name} must be an array of numbers: {error}") from error
@@ -168,7 +195,7 @@ def _tensor(values: np.ndarray | Tensor, name: str) -> Tensor:
     return tensor
 
 
-def _samples(values: np.ndarray | Tensor, name: str) -> Tensor:
+def _samples(values: ArrayLike | Tensor, name: str) -> Tensor:
     x = _tensor(values, name)
     if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.permute(0, 3, 1, 2)
@@ -186,8 +213,8 @@ def _samples(values: np.ndarray | Tensor, name: str) -> Tensor:
     return x.to(torch.float32).contiguous()
 
 
-def _labels(values: np.ndarray | Tensor, name: str) -> Tensor:
-    y = _tensor(values, name)
+def _labels(values: ArrayLike | Tensor, name: str) -> Tensor:
+    y = _tensor(values, name, "; give the names as classes, and here their places in it, from 0")
     if y.numel() != len(y):
         raise HoldfastError(f"{name} must hold one label a sample, shape [{len(y)}], not {list(y.shape)}")
     labels = y.flatten().long()
@@ -197,6 +224,10 @@ def _labels(values: np.ndarray | Tensor, name: str) -> Tensor:
 
 
 def _check_group(name: str, group: Group, dataset: Dataset) -> None:
+    if not isinstance(group, Group):
+        raise HoldfastError(
+            f"group '{name}' is {named(group)}; it must be a holdfast.Group(names, train, test)"
+        )
     for part, codes, labels in (
         ("train", group.train, dataset.y_train),
         ("test", group.test, dataset.y_test),

@@ -93,6 +93,11 @@ class Federation:
         """How many clients are registered, those without samples included."""
         return (len(self.offsets) - 1) // self.stages
 
+    def __repr__(self) -> str:
+        how = ", ".join(f"{key}={value}" for key, value in self.partition.items() if key != "clients")
+        stages = f" over {self.stages} stages" if self.stages > 1 else ""
+        return f"Federation({self.dataset!r}, {self.clients} clients{stages}, {how})"
+
     def sizes(self, stage: int = 0) -> Ints:
         """How many samples each client trains on at a stage: int64 ``[clients]``."""
         first, last = self._spans(stage)
@@ -271,6 +276,11 @@ def federate(
     check_given(dataset, clients, seed, long_tail, skew)
     if isinstance(partition, str):
         partition = parse_partition(partition)
+    if not isinstance(partition, Partition | Sequence | np.ndarray):
+        raise HoldfastError(
+            f"partition is {named(partition)}; it must be a partition, such as holdfast.Dirichlet(0.1), text such "
+            "as 'dirichlet:0.1', or a list with the sample ids of each client"
+        )
     if isinstance(partition, Partition):
         ids, public_ids = share_with_server(dataset, seed, public, long_tail)
         pool = Pool.of(dataset.y_train.numpy(), dataset.groups, ids)

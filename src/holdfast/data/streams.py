@@ -22,7 +22,7 @@ from holdfast.data.partitions import Assignment, Partition, Pool, parse_partitio
 from holdfast.data.schedules import GlobalEpochs, StageSchedule
 from holdfast.data.skew import FeatureSkew, LongTail
 from holdfast.errors import HoldfastError
-from holdfast.kinds import as_number
+from holdfast.kinds import as_number, named
 from holdfast.random import generator
 
 
@@ -71,6 +71,11 @@ def stream(
     as_number("tasks_per_client", tasks_per_client, int)
     if isinstance(partition, str):
         partition = parse_partition(partition)
+    if not isinstance(partition, Partition):
+        raise HoldfastError(
+            f"partition is {named(partition)}; a stream takes a partition, such as holdfast.ClassShards(2), or text "
+            "such as 'class-shards:2'"
+        )
     present = _presence(clients, tasks_per_client, joins, leaves)
     if chunks and stage_classes is not None:
         raise HoldfastError(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import HoldfastError
+from holdfast.kinds import named
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Trainer, Tree, Upload
 from holdfast.methods.context import Client, Task
 from holdfast.models.network import Output
@@ -53,6 +54,11 @@ class Stack(Method):
         """Parts must not contradict each other."""
         if not self.parts:
             raise HoldfastError("a stack needs at least one method")
+        for part in self.parts:
+            if not isinstance(part, Method):
+                raise HoldfastError(
+                    f"a part of a stack is {named(part)}; it must be a method: Stack(FedNTD(), FedProx())"
+                )
         names = [part.name for part in self.parts]
         if len(set(names)) < len(names):
             raise HoldfastError(

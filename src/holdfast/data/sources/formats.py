@@ -22,6 +22,7 @@ from holdfast.random import generator
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 )
+PARTS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev")  # of a tree of images
 DIGITS = tuple("0123456789")
 
 
@@ -326,12 +327,24 @@ def list_images(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.nd
     return paths, np.array(labels, np.int64)
 
 
+def _holds_a_part(folder: Path) -> bool:
+    """Whether this is the training or the test set of a tree, and not a class (of railway trains, say)."""
+    return folder.name.lower() in PARTS and bool(list_classes(folder))
+
+
 def read_folder(path: Path, size: tuple[int, int] | None, seed: int) -> Arrays:
     """A class-per-folder tree: train/CLASS/ and test/CLASS/, or CLASS/ alone, of which a fifth tests."""
     if not path.is_dir():
         raise HoldfastError(f"there is no folder {path}")
+    if size is not None and np.shape(size) != (2,):
+        raise HoldfastError(f"size is {size!r}; it must be a height and a width, such as (64, 64)")
     split = (path / "train").is_dir() and (path / "test").is_dir()
     classes = list_classes(path / "train" if split else path)
+    if not split and (part := next((name for name in classes if _holds_a_part(path / name)), None)):
+        raise HoldfastError(
+            f"{path} has a folder '{part}' with folders in it, but not both 'train' and 'test'; name them so, or leave "
+            "CLASS/*.png alone, of which a fifth tests"
+        )
     if split and (strangers := set(list_classes(path / "test")) - set(classes)):
         raise HoldfastError(f"{path / 'test'} has classes that train lacks: {', '.join(sorted(strangers))}")
     trees = [list_images(path / part, classes) for part in (("train", "test") if split else ("",))]
