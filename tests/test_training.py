@@ -51,6 +51,13 @@ def test_methods_and_models_may_be_written_as_on_the_command_line(federation):
         hf.train("fedproxx", "linear", federation, **SMALL)
 
 
+def test_a_run_tells_itself_in_one_line(federation, tmp_path):
+    run = hf.train("fedntd", "linear", federation, rounds=2, out=tmp_path / "run")
+    right = f"Run(fedntd, 2 rounds, accuracy {100 * run.records[-1]['accuracy']:.2f}%"
+    assert repr(run) == repr(hf.Run.open(tmp_path / "run")) == f"{right}, in '{tmp_path / 'run'}')"
+    assert repr(hf.train("fedntd", "linear", federation, rounds=2)) == f"{right})"
+
+
 def test_forgetting_is_best_minus_final(federation):
     run = hf.train(hf.FedAvg(), hf.models.linear(), federation, **SMALL | {"rounds": 6})
     by_class = run.class_accuracy
@@ -508,6 +515,13 @@ def test_models_that_do_not_fit_are_refused(federation, model, sentence):
 def test_public_names_are_complete():
     for name in hf.api.__all__:
         assert getattr(hf, name) is getattr(hf.api, name)
-    assert {"train", "FedNTD", "models"} <= set(dir(hf))
+    assert {"train", "FedNTD", "models", "__version__"} <= set(dir(hf))
+    offered = {name for name in dir(hf) if not name.startswith("_")}
+    assert offered == {
+        *hf.api.__all__,
+        "methods",
+        "metrics",
+        "models",
+    }  # and nothing that holdfast itself imports
     with pytest.raises(AttributeError, match="holdfast has no 'fedavgg'"):
         hf.fedavgg

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast import metrics as metrics
     from holdfast import models as models
     from holdfast.api import *  # noqa: F403
+    from holdfast.methods import *  # noqa: F403  (mypy does not look into the list that `api.__all__` unpacks)
 
 __version__ = "0.1.0"
 
@@ -31,4 +32,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module("holdfast.api").__all__, "methods", "metrics", "models"})
+    """What there is for users, by which shells complete names; not what this module itself imports."""
+    special = {name for name in globals() if name.startswith("__")}
+    return sorted({*import_module("holdfast.api").__all__, "methods", "metrics", "models", *special})

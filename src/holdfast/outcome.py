@@ -25,6 +25,11 @@ class Run:
     path: Path | None = None
     peak_bytes: int | None = None  # held at most, of the GPU if trained there, else of RAM
 
+    def __repr__(self) -> str:
+        where = "" if self.path is None else f", in '{self.path}'"
+        said = f"{len(self.records)} rounds, accuracy {self.accuracy:.2%}"
+        return f"Run({self.experiment['method']['name']}, {said}{where})"
+
     @classmethod
     def open(cls, path: str | Path) -> Run:
         """A finished run of one of ``holdfast.models``, read from its directory."""

@@ -1,6 +1,6 @@
 """The methods: one file each, composed with `Stack`."""
 
-from holdfast.methods.base import Batch, Local, Method, Server, Upload
+from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Trainer, Tree, Upload
 from holdfast.methods.ccvr import CCVR
 from holdfast.methods.context import Client, Task
 from holdfast.methods.creff import CReFF
@@ -28,6 +28,7 @@ from holdfast.methods.moon import Moon
 from holdfast.methods.registry import METHODS, method_from, parse_method
 from holdfast.methods.scaffold import Scaffold
 from holdfast.methods.stack import Stack
+from holdfast.models.network import Output
 
 __all__ = [
     "CCVR",
@@ -58,10 +59,14 @@ __all__ = [
     "Local",
     "Method",
     "Moon",
+    "Output",
     "Scaffold",
     "Server",
     "Stack",
     "Task",
+    "Tensors",
+    "Trainer",
+    "Tree",
     "Upload",
     "method_from",
     "parse_method",
