@@ -1,5 +1,6 @@
 """Modules and methods of the user's own: frozen, tied, or unfit for lanes."""
 
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import holdfast as hf
+from holdfast.engine.evaluation import TestSet
+from holdfast.engine.settings import Settings
+from holdfast.training import Training
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3
@@ -150,3 +154,100 @@ def test_a_run_with_a_method_of_ones_own_says_how_it_goes_on(tmp_path):
         hf.Experiment.from_file(tmp_path / "experiment.yaml")
     assert hf.Run.open(tmp_path).experiment["method"] == {"name": "Mine", "own": True}
     hf.train(Mine(), "linear", federation, out=tmp_path, resume=True, **SHORT)
+
+
+class Tied(nn.Module):
+    """A classifier whose weight is the embedding's too, as language models have it."""
+
+    def __init__(self, embedding_first):
+        super().__init__()
+        torch.manual_seed(0)
+        embedding, last = nn.Embedding(3, 6), nn.Linear(6, 3, bias=False)
+        last.weight = embedding.weight
+        for name in ("embedding", "last") if embedding_first else ("last", "embedding"):
+            self.add_module(name, {"embedding": embedding, "last": last}[name])
+
+    def forward(self, x):
+        return self.last(x + self.embedding.weight.sum(0))
+
+
+@pytest.mark.parametrize("embedding_first", [True, False])
+def test_a_classifier_may_share_its_weight(embedding_first):
+    net = Tied(embedding_first)
+    one = hf.federate(DATA, [range(60)])
+    run = hf.train("fedavg", net, one, rounds=1, batch_size=60, lr=0.1, precision="float64")
+    w = net.last.weight.detach().double().requires_grad_()
+    F.cross_entropy((torch.tensor(X).double() + w.sum(0)) @ w.T, torch.tensor(Y)).backward()
+    assert run.model.last.weight is run.model.embedding.weight
+    torch.testing.assert_close(run.model.last.weight.detach(), w.detach() - 0.1 * w.grad)
+
+
+@pytest.mark.parametrize("embedding_first", [True, False])
+def test_a_head_that_is_also_part_of_the_body_is_tested_in_both_places(federation, embedding_first):
+    """Models that differ in their heads alone share what is before it; not where the head is there too."""
+    training = Training(hf.FedAvg(), Tied(embedding_first), federation, Settings(rounds=1), device="cpu")
+    test, network = TestSet(DATA, training.task), training.task.network
+    torch.manual_seed(1)
+    heads = [{network.head.weight: torch.randn(3, 6)} for _ in range(4)]
+    models = [({**network.params, **head}, network.buffers) for head in heads]
+    found = [each.accuracy for each in test.evaluate_many(models, [lambda out: out.logits] * 4)]
+    x, wanted = torch.tensor(X[:30]), []
+    for (w,) in (head.values() for head in heads):
+        wanted.append(float((((x + w.sum(0)) @ w.T).argmax(1) == torch.tensor(Y[:30])).float().mean()))
+    assert found == pytest.approx(wanted)
+
+
+def test_a_model_with_lazy_layers(federation):
+    net = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(3))
+    with pytest.raises(hf.HoldfastError, match=r"lazy layers, .*; call it once"):
+        hf.train("fedavg", net, federation, **SHORT)
+    net(torch.zeros(2, 6))
+    assert hf.train("fedavg", net, federation, **SHORT).accuracy > 0
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.main, self.other = nn.Linear(6, 3), nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.main(x) + self.other(x).mean()
+
+
+def test_one_of_two_heads_is_the_classifier(federation):
+    with pytest.raises(hf.HoldfastError, match=r"has 5 outputs, .* 3 classes; .* classifier='main'"):
+        hf.train("fedavg", TwoHeads(), federation, **SHORT)
+    assert hf.train("fedavg", TwoHeads(), federation, classifier="main", **SHORT).accuracy > 0
+
+
+@pytest.mark.parametrize(
+    ("net", "draws"),
+    [
+        (Dropping(), True),
+        (nn.Sequential(nn.Unflatten(1, (3, 2)), nn.TransformerEncoderLayer(2, 1, 4, batch_first=True),
+                       nn.Flatten(), nn.Linear(6, 3)), True),
+        (nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)), False),
+    ],
+    ids=["functional", "attention", "layer"],
+)  # fmt: skip
+def test_a_model_that_the_seed_does_not_decide_is_told_of(federation, net, draws):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        hf.train("fedavg", net, federation, engine="sequential", **SHORT)
+    assert any("the same seed will not give the same bits" in str(each.message) for each in said) == draws
+    if not draws:
+        assert torch.equal(torch.rand(3), expected)  # looking did not move the generator of others
+
+
+@pytest.mark.parametrize(
+    ("last", "said"), [(nn.Identity(), False), (nn.LogSoftmax(-1), False), (nn.Softmax(-1), True), (nn.Tanh(), True)]
+)  # fmt: skip
+def test_what_follows_the_classifier_is_told_of(federation, last, said):
+    net = nn.Sequential(two_layers(), last)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        hf.train("fedavg", net, federation, **SHORT)
+    assert any("something follows the model's classifier" in str(each.message) for each in told) == said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from holdfast.data.dataset import Dataset
@@ -14,7 +15,7 @@ from holdfast.engine.settings import Settings
 from holdfast.errors import HoldfastError, HoldfastWarning
 from holdfast.kinds import named
 from holdfast.methods.base import Method
-from holdfast.models.network import Network
+from holdfast.models.network import Network, Output
 from holdfast.models.registry import ModelSpec
 
 FEW_VALUES = 4  # of a channel in a batch: over fewer, gradients of BatchNorm grew a thousandfold
@@ -51,9 +52,12 @@ def check_cohort(settings: Settings, clients: int) -> None:
 def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
     """One forward pass: the model must take these samples and have an output for each class."""
     if network.num_outputs != dataset.num_classes:
+        linears = [(name, m) for name, m in network.net.named_modules() if isinstance(m, nn.Linear)]
+        fitting = [name for name, linear in linears if linear.out_features == dataset.num_classes]
         raise HoldfastError(
             f"the model's last layer has {network.num_outputs} outputs, but {dataset.name} has "
             f"{dataset.num_classes} classes; make them equal"
+            + (f", or say which layer is the classifier: classifier='{fitting[-1]}'" if fitting else "")
         )
     try:
         out = network.apply(network.params, network.buffers, data.read(np.array([0])))
@@ -68,6 +72,38 @@ def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
             f"the model turns one sample into {found}; it must be (1, {dataset.num_classes}): "
             "a batch of logits, one per class"
         )
+    if not _ends_with_its_classifier(network, out):
+        text = (
+            "something follows the model's classifier, such as a softmax, which cross-entropy brings by itself; "
+            "methods that apply the classifier themselves leave it out: end the model with it, or name it by classifier"
+        )
+        warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
+
+
+def _ends_with_its_classifier(network: Network, out: Output) -> bool:
+    """Whether the outputs are the classifier's, but for a constant, which cross-entropy does not see."""
+    if out.features.shape[-1] != network.head.features:
+        return False
+    alone = network.head.logits(network.params, out.features)
+    apart = (out.logits.log_softmax(-1) - alone.log_softmax(-1)).abs().max()
+    return bool(apart <= 1e-2 * alone.abs().max() + 1e-6)  # TF32 may round the two in different ways
+
+
+def warn_of_own_draws(network: Network, data: DeviceData) -> None:
+    """Warn of a model whose training the seed does not decide; torch's global generator is left as it was."""
+    x, buffers = data.read(np.array([0, 0])), {name: b.clone() for name, b in network.buffers.items()}
+    on_gpu = x.device.type == "cuda"
+    state = torch.cuda.get_rng_state if on_gpu else torch.get_rng_state
+    with torch.no_grad(), torch.random.fork_rng([x.device] if on_gpu else []):
+        before = state()
+        network.apply(network.params, buffers, x, train=True)
+        draws = not torch.equal(state(), before)
+    if draws:
+        text = (
+            "the model draws from torch's global generator when it trains, as F.dropout and the dropout inside "
+            "attention and recurrent layers do: the same seed will not give the same bits; nn.Dropout is decided by it"
+        )
+        warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
 
 
 def warn_of_tiny_batches(network: Network, data: DeviceData, sizes: np.ndarray, batch_size: int) -> None:

@@ -105,8 +105,9 @@ class TestSet:
             yield [Output(*of_one) for of_one in zip(*many(params, buffers, x), strict=True)]
 
     def _share_a_body(self, models: Sequence[tuple[Tensors, Tensors]]) -> bool:
-        head, (params, buffers) = self.task.network.head.names, models[0]
-        return all(
+        network, (params, buffers) = self.task.network, models[0]
+        head = network.head.names
+        return not network.head_is_shared and all(
             all(p[k] is v for k, v in params.items() if k not in head)
             and all(b[k] is v for k, v in buffers.items())
             for p, b in models[1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -11,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from holdfast import kernels
 from holdfast.errors import HoldfastError
@@ -63,6 +65,15 @@ def find_head(net: nn.Module, layer: str | None) -> tuple[str, nn.Linear]:
             "end it with one"
         )
     return list(linears.items())[-1]
+
+
+def _head(layer: str, linear: nn.Linear, params: Mapping[str, nn.Parameter]) -> Head:
+    """The classifier's parameters by name; one that another layer shares has that layer's."""
+    first = {id(p): name for name, p in params.items()}
+    inside = f"{layer}." if layer else ""
+    weight = first.get(id(linear.weight), f"{inside}weight")
+    bias = None if linear.bias is None else first.get(id(linear.bias), f"{inside}bias")
+    return Head(weight, bias, linear.in_features)
 
 
 class _BatchNorm(nn.Module):
@@ -221,6 +232,10 @@ class Network:
     def __init__(self, net: nn.Module, head: str | None = None, norm: NormPolicy = "average") -> None:
         if norm not in ("average", "local", "drop"):
             raise HoldfastError(f"norm is '{norm}'; it must be average, local or drop")
+        if any(is_lazy(tensor) for tensor in (*net.parameters(), *net.buffers())):
+            raise HoldfastError(
+                "the model has lazy layers, whose weights are not made yet; call it once on a few samples first"
+            )
         self._original, self._norm, self._layer = net, norm, head
         self.net = copy.deepcopy(net)
         norms = {
@@ -238,12 +253,12 @@ class Network:
             _replace(self.net, name, _CounterDropout(float(dropout.p), number, whole))
         self.dropouts = len(dropouts)
         layer, linear = find_head(self.net, head)
-        inside = f"{layer}." if layer else ""
-        self.head = Head(
-            f"{inside}weight", f"{inside}bias" if linear.bias is not None else None, linear.in_features
-        )
-        self.num_outputs = linear.out_features
         asking = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+        self._classifier, self.head = layer, _head(layer, linear, asking)
+        everywhere = list(self.net.named_parameters(remove_duplicate=False))
+        own = {id(p) for p in linear.parameters()}
+        self.head_is_shared = sum(id(p) in own for _, p in everywhere) > len(own)  # another layer uses it too
+        self.num_outputs = linear.out_features
         self.params = {name: p.detach().clone() for name, p in asking.items()}
         if self.head.weight not in self.params:
             raise HoldfastError(
@@ -327,10 +342,9 @@ class Network:
     def _output(self, logits: Tensor) -> Output:
         """The logits with the features that the classifier made them of."""
         if not self._captured:
-            name = self.head.weight.rpartition(".")[0]
             raise HoldfastError(
-                f"the model does not use its layer '{name}', the last Linear, when it is called; say which one is its "
-                "classifier: classifier='...'"
+                f"the model does not use its layer '{self._classifier}', the last Linear, when it is called; say which "
+                "one is its classifier: classifier='...'"
             )
         return Output(self._captured.pop().flatten(1), logits)
 
