@@ -156,6 +156,22 @@ def test_a_run_with_a_method_of_ones_own_says_how_it_goes_on(tmp_path):
     hf.train(Mine(), "linear", federation, out=tmp_path, resume=True, **SHORT)
 
 
+@dataclass(frozen=True)
+class Shaped(hf.Method):
+    name: ClassVar[str] = "shaped"
+    shape: object = None
+
+
+@pytest.mark.parametrize("own", [Shaped, lambda shape: hf.Stack(hf.FedProx(), Shaped(shape))])
+def test_what_a_method_is_made_of_can_be_written_down(federation, own):
+    with pytest.raises(
+        hf.HoldfastError, match=r"shaped: shape is the function <lambda>; .* fields must be numbers"
+    ):
+        hf.train(own(lambda x: x), "linear", federation, **SHORT)
+    run = hf.train(own((np.float32(2), torch.ones(1))), "linear", federation, **SHORT)
+    assert "'shape': [2.0, [1.0]]" in str(run.experiment["method"])
+
+
 class Tied(nn.Module):
     """A classifier whose weight is the embedding's too, as language models have it."""
 

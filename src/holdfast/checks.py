@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
@@ -15,8 +16,10 @@ from holdfast.engine.settings import Settings
 from holdfast.errors import HoldfastError, HoldfastWarning
 from holdfast.kinds import named
 from holdfast.methods.base import Method
+from holdfast.methods.stack import Stack
 from holdfast.models.network import Network, Output
 from holdfast.models.registry import ModelSpec
+from holdfast.runs.metrics_file import plain
 
 FEW_VALUES = 4  # of a channel in a batch: over fewer, gradients of BatchNorm grew a thousandfold
 
@@ -35,6 +38,21 @@ def check_kinds(method: object, model: object, federation: object) -> None:
         )
     if not isinstance(federation, Federation):
         raise HoldfastError(f"federation is {named(federation)}; it must come from holdfast.federate")
+    if isinstance(method, Method):
+        _check_fields(method)
+
+
+def _check_fields(method: Method) -> None:
+    """That a method of the user's own can be written down."""
+    for part in method.parts if isinstance(method, Stack) else (method,):
+        for name, value in part.describe().items():
+            try:
+                json.dumps(plain(value))
+            except TypeError:
+                raise HoldfastError(
+                    f"{part.name}: {name} is {named(value)}; a run writes down what its method is, so fields must be "
+                    "numbers, texts, or lists of them; make anything else from such in a hook"
+                ) from None
 
 
 def check_cohort(settings: Settings, clients: int) -> None:

@@ -195,7 +195,7 @@ def test_a_resumed_run_goes_on_telling_its_tracker(tmp_path):
 
 
 def test_interrupt_says_how_to_go_on(tmp_path):
-    out = tmp_path / "run"
+    out = tmp_path / "my run"
     process = subprocess.Popen(
         [*PROGRAM, "run", *SMALL, "--rounds", "1000000", "--out", str(out)], stderr=subprocess.PIPE, text=True,
         # Whoever runs these tests in the background ignores interrupts, and so would the process.
@@ -206,7 +206,7 @@ def test_interrupt_says_how_to_go_on(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 130
-    assert process.stderr.read().strip() == f"holdfast: stopped; continue with: holdfast resume {out}"
+    assert process.stderr.read().strip() == f"holdfast: stopped; continue with: holdfast resume '{out}'"
 
 
 # Seeing ---------------------------------------------------------------------------------------------------

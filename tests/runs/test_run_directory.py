@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,15 @@ def test_a_directory_that_holds_a_run_is_refused(run: RunDirectory) -> None:
     with pytest.raises(HoldfastError, match=r"already holds a run.*holdfast resume .*--out"):
         RunDirectory.create(run.path, {"other": 1})
     assert run.experiment == EXPERIMENT
+
+
+def test_commands_that_are_named_can_be_copied(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "two words", EXPERIMENT)
+    for attempt in (run.load_model, lambda: RunDirectory.create(run.path, EXPERIMENT)):
+        with pytest.raises(HoldfastError) as refused:
+            attempt()
+        command = str(refused.value).split("`")[1]
+        assert shlex.split(command) == ["holdfast", "resume", str(run.path)]
 
 
 def test_metrics_without_their_experiment_are_not_overwritten(run: RunDirectory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -144,7 +145,10 @@ def _train(
     experiment: Experiment, out: Path, as_json: bool, resume: bool = False, trackers: Sequence[Tracker] = ()
 ) -> None:
     label = f"{experiment.describe()['method']['name']} on {Path(experiment.data).stem}"
-    with _stoppable(f"continue with: holdfast resume {out}"), bar(experiment.rounds) as shown:
+    with (
+        _stoppable(f"continue with: holdfast resume {shlex.quote(str(out))}"),
+        bar(experiment.rounds) as shown,
+    ):
         shown.start(label)
         done = experiment.run(out, resume=resume, trackers=trackers, on_round=shown.update)
     if as_json:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
+from shlex import quote
 from typing import Any, Self
 
 import yaml
@@ -69,7 +70,7 @@ class RunDirectory:
         with run.lock():
             if any((run.path / name).exists() for name in (EXPERIMENT, METRICS, CHECKPOINT, MODEL)):
                 raise HoldfastError(
-                    f"{run.path} already holds a run; continue it with `holdfast resume {run.path}`"
+                    f"{run.path} already holds a run; continue it with `holdfast resume {quote(str(run.path))}`"
                     " or choose another --out"
                 )
             text = yaml.dump(dict(experiment), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
@@ -186,7 +187,7 @@ class RunDirectory:
         path = self.path / MODEL
         if not self.finished:
             raise HoldfastError(
-                f"{self.path} has no final model yet; finish it with `holdfast resume {self.path}`"
+                f"{self.path} has no final model yet; finish it with `holdfast resume {quote(str(self.path))}`"
             )
         with files.reading(path):
             data = path.read_bytes()
