@@ -172,6 +172,78 @@ def test_what_a_method_is_made_of_can_be_written_down(federation, own):
     assert "'shape': [2.0, [1.0]]" in str(run.experiment["method"])
 
 
+@dataclass(frozen=True)
+class Says(hf.Method):
+    """A method one of whose hooks gives what it should not."""
+
+    name: ClassVar[str] = "says"
+    hook: str = ""
+    said: ClassVar[object] = None
+
+    def init(self, task):
+        return self.said if self.hook == "init" else {}
+
+    def down(self, server):
+        return self.said if self.hook == "down" else {}
+
+    def down_to(self, server, client):
+        return self.said if self.hook == "down_to" else {}
+
+    def begin(self, payload, state, client):
+        return self.said if self.hook == "begin" else {}
+
+    def finish(self, params, carry, client):
+        return {}, self.said if self.hook == "finish" else {}
+
+    def aggregate(self, server, mean, sums, task):
+        return mean, self.said if self.hook == "aggregate" else server.state
+
+    def update(self, server, sums, uploads, task):
+        return self.said if self.hook == "update" else server.state
+
+
+@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("hook", ["init", "down", "down_to", "begin", "finish", "aggregate", "update"])
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"seen": 3}, "a int as 'seen'"),
+        ({"a": {"seen": np.zeros(2)}}, "a ndarray as 'seen'"),
+        ({0: torch.zeros(2)}, "a dictionary with the key 0"),
+        ({"a/b": torch.zeros(2)}, "a dictionary with the key 'a/b'"),
+        ([torch.zeros(2)], "a list"),
+    ],
+)
+def test_what_is_no_dictionary_of_tensors_is_named(
+    federation, tmp_path, monkeypatch, engine, hook, said, named
+):
+    """At once, and not at the first checkpoint, when it must be written down."""
+    monkeypatch.setattr(Says, "said", said)
+    with pytest.raises(hf.HoldfastError, match=f"says: {hook} gives {named}; .* dictionary of tensors"):
+        hf.train(Says(hook), "linear", federation, engine=engine, out=tmp_path / "run", **SHORT)
+
+
+@dataclass(frozen=True)
+class Halves(hf.Method):
+    name: ClassVar[str] = "halves"
+    hook: str = "share"
+
+    def share(self, params, carry, client):
+        return {} if self.hook == "share" else params
+
+    def aggregate(self, server, mean, sums, task):
+        return (dict(list(mean.items())[:1]), {}) if self.hook == "aggregate" else (mean, {})
+
+
+def test_a_model_with_other_parameters_is_not_the_clients_fault(federation):
+    with pytest.raises(
+        hf.HoldfastError, match=r"client 0: wrong keys.*; what clients share must have the names"
+    ):
+        hf.train(Halves(), "linear", federation, **SHORT)
+    with pytest.raises(hf.HoldfastError, match="halves: aggregate must give every parameter"):
+        hf.train(Halves("aggregate"), "linear", federation, **SHORT)
+
+
 class Tied(nn.Module):
     """A classifier whose weight is the embedding's too, as language models have it."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.plan import Plan, plan_client
 from holdfast.engine.settings import Settings
+from holdfast.engine.trees import tensors_only
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Client, Task
 from holdfast.models.network import Output
@@ -208,7 +209,8 @@ class LocalSide:
         params = params | {k: v for k, v in memory.get("norm", {}).items() if k in params}
         tables = dict(method.tables(payload, state, client))
         teachers = {name: method.teacher(name, payload, state, client) for name in method.teachers}
-        carry, momentum = method.begin(payload, state, client), memory.get("momentum", {})
+        carry = tensors_only(method.begin(payload, state, client), method, "begin")
+        momentum = memory.get("momentum", {})
         return Started(client, params, carry, planned.plan, tables, teachers, momentum)
 
     def _ask_teachers(self, started: Sequence[Started]) -> None:
@@ -255,6 +257,8 @@ class LocalSide:
         client.buffers = buffers
         with torch.no_grad():
             sums, state = self.method.finish(params, carry, client)
+            for given in (sums, state):
+                tensors_only(given, self.method, "finish")
             shared = self.method.share(params, carry, client)
         memory: Tree = {"method": state} if state else {}
         if self.remembered:

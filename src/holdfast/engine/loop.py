@@ -22,7 +22,7 @@ from holdfast.engine.local_records import LocalRecords
 from holdfast.engine.probe import Probe
 from holdfast.engine.settings import Settings
 from holdfast.engine.streaming import StreamTests
-from holdfast.engine.trees import add_, leaves, size_in_bytes
+from holdfast.engine.trees import add_, leaves, size_in_bytes, tensors_only
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Task
@@ -97,7 +97,8 @@ class Loop:
         self.engine, self.settings, self.memories = engine, settings, memories
         self.test, self.local_test, self.side = test, local_test, side
         network = task.network
-        self.server = Server(dict(network.params), dict(network.buffers), method.init(task))
+        state = tensors_only(method.init(task), method, "init")
+        self.server = Server(dict(network.params), dict(network.buffers), state)
         self.before: np.ndarray | None = None  # [C] accuracy by class of the model last tested
         self.before_local: np.ndarray | None = None  # of the model to be sent, on local models' samples
         # What a loop has must not keep it alive: a run's tensors go with it, not when Python looks for cycles.
@@ -188,7 +189,8 @@ class Loop:
             self.stream.before_training()
         stage = self.stage(number)
         present, lost = self._draw(number)
-        sent = Broadcast(number, server.params, server.buffers, method.down(server))
+        payload = tensors_only(method.down(server), method, "down")
+        sent = Broadcast(number, server.params, server.buffers, payload)
         jobs = [self._job(int(k), stage) for k in present]
         gathered, local, probe = Gathered(), LocalRecords(self), self._begin_probe(number)
         incidents = [Incident(int(k), "dropout") for k in lost]
@@ -234,8 +236,8 @@ class Loop:
         return record
 
     def _job(self, client: int, stage: int) -> Job:
-        down, memory = self.method.down_to(self.server, client), self.memories.get(client)
-        return Job(client, self.federation.client(client, stage), stage, down, memory)
+        down = tensors_only(self.method.down_to(self.server, client), self.method, "down_to")
+        return Job(client, self.federation.client(client, stage), stage, down, self.memories.get(client))
 
     def _begin_probe(self, number: int) -> Probe | None:
         """A look inside the models, every so many rounds and in the last."""
@@ -305,8 +307,13 @@ class Loop:
         mean = {k: (v / gathered.total).contiguous() for k, v in gathered.params.items()}
         buffers = {k: v / gathered.total if v.is_floating_point() else v for k, v in gathered.buffers.items()}
         params, state = method.aggregate(server, mean, gathered.sums, self.task)
-        server = Server(params, buffers, state, server.round)
-        server.state = method.update(server, gathered.sums, gathered.uploads, self.task)
+        if params.keys() != server.params.keys():
+            raise HoldfastError(
+                f"{method.name}: aggregate must give every parameter of the model, and no others"
+            )
+        server = Server(params, buffers, tensors_only(state, method, "aggregate"), server.round)
+        state = method.update(server, gathered.sums, gathered.uploads, self.task)
+        server.state = tensors_only(state, method, "update")
         self.server = method.refine(server, gathered.uploads, self.task)
 
     # Testing --------------------------------------------------------------------------------------------
@@ -384,6 +391,10 @@ def too_few(round: int, usable: int, wanted: int, incidents: Sequence[Incident])
     left = (
         "no usable update is left" if not usable else f"{usable} usable updates came, min_clients is {wanted}"
     )
-    diverged = any(i.kind == "not finite" for i in incidents)
-    hint = "lower the learning rate?" if diverged else "resume the run when the clients are back"
+    kinds = {incident.kind for incident in incidents}
+    hint = "resume the run when the clients are back"
+    if "not finite" in kinds:
+        hint = "lower the learning rate?"
+    elif kinds and kinds <= {"wrong keys", "wrong shape", "wrong dtype"}:
+        hint = "what clients share must have the names, shapes and types of the model's parameters"
     return HoldfastError(f"round {round}: {left} ({what}); {hint}")

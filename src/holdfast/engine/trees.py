@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.methods.base import Tree
+from holdfast.errors import HoldfastError
+from holdfast.kinds import named
+from holdfast.methods.base import Method, Tree
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -18,6 +20,27 @@ def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from leaves(value, f"{prefix}{key}/")
         else:
             yield f"{prefix}{key}", value
+
+
+def tensors_only(tree: Tree, method: Method, hook: str) -> Tree:
+    """What a hook gave, which must be able to travel, to be stacked for many clients and to be written to a file."""
+    if not isinstance(tree, dict):
+        raise _no_tree(method, hook, named(tree))
+    for key, value in tree.items():
+        if not isinstance(key, str) or "/" in key:
+            raise _no_tree(method, hook, f"a dictionary with the key {key!r}")
+        if isinstance(value, dict):
+            tensors_only(value, method, hook)
+        elif not isinstance(value, Tensor):
+            raise _no_tree(method, hook, f"{named(value)} as '{key}'")
+    return tree
+
+
+def _no_tree(method: Method, hook: str, given: str) -> HoldfastError:
+    return HoldfastError(
+        f"{method.name}: {hook} gives {given}; it must give a dictionary of tensors, or of such dictionaries, with "
+        "texts without '/' as keys; task.scalar(...) makes a tensor of a number"
+    )
 
 
 def unflatten(flat: dict[str, Tensor]) -> Tree:
