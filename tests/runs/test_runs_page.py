@@ -1,0 +1,37 @@
+"""The page of the run directory names what a record holds, and nothing else."""
+
+import re
+from pathlib import Path
+
+import holdfast as hf
+
+PAGE = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
+SECTION = PAGE.split("## What a record says")[1].split("\n## ")[0]
+BY_ROUND, BY_CLIENT = (
+    {
+        key
+        for cell in re.findall(r"^\| (`.*?) \|", part, flags=re.MULTILINE)
+        for key in re.findall(r"`(\w+)`", cell)
+    }
+    for part in SECTION.split("and, with `evaluate_locals`")
+)
+
+
+def records(federation, **settings):
+    return hf.train("fedavg", "linear", federation, rounds=2, sample=3, **settings).records
+
+
+def test_every_key_of_a_record_is_on_the_page():
+    data = hf.load("digits")
+    skewed = hf.federate(data, hf.IID(), clients=4, skew=hf.FeatureSkew(noise=0.1, groups=2))
+    staged = hf.stream(data, hf.IID(), clients=4, tasks_per_client=2)
+    found = {key for record in records(skewed, probe=1) + records(staged) for key in record}
+    assert found == BY_ROUND | BY_CLIENT
+
+
+def test_what_is_of_clients_has_an_entry_for_each():
+    for record in records(hf.federate(hf.load("digits"), hf.IID(), clients=4)):
+        told = {key: record[key] for key in BY_CLIENT - {"locals", "in_local", "out_local"}} | record[
+            "locals"
+        ]
+        assert {len(values) for values in told.values()} == {len(record["participants"])} == {3}
