@@ -339,3 +339,41 @@ def test_what_follows_the_classifier_is_told_of(federation, last, said):
         warnings.simplefilter("always")
         hf.train("fedavg", net, federation, **SHORT)
     assert any("something follows the model's classifier" in str(each.message) for each in told) == said
+
+
+def test_a_run_does_not_go_on_with_another_module(federation, tmp_path):
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    def network(width):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+
+    def run(net, **more):
+        return hf.train("fedntd", net, federation, **SHORT | {"rounds": 4, "checkpoint_seconds": 0} | more)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(network(4), out=tmp_path, on_round=stop)
+    for other, said in (
+        (network(5), r"another model: '0\.weight' was of shape \(4, 6\), now it is of shape \(5, 6\)"),
+        (
+            nn.Sequential(nn.Linear(6, 3)),
+            r"another model: '0\.weight' was of shape \(4, 6\), now it is of shape",
+        ),
+        (
+            nn.Sequential(*network(4)[:2], nn.BatchNorm1d(4), nn.Linear(4, 3)),
+            r"'2\.weight' was of shape \(3, 4\)",
+        ),
+        (
+            nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)),
+            r"'2\.weight' was of shape \(3, 4\), now it is not there",
+        ),
+    ):
+        with pytest.raises(hf.HoldfastError, match=said):
+            run(other, out=tmp_path, resume=True)
+    assert weights_of(run(network(4), out=tmp_path, resume=True)) == weights_of(run(network(4)))
+
+
+def weights_of(run):
+    return {name: value.tolist() for name, value in run.model.state_dict().items()}

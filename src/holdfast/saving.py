@@ -11,8 +11,9 @@ import torch
 from holdfast.engine.local import on_device
 from holdfast.engine.loop import Loop
 from holdfast.engine.trees import leaves, unflatten
+from holdfast.errors import HoldfastError
 from holdfast.memories import Memories
-from holdfast.methods.base import Server
+from holdfast.methods.base import Server, Tensors
 from holdfast.runs import Checkpoint, RunDirectory
 from holdfast.runs.tensors import State
 
@@ -43,5 +44,17 @@ def restore(loop: Loop, checkpoint: Checkpoint, device: torch.device) -> None:
     """Put the server where the checkpoint left it."""
     tree = unflatten(dict(checkpoint.tensors))
     params, buffers, state = (on_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))
+    _refuse_another_model({**params, **buffers}, {**loop.server.params, **loop.server.buffers})
     loop.server = Server(params, buffers, state, checkpoint.round)
     loop.remember({k: v.numpy() for k, v in tree.get("before", {}).items()})
+
+
+def _refuse_another_model(then: Tensors, now: Tensors) -> None:
+    """Refuse to go on with a module of the user's own that is not the one the run was begun with."""
+    for name in {**then, **now}:
+        before, after = (tuple(model[name].shape) if name in model else None for model in (then, now))
+        if before != after:
+            was, now_is = ("not there" if shape is None else f"of shape {shape}" for shape in (before, after))
+            raise HoldfastError(
+                f"the run cannot be resumed with another model: '{name}' was {was}, now it is {now_is}"
+            )
