@@ -46,7 +46,7 @@ def test_a_task_a_client_never_had_is_left_out():
 def test_matrices_of_other_shapes_are_refused():
     with pytest.raises(HoldfastError, match="2 trained and 3 tested"):
         average_accuracy(np.ones((2, 3)))
-    for metric in (average_forgetting, backward_transfer):
+    for metric in (average_forgetting, backward_transfer, lambda matrix: forward_transfer(matrix, [0.5])):
         with pytest.raises(HoldfastError, match="at least 2"):
             metric([[0.5]])
     with pytest.raises(HoldfastError, match="agree on T"):

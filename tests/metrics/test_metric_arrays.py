@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -64,7 +65,9 @@ def test_disagreeing_sizes_are_told():
 
 
 def test_means_pass_over_nan_without_a_warning():
-    means = mean_measured(np.array([[1.0, np.nan, 3.0], [np.nan] * 3]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        means = mean_measured(np.array([[1.0, np.nan, 3.0], [np.nan] * 3]))
     assert means[0] == 2.0
     assert np.isnan(means[1])
     assert isinstance(mean_measured(np.array([1.0, 3.0])), float)

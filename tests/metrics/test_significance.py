@@ -41,6 +41,7 @@ def test_equal_differences():
         difference, p = paired_test([0.3, 0.4, 0.5], [0.2, 0.3, 0.4])  # 0.1 thrice, up to rounding
     assert difference == pytest.approx(0.1)
     assert p == 0.0
+    assert paired_test([0.1 + 0.2, 0.0], [0.3, 0.0])[1] == 1.0  # 0 twice, up to rounding
 
 
 def test_seeds_that_failed_are_left_out():

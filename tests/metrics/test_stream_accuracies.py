@@ -61,6 +61,8 @@ def test_local_stream_accuracy_averages_clients_too():
     assert local_stream_accuracy(accuracy, last=1) == pytest.approx(0.45)
     assert local_stream_accuracy(accuracy, minority=torch.tensor([False, True]), last=1) == pytest.approx(0.6)
     assert local_stream_accuracy(accuracy, last=2) == pytest.approx(0.725)
+    eleven = np.vstack([np.ones((1, 3, 2)), np.zeros((10, 3, 2))])
+    assert local_stream_accuracy(eleven) == 0.0
 
 
 def test_minority_accuracy_by_hand():

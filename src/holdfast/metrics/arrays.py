@@ -80,7 +80,7 @@ def mean_measured(values: FloatArray) -> FloatArray:
 
 def divide(numerator: ArrayLike, denominator: ArrayLike) -> FloatArray:
     """Quotient in which 0 / 0 is NaN without a warning."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(invalid="ignore"):
         return cast(FloatArray, np.true_divide(numerator, denominator))
 
 
