@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from reference.numpy_model import CLASSES, Forward, Weights, combine, forward, softmax
 from reference.world import (
     PARTS,
+    SAMPLES,
     Step,
+    as_numpy,
     assert_round_equal,
     descend,
     initial_weights,
@@ -32,8 +37,10 @@ from holdfast.methods.fedrep import FedRep
 from holdfast.methods.fedrod import FedRoD
 from holdfast.methods.flashback import Flashback
 from holdfast.methods.moon import Moon
+from holdfast.methods.registry import METHODS
 from holdfast.methods.scaffold import Scaffold
 from holdfast.methods.stack import Stack
+from holdfast.models.network import Output
 
 KA = FedKA(beta=0.2, gamma=0.2, shared=(1, 4, 11, 14))
 PAIRS = [
@@ -46,16 +53,32 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "part",
-    [FedProx(), FedNTD(), KA, Moon(), FedFA(), Scaffold(), FedAvgM(), Flashback()],
-    ids=lambda m: m.name,
-)
+def as_torch(tree: Any) -> Any:
+    """A tree of NumPy arrays as tensors."""
+    return {k: as_torch(v) for k, v in tree.items()} if isinstance(tree, dict) else torch.from_numpy(tree)
+
+
+@pytest.mark.parametrize("part", [KA if m is FedKA else m() for m in METHODS.values()], ids=lambda m: m.name)
 def test_stack_of_one_is_the_part_to_the_bit(part: Method) -> None:
-    alone, stacked = run(part).rounds, run(Stack(part)).rounds
-    for one, other in zip(alone, stacked, strict=True):
-        for name in one.params:
-            np.testing.assert_array_equal(one.params[name], other.params[name])
+    stack = Stack(part)
+    x = torch.from_numpy(SAMPLES)
+    for one, other in zip(run(part).rounds, run(stack).rounds, strict=True):
+        np.testing.assert_equal(other.params, one.params)
+        np.testing.assert_equal(other.state.get(part.name, {}), one.state)
+        np.testing.assert_equal(other.payload.get(part.name, {}), one.payload)
+        for k, client in one.clients.items():
+            same = other.clients[k]
+            assert same.weight == client.weight
+            np.testing.assert_equal(same.shared, client.shared)
+            np.testing.assert_equal(same.sums.get(part.name, {}), client.sums)
+            np.testing.assert_equal(same.memory.get(part.name, {}), client.memory)
+        tested = part.generic(one.server)
+        np.testing.assert_equal(as_numpy(stack.generic(other.server)), as_numpy(tested))
+        features = torch.relu(x @ tested["0.weight"].T + tested["0.bias"])
+        out = Output(features, features @ tested["2.weight"].T + tested["2.bias"])
+        assert torch.equal(stack.predict(out, other.server), part.predict(out, one.server))
+        memory = as_torch(one.clients[0].memory)
+        assert torch.equal(stack.personal(out, {part.name: memory}), part.personal(out, memory))
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=lambda m: m.name)

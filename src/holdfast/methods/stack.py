@@ -245,7 +245,7 @@ class Stack(Method):
     ) -> tuple[Tensors, Tree]:
         part = self._owner("aggregate")
         params, state = part.aggregate(_view(server, part), mean, sums.get(part.name, {}), task)
-        return params, server.state | ({part.name: state} if state else {})
+        return params, server.state | {part.name: state}
 
     def update(  # noqa: D102
         self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task
@@ -272,7 +272,7 @@ class Stack(Method):
         return part.personal(out, state.get(part.name, {}))
 
     def survey(self, params: Tensors, client: Client) -> Tree | None:  # noqa: D102
-        return self._each(lambda part: part.survey(params, client) or {}) or None
+        return self._each(lambda part: part.survey(params, client) or {})
 
     def conclude(self, server: Server, sums: Tree, task: Task) -> Server:  # noqa: D102
         for part in self.parts:
