@@ -13,6 +13,8 @@ SKEWED = world([0] * 17 + [1] * 2 + [2], [1, 2, 3] * 3, [3])  # client 0: 85 %, 
 
 def test_without_strength_it_is_fedavg_to_the_bit() -> None:
     assert same(learnt(FedKA(beta=0), SKEWED), learnt(FedAvg(), SKEWED))
+    loop, _ = rounds(prepared(FedKA(beta=0), world([0, 1], [2])), 1)  # nobody holds class 3
+    assert loop.server.state == {}
 
 
 def test_with_strength_it_is_not() -> None:

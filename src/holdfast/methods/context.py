@@ -89,8 +89,8 @@ class Client:
     lr: float  # η_t of this round
     sent: Tensors  # w^{t-1}, the parameters the server sent
     buffers: Tensors  # the model's buffers as the client has them now
-    heldout_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    heldout_labels: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    heldout_ids: np.ndarray  # those kept out of its training; none but for a method that asks
+    heldout_labels: np.ndarray
     notes: Tree = field(default_factory=dict)  # what ``start`` or ``begin`` leaves for ``finish``, by method
 
     @property
