@@ -154,6 +154,15 @@ def test_fedproto_predicts_only_classes_it_knows() -> None:
     assert own.isfinite().all()
 
 
+def test_fedproto_puts_unknown_classes_behind_the_farthest_known() -> None:
+    features = torch.tensor([[3.0, 4.0], [0.0, 0.0]])  # class 0, at the origin, is nearest but unknown
+    prototypes = torch.tensor([[0.0, 0.0], [6.0, 8.0], [-30.0, -40.0]])
+    state = {"prototypes": prototypes, "owned": torch.tensor([0.0, 1.0, 1.0])}
+    scores = FedProto().personal(Output(features, torch.zeros(2, 3)), state)
+    torch.testing.assert_close(scores[:, 1:], -torch.tensor([[25.0, 55.0**2], [100.0, 50.0**2]]) / 2)
+    assert (scores[:, 0] < scores[:, 2]).all()
+
+
 def test_fedproto_global_prototypes_are_unweighted_means_of_holders() -> None:
     loop, memories = rounds(prepared(FedProto(), MISSING), 1)
     held = [memories.get(k)["method"]["prototypes"] for k in range(3)]

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.methods import FedKA, parse_method
+from holdfast.methods import METHODS, FedKA, parse_method
 
 
 def test_a_list_may_stand_among_options():
@@ -20,8 +20,53 @@ def test_a_list_may_stand_among_options():
         ("fedka:strength=1", "unknown option of fedka 'strength'"),
         ("fedavg:beta=1", "fedavg has no options"),
         ("fedntd+fedntd", "names a method twice"),
+        ("fedntd:beta=-0.1", "fedntd: beta is -0.1; it must be at least 0"),
+        ("fedntd:tau=0", "fedntd: tau is 0.0; it must be above 0"),
+        ("fedprox:mu=-0.1", "fedprox: mu is -0.1; it must be at least 0"),
+        ("fedavgm:beta=1", "fedavgm: beta is 1.0; it must be from 0 up to, but not, 1"),
+        ("fedavgm:beta=-0.1", "fedavgm: beta is -0.1"),
+        ("scaffold:variant=fa", "scaffold: variant is 'fa'; it must be 'original' or 'ntd'"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, said: str) -> None:
     with pytest.raises(HoldfastError, match=said):
         parse_method(text)
+
+
+PUBLISHED = {
+    "fedavg": {},
+    "fedprox": {"mu": 0.1},
+    "fedavgm": {"beta": 0.7, "damped": False},
+    "scaffold": {"variant": "original"},
+    "fedntd": {"beta": 1.0, "tau": 1.0},
+    "fedka": {"beta": 0.001, "gamma": 0.05, "mu": 10, "sampling": "random", "anchors": "both", "shared": (),
+              "logits": "raw", "distance": "squared"},
+    "flashback": {"gamma": 0.1, "server_epochs": 1, "half": "both"},
+    "fedfa": {"mu": 0.1, "lam": 0.5, "anchor_loss": "code", "calibration": "adam", "calibrate_each": "step",
+              "update_anchors": True, "anchor_init": "orthogonal", "class_means": "faithful", "warmup": False},
+    "fedmlp": {"alpha": 1.0, "smooth_l1": "mean", "clustering": "finch", "inter_task_kl": "feature-memory",
+               "memory": "overwrite", "use_prototype": True, "use_inter_task": True, "use_semantic": True,
+               "head": "personal"},
+    "fednova": {"mu": 0.0, "variant": "original"},
+    "moon": {"mu": 1.0, "tau": 0.5, "variant": "original"},
+    "feddyn": {"alpha": 0.01, "variant": "original"},
+    "fedcurv": {"lam": 1.0, "variant": "original"},
+    "feddf": {"epochs": 5, "lr": 0.001, "batch_size": 128, "clip": 5.0},
+    "fedproc": {"tau": 0.5, "lam": 0.5, "variant": "original"},
+    "fedreg": {"gamma": 0.5, "eta_s": 0.1, "steps": 10},
+    "fedrep": {"body_epochs": 1},
+    "fedproto": {"lam": 1.0},
+    "creff": {"features": 100, "images": 32, "repeats": 10, "match_steps": 100, "match_lr": 0.1, "epochs": 300,
+              "lr": 0.01, "batch_size": 32},
+    "ccvr": {"draws": 200, "epochs": 10, "lr": 0.01},
+    "fedala": {"top": 2, "sampled": 0.8, "eta": 1.0},
+    "fedfomo": {"models": 5},
+    "fedpac": {"lam": 1.0, "head_lr": 0.1},
+    "fedrod": {},
+}  # fmt: skip
+
+
+def test_defaults_are_those_that_results_were_measured_with() -> None:
+    assert {name: kind().describe() for name, kind in METHODS.items()} == {
+        name: {"name": name} | options for name, options in PUBLISHED.items()
+    }

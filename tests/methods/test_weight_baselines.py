@@ -157,6 +157,14 @@ def test_feddf_of_one_teacher_stays_where_it_agrees() -> None:
     assert all(torch.allclose(one[k], other[k], atol=3e-3) for k in one)
 
 
+def test_feddf_student_learns_in_training_mode() -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 4))
+    federation = world([0, 1, 2], [1, 2, 3], public=[0, 1, 2, 3, 0, 1])
+    loop, _ = rounds(prepared(FedDF(epochs=4, batch_size=3), federation, model), 1)
+    # a batch in each of a client's two epochs, then two in each of the server's four
+    assert int(loop.server.buffers["1.num_batches_tracked"]) == 2 + 4 * 2
+
+
 def test_feddf_refuses_a_federation_without_public_data() -> None:
     with pytest.raises(HoldfastError, match="public"):
         prepared(FedDF(), ALONE)
