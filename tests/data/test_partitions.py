@@ -103,6 +103,13 @@ def test_another_seed_deals_otherwise(partition):
     assert not np.array_equal(one, two)
 
 
+@pytest.mark.parametrize("partition", [*COMPLETE, Shards(1)], ids=lambda p: p.name)
+def test_a_class_without_samples_is_passed_over(partition):
+    pool = pool_of(600, 3)
+    counts = table(partition, Pool(np.array([0, 2, 3])[pool.labels], pool.groups), 30)
+    assert counts.sum(0).tolist() == [200, 0, 200, 200]
+
+
 def test_every_registered_partition_is_tested_here():
     assert {partition.name for partition in COMPLETE} == set(PARTITIONS)
 
@@ -149,6 +156,7 @@ def test_class_shards_give_leftovers_one_by_one():
     counts = table(ClassShards(1), Pool(labels), 10)
     assert sorted(counts[:, 0].tolist()) == [0] * 5 + [4, 4, 5, 5, 5]
     assert sorted(counts[:, 1].tolist()) == [0] * 5 + [4, 4, 4, 4, 5]
+    assert (table(ClassShards(1), pool_of(40, 4), 40).sum(1) == 1).all()  # shards of one sample
 
 
 def test_class_shards_of_62_classes_drop_what_cannot_be_shared():
@@ -452,6 +460,23 @@ def test_partitions_are_written_in_a_line(text, expected):
 
 
 @pytest.mark.parametrize(
+    ("text", "parameters"),
+    [
+        ("shards", {"per_client": 2}),
+        ("class-shards", {"s": 2, "drop": False}),
+        ("classes", {"classes": 2}),
+        ("dirichlet:1", {"alpha": 1, "min_size": 10}),
+        ("dirichlet-uncapped:1", {"alpha": 1, "min_size": 10}),
+        ("quantity:1", {"alpha": 1, "min_size": 10}),
+        ("by-domain", {"inside": {"name": "iid"}}),
+        ("by-writer", {"per_client": None, "min_samples": 1}),
+    ],
+)
+def test_parameters_that_nobody_gives(text, parameters):
+    assert parse_partition(text).describe() == {"name": text.split(":")[0]} | parameters
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("dirichlt:0.1", "did you mean dirichlet"),
@@ -463,6 +488,9 @@ def test_partitions_are_written_in_a_line(text, expected):
         ("shards:2.5", "must be a whole number"),
         ("shards:inf", "must be a whole number"),
         ("shards:0", "must be 1 or more"),
+        ("class-shards:0", "must be 1 or more"),
+        ("classes:0", "must be 1 or more"),
+        ("by-writer:0", "must be 1 or more"),
         ("class-shards:2,drop=perhaps", "must be true or false"),
         ("iid:3", "more than the 0 parameters"),
         ("by-domain:nonsense", "unknown partition"),
