@@ -12,7 +12,7 @@ from holdfast.data.dataset import Dataset, Group
 from holdfast.data.federation import Federation, federate
 from holdfast.data.mixed import mix_domains, mixed_digits
 from holdfast.data.partitions import IID, ClassesPerClient, Dirichlet
-from holdfast.data.skew import FeatureSkew, LongTail, minority_classes
+from holdfast.data.skew import FeatureSkew, LongTail, _blurred, minority_classes
 from holdfast.errors import HoldfastError
 from holdfast.random import generator
 
@@ -145,6 +145,11 @@ def test_blur_spreads_a_point_as_a_gaussian_does():
         row = after[0, 0].sum(1)
         spreads.append(float((row * place**2).sum() / row.sum()) ** 0.5)
     assert sorted(spreads) == pytest.approx([0, 0.75, 1.5], abs=0.1)
+
+
+def test_blur_reaches_no_farther_than_a_narrow_image():
+    grey = torch.full((1, 1, 3, 40), 100.0)
+    torch.testing.assert_close(_blurred(grey, 3.0), grey)
 
 
 def test_blur_keeps_brightness():

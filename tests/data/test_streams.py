@@ -154,6 +154,12 @@ def test_the_simple_schedule_never_goes_back():
     assert schedule.rounds(9) == 9
 
 
+@pytest.mark.parametrize(("kind", "given"), [(GlobalEpochs, [0]), (EveryN, [0, 3]), (EveryN, [3, 0])])
+def test_a_schedule_has_a_stage_at_least_and_rounds_for_it(kind, given):
+    with pytest.raises(HoldfastError, match="at least 1 stage|must be 1 or more"):
+        kind(*given)
+
+
 class Backwards:
     def stage(self, round):
         return 3 - round

@@ -128,7 +128,7 @@ class WriterTransfer(Partition):
         wrote = np.bincount(writer * classes + pool.labels, minlength=len(names) * classes)
         active = np.flatnonzero(np.bincount(writer))
         need(
-            1 <= clients <= len(active),
+            clients <= len(active),
             f"{clients} clients need as many writers, but there are {len(active)}",
         )
         mixture = wrote.reshape(-1, classes)[rng.permutation(active)[:clients]].T.astype(np.float64)
