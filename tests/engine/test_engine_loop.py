@@ -60,6 +60,21 @@ class Spoilt(Method):
         return {"ones": torch.tensor(float("nan") if bad else 1.0)}, {"round": torch.tensor(client.round)}
 
 
+# What becomes of it -------------------------------------------------------------------------------------
+
+
+def test_batch_norm_statistics_are_averaged_by_samples_and_counters_are_the_largest() -> None:
+    rounds, sent = loop(FedAvg(), model=norm_net()), []
+    train = rounds.engine.train
+    rounds.engine.train = lambda *given: (sent.append(copied(r.buffers)) or r for r in train(*given))  # type: ignore[func-returns-value, method-assign]
+    rounds.round(1)
+    shares = np.array(SIZES) / sum(SIZES)
+    for name in ("1.running_mean", "1.running_var"):
+        mean = sum(share * told[name].numpy() for share, told in zip(shares, sent, strict=True))
+        np.testing.assert_allclose(rounds.server.buffers[name].numpy(), mean, rtol=1e-12)
+    assert int(rounds.server.buffers["1.num_batches_tracked"]) == 2 * 3  # nine samples in batches of three
+
+
 # Who takes part -----------------------------------------------------------------------------------------
 
 
