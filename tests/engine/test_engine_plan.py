@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.layout import lay_out
-from holdfast.engine.local import Job, Planned
+from holdfast.engine.local import Job, Planned, held_out
 from holdfast.engine.plan import Plan, batch_sizes, plan_client, widest_batch
 
 
@@ -137,3 +137,9 @@ def test_draws_of_augmentation_follow_the_samples(drop_last: bool) -> None:
     )  # fmt: skip
     assert made.draws is not None
     assert [d.shape for d in made.draws] == [(len(rows), 5) for rows in made.rows]
+
+
+def test_a_fifth_held_out_is_one_sample_at_least_and_never_the_only_one() -> None:
+    samples = np.array([1, 2, 4, 9, 10, 14, 15])
+    assert held_out(samples, 0.2).tolist() == [0, 1, 1, 1, 2, 2, 3]
+    assert held_out(samples, 0.0).tolist() == [0] * 7

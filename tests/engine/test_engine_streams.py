@@ -109,6 +109,12 @@ def test_transfer_is_that_of_each_clients_own_stages():
     assert run.records[-1]["stream"]["backward_transfer"] == pytest.approx(mean)
 
 
+def test_everything_is_tested_after_the_last_stage_and_where_a_run_ends_before_it():
+    federation = hf.stream(DATA, hf.IID(), clients=4, tasks_per_client=3)
+    run = hf.train(hf.FedAvg(), small(), federation, rounds=5, **SHORT)
+    assert ["A_loc" in record["stream"] for record in run.records] == [False, False, True, False, True]
+
+
 @pytest.mark.parametrize("method", [hf.FedAvg(), hf.FedMLP(head="shared")], ids=lambda method: method.name)
 def test_private_models_are_the_global_body_under_the_clients_own_head(method: hf.Method):
     federation = hf.stream(DATA, hf.IID(), clients=4, tasks_per_client=2)

@@ -164,6 +164,5 @@ class StreamTests:
 
 def _task_accuracy(class_accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Accuracy on tasks of these class counts ``[K, T, C]``: ``[K, T]``, NaN where a task is empty."""
-    with np.errstate(invalid="ignore"):
-        within, _ = metrics.in_out_local_accuracy(np.broadcast_to(class_accuracy, counts.shape), counts)
-    return np.asarray(within)
+    within, _ = metrics.in_out_local_accuracy(np.broadcast_to(class_accuracy, counts.shape), counts)
+    return within
