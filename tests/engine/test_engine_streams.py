@@ -1,5 +1,6 @@
 """Training on streams: every method, whoever is there at a stage, and what is measured."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -113,6 +114,31 @@ def test_everything_is_tested_after_the_last_stage_and_where_a_run_ends_before_i
     federation = hf.stream(DATA, hf.IID(), clients=4, tasks_per_client=3)
     run = hf.train(hf.FedAvg(), small(), federation, rounds=5, **SHORT)
     assert ["A_loc" in record["stream"] for record in run.records] == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize("dies_after", [2, 5])
+def test_a_run_killed_within_an_epoch_goes_on_with_what_was_measured(dies_after, tmp_path):
+    def trained(name, **how):
+        hf.train(
+            hf.FedMLP(), small(), coming_and_going(), rounds=6, sample=3, checkpoint_seconds=0,
+            out=tmp_path / name, **SHORT, **how,
+        )  # fmt: skip
+
+    def records(name):
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) | {"seconds": 0} for line in lines]
+
+    def die(record):
+        if record["round"] == dies_after:
+            raise KeyboardInterrupt
+
+    trained("calm")
+    with pytest.raises(KeyboardInterrupt):
+        trained("killed", on_round=die)
+    again = []
+    trained("killed", resume=True, on_round=lambda record: again.append(record["round"]))
+    assert again[0] > 1
+    assert records("killed") == records("calm")
 
 
 @pytest.mark.parametrize("method", [hf.FedAvg(), hf.FedMLP(head="shared")], ids=lambda method: method.name)

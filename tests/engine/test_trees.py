@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.engine.trees import add_, copies_of_lanes, copy_, stack_like, write_lanes
+from holdfast.engine.trees import add_, changes, copies_of_lanes, copy_, stack_like, write_lanes
 
 
 def tree(value: float) -> dict:
@@ -53,3 +53,10 @@ def test_a_part_is_copied_to_where_it_belongs():
     copy_(target, part)
     assert target["b"]["n"].item() == 9
     assert target["a"].tolist() == [1, 1, 1]
+
+
+def test_changes_are_the_new_tensors_at_any_depth():
+    old = tree(1)
+    new = {"a": old["a"], "b": old["b"] | {"n": torch.tensor(9)}}
+    assert changes(new, old) == {"b": {"n": new["b"]["n"]}}
+    assert changes({"a": new["b"]["c"], "b": old["b"]}, old) == {"a": new["b"]["c"]}

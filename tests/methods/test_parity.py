@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 import torch
+from small_world import close, learnt, world
 from torch import nn
 
 from holdfast.data.dataset import Dataset, Group
@@ -35,6 +36,7 @@ from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import Client
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.fedka import FedKA
+from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.registry import METHODS, parse_method
 from holdfast.models.network import Output
 from holdfast.training import Memories, Training
@@ -226,7 +228,6 @@ def test_dropout_layers() -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "fedntd", "fedka", "fedreg", "flashback", "moon"])
 def test_augmentation(name: str) -> None:
-    """Teachers must see the augmented inputs."""
     assert_parity(METHODS[name](), unequal(Preprocess(crop=1, flip=True, cutout=2)), mlp())
 
 
@@ -236,6 +237,14 @@ def test_teachers_do_not_see_padding(name: str, norm: str) -> None:
     """Without running statistics what fills a batch up would count."""
     federation = unequal(Preprocess(crop=1, flip=True), sizes=(7, 4, 11, 5))
     assert_parity(METHODS[name](), federation, mlp(norm=True), norm=norm)
+
+
+def test_teachers_see_what_their_students_see() -> None:
+    """In the first step a student is its teacher, so distillation pulls nowhere, however inputs are augmented."""
+    augmented = world([0, 1, 2, 3] * 2, [1, 2, 3], preprocess=Preprocess(crop=1, flip=True))
+    one_step = {"epochs": 1, "batch_size": 8}
+    distilled, plain = (learnt(method, augmented, 1, **one_step) for method in (FedNTD(beta=5), FedAvg()))
+    assert close(distilled, plain)
 
 
 def test_augmentation_changes_the_result() -> None:
