@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from holdfast.errors import HoldfastError
-from holdfast.runs import RunDirectory, list_runs
+from holdfast.runs import RunDirectory, list_runs, metrics_file
 
 EXPERIMENT = {
     "name": "x",
@@ -25,6 +25,17 @@ def make(path: Path, rounds: int, **experiment: object) -> RunDirectory:
         for round in range(1, rounds + 1):
             run.append({"round": round, "accuracy": round / 100})
     return run
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1 << 16])
+def test_records_are_read_from_the_last_to_the_first(block: int, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(metrics_file, "_BLOCK", block)
+    path = make(tmp_path / "run", 5).path / "metrics.jsonl"
+    with open(path, "ab") as file:
+        file.write(b'{"round": 6, "accu')  # never finished
+    assert [record["round"] for record in metrics_file.newest_first(path)] == [5, 4, 3, 2, 1]
+    path.write_bytes(b'{"round": 1}\n')
+    assert list(metrics_file.newest_first(path)) == [{"round": 1}]
 
 
 def test_states_numbers_and_order(tmp_path: Path) -> None:
