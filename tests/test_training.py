@@ -343,8 +343,11 @@ def test_records_that_are_missing_are_not_trained_again(federation, begun):
             hf.HoldfastError, match=r"checkpoint of round 2, but not the records of all rounds"
         ):
             hf.train("fedavg", "linear", federation, out=begun, resume=True, **SMALL)
-    (begun / "metrics.jsonl").write_text(whole)
-    assert len(hf.train("fedavg", "linear", federation, out=begun, resume=True, **SMALL).records) == 3
+    ahead = json.dumps(json.loads(whole.splitlines()[1]) | {"round": 3, "accuracy": 2.0})
+    (begun / "metrics.jsonl").write_text(f"{whole}{ahead}\n")  # killed before the next checkpoint
+    run = hf.train("fedavg", "linear", federation, out=begun, resume=True, **SMALL)
+    assert [record["round"] for record in run.records] == [1, 2, 3]
+    assert run.records[2]["accuracy"] <= 1  # trained, not taken over
 
 
 def test_a_run_without_a_checkpoint_says_that_it_begins_again(federation, begun):

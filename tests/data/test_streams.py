@@ -156,7 +156,7 @@ def test_the_simple_schedule_never_goes_back():
 
 @pytest.mark.parametrize(("kind", "given"), [(GlobalEpochs, [0]), (EveryN, [0, 3]), (EveryN, [3, 0])])
 def test_a_schedule_has_a_stage_at_least_and_rounds_for_it(kind, given):
-    with pytest.raises(HoldfastError, match="at least 1 stage|must be 1 or more"):
+    with pytest.raises(HoldfastError, match=r"at least 1 stage|must be 1 or more"):
         kind(*given)
 
 

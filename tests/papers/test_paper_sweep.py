@@ -12,6 +12,7 @@ import pytest
 import sweep_worker
 from paper_entries import entry
 
+from holdfast.errors import HoldfastError
 from holdfast.experiment import Experiment
 from holdfast.papers import queue as queues
 from holdfast.papers.cells import plan
@@ -25,6 +26,15 @@ WORKER = Path(__file__).with_name("sweep_worker.py")
 
 def quiet(line):
     """Told a line; with several workers it must be importable."""
+
+
+def first_dies(line):
+    """The first worker that has something to tell ends instead."""
+    try:
+        os.close(os.open(os.environ["FIRST_DIES"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    os._exit(3)
 
 
 def claim_file(work, cell, **changes):
@@ -172,6 +182,13 @@ def test_workers_share_the_cells(tmp_path):
     results = Results(tmp_path / "results")
     assert all(results.get(cell) is not None for cell in cells)
     assert Queue(tmp_path / "work").claims() == []
+
+
+def test_one_worker_that_ends_before_its_time_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIRST_DIES", str(tmp_path / "died"))
+    with pytest.raises(HoldfastError, match="a worker ended before its time"):
+        Sweep(tmp_path / "results", tmp_path / "work", "cpu").run(sweep_worker.cells(2, 4), 2, first_dies)
+    assert len(list((tmp_path / "results").glob("**/*.json*"))) > 0  # the other one went on
 
 
 def test_a_killed_sweep_leaves_no_workers_behind(tmp_path):
