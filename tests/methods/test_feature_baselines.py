@@ -157,7 +157,7 @@ def test_fedproto_predicts_only_classes_it_knows() -> None:
 def test_fedproto_puts_unknown_classes_behind_the_farthest_known() -> None:
     features = torch.tensor([[3.0, 4.0], [0.0, 0.0]])  # class 0, at the origin, is nearest but unknown
     prototypes = torch.tensor([[0.0, 0.0], [6.0, 8.0], [-30.0, -40.0]])
-    state = {"prototypes": prototypes, "owned": torch.tensor([0.0, 1.0, 1.0])}
+    state = {"prototypes": prototypes, "known": torch.tensor([0.0, 1.0, 1.0])}
     scores = FedProto().personal(Output(features, torch.zeros(2, 3)), state)
     torch.testing.assert_close(scores[:, 1:], -torch.tensor([[25.0, 55.0**2], [100.0, 50.0**2]]) / 2)
     assert (scores[:, 0] < scores[:, 2]).all()

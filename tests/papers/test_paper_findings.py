@@ -9,7 +9,7 @@ from holdfast.papers.cost import Estimates, available_data, images, lacking
 from holdfast.papers.findings import compare
 from holdfast.papers.measures import measure, summarise
 from holdfast.papers.published import load_tables
-from holdfast.papers.results import Results
+from holdfast.papers.results import Results, _curves
 
 TABLES = load_tables()
 
@@ -127,6 +127,19 @@ def test_a_run_that_broke_down_is_told_and_not_counted(tmp_path):
     (line,) = compare(TABLES[cell.table], [cell], results).lines
     assert line.failed == "NaN"
     assert line.values[0].ours is None
+
+
+def test_curves_of_a_stream_have_a_point_for_each_epochs_end():
+    records = [
+        {"round": 1 + at, "stage": at % 2, "accuracy": 0.1 * at, "forgetting": None if at == 0 else 0.01 * at,
+         "stream": {"A_sel": 0.5 + at} | ({"A_loc": 0.2 * at, "transfer": []} if at % 2 else {})}
+        for at in range(4)
+    ]  # fmt: skip
+    curves = _curves(records, records)
+    assert curves["accuracy"] == [0.0, 0.1, 0.2, pytest.approx(0.3)]
+    assert curves["forgetting"] == [None, 0.01, 0.02, 0.03]
+    assert (curves["A_sel"], curves["A_loc"]) == ([1.5, 3.5], [0.2, pytest.approx(0.6)])
+    assert "transfer" not in curves
 
 
 def test_stream_accuracies_are_means_of_the_last_ten_epochs():
