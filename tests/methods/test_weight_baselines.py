@@ -1,5 +1,7 @@
 """Edge cases of the baselines that act on weights: FedNova, FedCurv, FedDyn, FedReg, FedDF."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch.nn import functional as F
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.local import Broadcast, Job
 from holdfast.errors import HoldfastError
-from holdfast.methods import FedAvg, FedCurv, FedDF, FedDyn, FedNova, FedReg, Method
+from holdfast.methods import FedAvg, FedCurv, FedDF, FedDyn, FedNova, FedReg, Method, fedcurv
 from holdfast.random import generator
 
 UNEQUAL = world([0] * 5 + [1, 1], [2], [1, 2, 2], public=[0, 1, 2, 3, 3])  # class 3 is only public
@@ -75,6 +77,14 @@ def test_fedcurv_server_holds_the_sum_of_what_clients_remember() -> None:
             parts = [m["method"][part][name] for m in held if m is not None]
             torch.testing.assert_close(total, torch.stack(parts).sum(0), rtol=1e-10, atol=1e-14)
             assert (total >= -1e-12).all() or part == "v"
+
+
+@pytest.mark.parametrize("variant", ["original", "ntd"])
+def test_fedcurv_does_not_depend_on_how_many_gradients_fit_in_memory(variant: Any, monkeypatch: Any) -> None:
+    federation = world([0, 1, 2, 3] * 4, [1] * 5)  # for ntd five whole batches and one of one sample
+    all_at_once = rounds(prepared(FedCurv(variant=variant), federation), 1)[0].server.state["u"]
+    monkeypatch.setattr(fedcurv, "PER_SAMPLE_VALUES", 200)  # of a network of 88 weights two at once
+    assert close(rounds(prepared(FedCurv(variant=variant), federation), 1)[0].server.state["u"], all_at_once)
 
 
 @pytest.mark.parametrize(("batch_size", "looked_at"), [(50, 550), (7, 504), (501, 501)])
