@@ -106,6 +106,7 @@ class Loop:
         self.stream = StreamTests(here, side) if federation.schedule is not None else None
         self.probe_batch = probe_batch
         self._counted: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._online: tuple[int, np.ndarray] | None = None
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
         self.picture: dict[str, Any] | None = None  # the last probe's, for the report
         if isinstance(engine, Lanes):
@@ -138,10 +139,14 @@ class Loop:
         return here if len(here) else present[:1]
 
     def _present_in_epoch(self, round: int, schedule: StageSchedule) -> np.ndarray:
-        """Who holds any data at one of the stages that the epoch of this round trains."""
-        epoch, rounds = schedule.epoch(round), range(1, max(round, self.settings.rounds) + 1)
-        stages = {schedule.stage(r) for r in rounds if schedule.epoch(r) == epoch}
-        return np.flatnonzero(sum(self.federation.sizes(stage) for stage in stages))
+        """Who holds any data at one of the stages that the epoch of this round trains; counted once an epoch."""
+        epoch = schedule.epoch(round)
+        if self._online is None or self._online[0] != epoch:
+            rounds = range(1, max(round, self.settings.rounds) + 1)
+            stages = {schedule.stage(r) for r in rounds if schedule.epoch(r) == epoch}
+            held = sum(self.federation.sizes(stage) for stage in stages)
+            self._online = (epoch, np.flatnonzero(held))
+        return self._online[1]
 
     def _present(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """Sizes of all clients at a stage, and who holds any data; counted once a stage, not once a round."""
