@@ -5,6 +5,7 @@ import json
 import shutil
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from starlette.testclient import TestClient
@@ -143,7 +144,8 @@ def follow(pages, names, enough):
                 if enough(*found[-1]):
                     return found
 
-    return asyncio.run(asyncio.wait_for(collect(), 20))
+    with ThreadPoolExecutor(1) as apart:  # a browser's tests leave a loop running in this thread
+        return apart.submit(asyncio.run, asyncio.wait_for(collect(), 20)).result()
 
 
 def append(path, record, whole=True):

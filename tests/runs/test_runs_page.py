@@ -31,7 +31,8 @@ def test_every_key_of_a_record_is_on_the_page():
 
 def test_what_is_of_clients_has_an_entry_for_each():
     for record in records(hf.federate(hf.load("digits"), hf.IID(), clients=4)):
-        told = {key: record[key] for key in BY_CLIENT - {"locals", "in_local", "out_local"}} | record[
-            "locals"
-        ]
+        told = {key: record[key] for key in BY_CLIENT if key in record and isinstance(record[key], list)}
+        told |= {key: values for key, values in record["locals"].items() if not key.startswith("global")}
         assert {len(values) for values in told.values()} == {len(record["participants"])} == {3}
+        assert told.keys() >= {"local_forgetting", "personal_accuracy", "class_accuracy"}
+        assert [len(record["locals"][key]) for key in ("global_before", "global_after")] == [10, 10]
