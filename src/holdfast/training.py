@@ -7,7 +7,6 @@ import json
 import platform
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -211,9 +210,6 @@ class Training:
         sizes = np.stack([federation.sizes(stage) for stage in range(federation.stages)])  # [S, K]
         if network.has_batch_norm and not settings.drop_last:
             warn_of_tiny_batches(network, self.data, sizes, settings.batch_size)
-        here = weakref.proxy(
-            self
-        )  # a task that kept its run alive would keep its tensors until Python collects
         self.task = make_task(
             network,
             self.data,
@@ -224,7 +220,7 @@ class Training:
             public=federation.public,
             one_of_each=_one_of_each(federation, settings.seed),
             stages=federation.stages,
-            read=lambda ids: here.read(ids),
+            read=self.reader(),
         )
         check_public(method, self.task)
         self.method = method.prepare(self.task)
@@ -235,9 +231,9 @@ class Training:
                 engine, self.method, self.task, self.data, settings, sizes, lanes, address
             )
 
-    def read(self, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Training samples, ready for the model, and their labels, by id."""
-        return self.data.read(ids), self.data.y[torch.from_numpy(ids).to(self.device)]
+    def reader(self) -> Callable[[np.ndarray], tuple[torch.Tensor, torch.Tensor]]:
+        """What gives training samples, ready for the model, and their labels, by id."""
+        return self.data.labelled
 
     def describe(self) -> dict[str, Any]:
         """Everything needed to run it again, in the words of an experiment file, and what was found."""

@@ -36,6 +36,10 @@ class DeviceData:
             self.x.index_select(0, torch.from_numpy(ids).to(self.x.device)), dtype=self.dtype
         )
 
+    def labelled(self, ids: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The same, with their labels."""
+        return self.read(ids), self.y[torch.from_numpy(ids).to(self.y.device)]
+
 
 @dataclass(eq=False)
 class Job:

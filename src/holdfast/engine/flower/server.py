@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +85,15 @@ class FlowerTraining(Training):
             classifier=plan.described["classifier"],
         )
 
+    def reader(self) -> Callable[[np.ndarray], tuple[Tensor, Tensor]]:
+        """What gives samples by id."""
+        return self.read
+
     def read(self, ids: np.ndarray) -> tuple[Tensor, Tensor]:
         """Samples by id: the server's own, or one of each class from the sites that allow it."""
         first = len(self.data.x)
         if ids.max(initial=-1) < first:
-            return super().read(ids)
+            return self.data.labelled(ids)
         wanted = [self.population.whereabouts(int(i) - first) for i in ids]
         self.nodes.look()
         owners = [self.nodes.of_client.get(one["client"]) for one in wanted]
