@@ -561,6 +561,20 @@ def test_the_commands_that_add_optional_parts_name_what_the_project_declares():
         assert extra in project["optional-dependencies"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("command", [["methods"], ["methods", "fedntd"], ["doctor", "--json"]])
+def test_output_that_cannot_be_written_is_one_sentence(command):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([*PROGRAM, *command], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr) == (2, "holdfast: the output: No space left on device\n")
+
+
+def test_whoever_has_read_enough_may_leave():
+    with subprocess.Popen([*PROGRAM, "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        program.stdout.close()
+        assert program.stderr.read() == b""
+
+
 def test_an_error_leaves_the_program_without_a_traceback():
     result = subprocess.run([*PROGRAM, "run", "--method", "fedntt"], capture_output=True, text=True)
     assert result.returncode == 2

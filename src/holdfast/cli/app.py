@@ -1,7 +1,10 @@
 """The ``holdfast`` program: its commands register here, and every error leaves as one sentence."""
 
+import errno
+import os
 import sys
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -20,7 +23,9 @@ class Program(TyperGroup):
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _say
-                return super().invoke(ctx)
+                result = super().invoke(ctx)
+                sys.stdout.flush()  # what cannot be written is told of here, not by Python as it ends
+                return result
         except HoldfastError as error:
             print(f"holdfast: {error}", file=sys.stderr)
             raise typer.Exit(WRONG) from None
@@ -31,6 +36,14 @@ class Program(TyperGroup):
             if extra is None:
                 raise
             print(f"holdfast: this needs {error.name}: {install(extra)}", file=sys.stderr)
+            raise typer.Exit(WRONG) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever read this has seen enough
+                raise
+            where = "the output" if error.filename is None else error.filename
+            print(f"holdfast: {where}: {error.strerror}", file=sys.stderr)
+            with suppress(OSError, ValueError):  # what is left of it must not be tried again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(WRONG) from None
         except KeyboardInterrupt:
             print("holdfast: stopped", file=sys.stderr)
