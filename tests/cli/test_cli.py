@@ -23,6 +23,7 @@ from holdfast.cli import COMMANDS, app
 from holdfast.cli.machine import EXTRAS
 from holdfast.cli.options import HELP
 from holdfast.cli.printing import print_table
+from holdfast.cli.seeing import FIGURES as cli_figures
 from holdfast.errors import install
 from holdfast.report import tracker
 
@@ -545,6 +546,12 @@ def test_one_damaged_run_is_named_and_several_go_on_without_it(run, tmp_path):
     shutil.rmtree(tmp_path / "runs" / "whole")
     result = call("report", tmp_path / "runs")
     assert (result.exit_code, "is damaged" in result.stderr) == (2, True)
+
+
+def test_help_names_every_figure():
+    from holdfast.report.figures import FIGURES
+
+    assert cli_figures.split(", ") == list(FIGURES)
 
 
 def test_a_missing_optional_package_is_named(run, tmp_path, monkeypatch):

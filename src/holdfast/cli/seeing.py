@@ -22,6 +22,10 @@ Many = Annotated[
 ]
 
 SPARKS = "▁▂▃▄▅▆▇█"
+FIGURES = (  # said here too, since help must not wait for what draws them
+    "accuracy, classes, domains, strip, forgetting, forgetting-degree, in-out-local, consistency, partition, "
+    "divergence, feature-drift, alignment, features, stages"
+)
 
 
 def show(run: One, as_json: Json = False) -> None:
@@ -103,7 +107,7 @@ def report(
 
 
 def figure(
-    name: Annotated[str, typer.Argument(help="Which figure; an unknown name lists them.")],
+    name: Annotated[str, typer.Argument(help=f"Which figure: {FIGURES}.")],
     runs: Many,
     out: Annotated[Path, typer.Option(help="A .pdf, .png or .svg file.")] = Path("figure.pdf"),
 ) -> None:
