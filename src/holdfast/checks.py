@@ -110,9 +110,12 @@ def _ends_with_its_classifier(network: Network, out: Output) -> bool:
 def warn_of_own_draws(network: Network, data: DeviceData) -> None:
     """Warn of a model whose training the seed does not decide; torch's global generator is left as it was."""
     x, buffers = data.read(np.array([0, 0])), {name: b.clone() for name, b in network.buffers.items()}
-    on_gpu = x.device.type == "cuda"
-    state = torch.cuda.get_rng_state if on_gpu else torch.get_rng_state
-    with torch.no_grad(), torch.random.fork_rng([x.device] if on_gpu else []):
+    gpu = x.device if x.device.type == "cuda" else None
+
+    def state() -> Tensor:
+        return torch.get_rng_state() if gpu is None else torch.cuda.get_rng_state(gpu)
+
+    with torch.no_grad(), torch.random.fork_rng([] if gpu is None else [gpu]):
         before = state()
         network.apply(network.params, buffers, x, train=True)
         draws = not torch.equal(state(), before)
