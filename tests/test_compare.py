@@ -159,3 +159,11 @@ def test_a_run_that_cannot_be_written_stops_the_comparison(tmp_path, monkeypatch
     monkeypatch.undo()
     found = hf.compare(["fedavg", "fedprox:mu=1", "fedntd"], EXPERIMENT, 1, out=tmp_path)  # goes on
     assert all(RunDirectory.open(path).finished for path in found.paths)
+
+
+def test_what_one_method_refuses_is_said_before_another_trains(tmp_path):
+    rounds = []
+    with pytest.raises(hf.HoldfastError, match="fedrep trains the head in the epochs before the last 1"):
+        hf.compare(["fedavg", "fedrep"], EXPERIMENT, 1, out=tmp_path / "runs", on_round=rounds.append)
+    assert rounds == []
+    assert not (tmp_path / "runs").exists()

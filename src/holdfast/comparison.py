@@ -130,8 +130,12 @@ def _run_all(
                 if on_start is not None:
                     on_start(name, seed)
                 if federation is None:
+                    first = dataset is None
                     dataset = dataset if dataset is not None and one.data_is_fixed else one.load_data()
                     federation = one.build_federation(dataset)
+                    # What one of them refuses must be said before the others have trained for hours.
+                    for other in variants.values() if first else ():
+                        replace(other, seed=seed).refuse_early(federation)
                 resume = path is not None and (path / "experiment.yaml").exists()
                 run = one.run(path, resume=resume, federation=federation, on_round=on_round, hand_over=write)
                 runs[name][seed] = run.records

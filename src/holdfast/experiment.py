@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
+from warnings import catch_warnings
 
 import yaml
 
@@ -19,6 +20,7 @@ from holdfast.kinds import as_number
 if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset
     from holdfast.data.federation import Federation
+    from holdfast.models.network import NormPolicy
     from holdfast.outcome import Run
     from holdfast.training import HandOver, Tracker
 
@@ -260,6 +262,25 @@ class Experiment(Settings):
             on_round=on_round,
             hand_over=hand_over,
         )
+
+    def refuse_early(self, federation: Federation) -> None:
+        """Raise what `run` would raise before its first round, whatever the engine and the device."""
+        from holdfast.methods.registry import method_from
+        from holdfast.models.registry import ModelSpec
+        from holdfast.training import Training
+
+        method, model = (self._mapping(name) for name in ("method", "model"))
+        with catch_warnings(action="ignore"):  # they come when it trains
+            Training(
+                method_from(method),
+                ModelSpec.from_description(model),
+                federation,
+                Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)}),
+                engine="sequential",
+                device="cpu",
+                norm=cast("NormPolicy", self.norm),
+                classifier=self.classifier,
+            )
 
     @property
     def _partition_seed(self) -> int:
