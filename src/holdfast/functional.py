@@ -25,6 +25,12 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, y, reduction="none")
 
 
+def nearness(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Minus the mean squared distance to each prototype, ``[B, C]``; those not ``known`` come last."""
+    scores = -torch.cdist(features, prototypes).square() / features.shape[-1]
+    return torch.where(known > 0, scores, scores.amin(-1, keepdim=True) - 1)
+
+
 def not_true(logits: Tensor, y: Tensor) -> Tensor:
     """The logits of the classes a sample does not belong to: ``[B, C-1]`` from ``[B, C]``."""
     places = torch.arange(logits.shape[-1] - 1, device=logits.device)

@@ -326,3 +326,35 @@ def test_fedmlp_remembers_a_stream_of_digits_better_than_fedavg():
 
 def _without_device(settings: dict) -> dict:
     return {key: value for key, value in settings.items() if key != "device"}
+
+
+@pytest.mark.parametrize(
+    "method", [hf.FedMLP(head="epoch"), hf.FedProto(), hf.Stack(hf.FedProto(), hf.FedProx(mu=0.1))]
+)
+def test_the_nearest_prototype_among_the_classes_that_a_client_holds(method):
+    federation = hf.stream(DATA, hf.ClassShards(2), clients=4, tasks_per_client=2)
+    settings = Settings(rounds=4, sample=3, **_without_device(SHORT))
+    loop = Training(method, small(), federation, settings, device="cpu").loop(Memories(None, None))
+    record = [loop.round(number) for number in range(1, 5)][-1]
+    state = loop.server.state.get("fedproto", loop.server.state)
+    prototypes = state["prototypes"].numpy()
+    x, y = loop.local_test.x.numpy(), loop.local_test.y.numpy()
+    found = []
+    for client in record["participants"]:
+        params, _, _ = loop.stream._private(client, 4)
+        hidden = np.maximum(x @ params["0.weight"].numpy().T + params["0.bias"].numpy(), 0)
+        apart = ((hidden[:, None] - prototypes) ** 2).sum(-1)
+        counts = np.sum([federation.label_counts([client], stage)[0] for stage in range(2)], axis=0)
+        apart[:, counts == 0] = np.inf
+        right = apart.argmin(1) == y
+        by_class = np.array([right[y == label].mean() for label in range(CLASSES)])
+        found.append((by_class * counts).sum() / counts.sum())
+    assert record["stream"]["A_pro"] == pytest.approx(np.mean(found))
+
+
+def test_a_method_without_prototypes_has_no_accuracy_by_them():
+    federation = hf.stream(DATA, hf.IID(), clients=3, tasks_per_client=2)
+    without = hf.FedMLP(use_prototype=False, use_semantic=False)
+    for method, has in ((hf.FedAvg(), False), (without, False), (hf.FedMLP(head="shared"), True)):
+        run = hf.train(method, small(), federation, rounds=2, **SHORT)
+        assert [("A_pro" in record["stream"]) for record in run.records] == [False, has]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from holdfast import metrics
@@ -18,7 +19,8 @@ from holdfast.models.network import Output
 if TYPE_CHECKING:
     from holdfast.engine.loop import Loop
 
-PrivateModel = tuple[Tensors, Tensors, Callable[[Output], Tensor]]
+Scores = Callable[[Output], Tensor]
+PrivateModel = tuple[Tensors, Tensors, Scores]
 
 
 class StreamTests:
@@ -59,7 +61,22 @@ class StreamTests:
                 self.matrix.setdefault(int(client), self.empty.copy())[stage] = row
         if stage == loop.federation.stages - 1 or number == loop.settings.rounds:
             record |= self._on_everything(number) | self._transfer()
+            if participants and loop.method.overrides("by_prototype"):
+                tasks = _task_accuracy(self._by_prototype(participants, number, counts)[:, None], counts)
+                record["A_pro"] = metrics.seen_task_accuracy(tasks, counts.sum(-1), stage + 1)
         return record
+
+    def _by_prototype(self, participants: Sequence[int], number: int, counts: np.ndarray) -> np.ndarray:
+        """``[K, C]`` of private models that name the nearest global prototype among the classes their clients hold."""
+        method, server = self.loop.method, self.loop.server
+        held = torch.from_numpy(counts.sum(1) > 0).to(self.loop.task.device)
+
+        def among(own: Tensor) -> Scores:
+            return lambda out: method.by_prototype(out, server).masked_fill(~own, -torch.inf)
+
+        return self._class_accuracy(
+            participants, number, dict(zip(participants, map(among, held), strict=True))
+        )
 
     def _on_everything(self, number: int) -> dict[str, float]:
         """Every client's private model, and the global one, on all classes."""
@@ -106,8 +123,10 @@ class StreamTests:
         stages = range(self.tasks.stages)
         return np.stack([self.tasks.label_counts(list(clients), stage) for stage in stages], axis=1)
 
-    def _class_accuracy(self, clients: Sequence[int], number: int) -> np.ndarray:
-        """``[K, C]`` of these clients' private models."""
+    def _class_accuracy(
+        self, clients: Sequence[int], number: int, scores: Mapping[int, Scores] | None = None
+    ) -> np.ndarray:
+        """``[K, C]`` of these clients' private models, with ``scores`` in the place of their own."""
         group, test = self.loop.engine.group, self.loop.local_test
         at_once = group if self.loop.method.overrides("start") else len(clients)  # else they share one body
         trained = [k for k in clients if self.loop.memories.get(k)]
@@ -118,7 +137,8 @@ class StreamTests:
         for at in range(0, len(trained), at_once):
             some = trained[at : at + at_once]
             models = [self._private(client, number) for client in some]
-            tested = test.evaluate_many([(p, b) for p, b, _ in models], [s for _, _, s in models], group)
+            told = [own if scores is None else scores[k] for k, (_, _, own) in zip(some, models, strict=True)]
+            tested = test.evaluate_many([(p, b) for p, b, _ in models], told, group)
             accuracy |= {k: e.class_accuracy for k, e in zip(some, tested, strict=True)}
         return np.stack([accuracy[k] for k in clients])
 

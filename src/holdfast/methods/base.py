@@ -265,6 +265,10 @@ class Method:
         """A client's own scores ``[B, C]`` from its trained model's outputs and its state."""
         return out.logits
 
+    def by_prototype(self, out: Output, server: Server) -> Tensor:
+        """Scores ``[B, C]`` by how near the federation's class prototypes are; without any, the classifier's."""
+        return out.logits
+
     # After the last round ------------------------------------------------------------------------------
 
     def survey(self, params: Tensors, client: Client) -> Tree | None:

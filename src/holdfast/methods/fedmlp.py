@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.data.skew import minority_classes
-from holdfast.functional import class_means, kl_divergence
+from holdfast.functional import class_means, kl_divergence, nearness
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.clustering import Clustering, cluster
 from holdfast.methods.context import Client, Task
@@ -65,7 +65,8 @@ class FedMLP(Method):
 
     def overrides(self, hook: str) -> bool:
         """Whether this method has its own version of a hook; a shared classifier starts like all else."""
-        return super().overrides(hook) and (hook != "start" or self.head != "shared")
+        has = {"start": self.head != "shared", "by_prototype": self._from_server}
+        return super().overrides(hook) and has.get(hook, True)
 
     @property
     def _semantic(self) -> bool:
@@ -177,6 +178,10 @@ class FedMLP(Method):
     def travels(self, name: str, task: Task) -> bool:
         """A personal classifier stays."""
         return self.head != "personal" or name not in task.network.head.names
+
+    def by_prototype(self, out: Output, server: Server) -> Tensor:
+        """The nearness of g_k."""
+        return nearness(out.features, server.state["prototypes"], server.state["known"])
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
         """g_k from this round's owners, an old one where there is none; then P."""

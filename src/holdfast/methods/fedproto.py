@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from holdfast.functional import nearness
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Client, Task
 from holdfast.models.network import Output
@@ -98,16 +99,15 @@ class FedProto(Method):
 
     def predict(self, out: Output, server: Server) -> Tensor:
         """The nearest global prototype; before there is any, the classifier."""
-        state = server.state
-        return (
-            _nearness(out.features, state["prototypes"], state["known"])
-            if state["known"].any()
-            else out.logits
-        )
+        return self.by_prototype(out, server) if server.state["known"].any() else out.logits
 
     def personal(self, out: Output, state: Tree) -> Tensor:
         """The nearest of the client's own prototypes."""
-        return _nearness(out.features, state["prototypes"], state["known"])
+        return nearness(out.features, state["prototypes"], state["known"])
+
+    def by_prototype(self, out: Output, server: Server) -> Tensor:
+        """The nearness of p_c."""
+        return nearness(out.features, server.state["prototypes"], server.state["known"])
 
 
 def _nothing(task: Task) -> Tensors:
@@ -123,9 +123,3 @@ def _replaced(old: Tensors, prototypes: Tensor, new: Tensor) -> Tensors:
         "prototypes": torch.where(new.unsqueeze(-1), prototypes, old["prototypes"]),
         "known": torch.where(new, torch.ones_like(old["known"]), old["known"]),
     }
-
-
-def _nearness(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Minus the mean squared distance to each prototype, ``[B, C]``; those unknown come last."""
-    scores = -torch.cdist(features, prototypes).square() / features.shape[-1]
-    return torch.where(known > 0, scores, scores.amin(-1, keepdim=True) - 1)

@@ -271,6 +271,10 @@ class Stack(Method):
         part = self._owner("personal")
         return part.personal(out, state.get(part.name, {}))
 
+    def by_prototype(self, out: Output, server: Server) -> Tensor:  # noqa: D102
+        part = self._owner("by_prototype")
+        return part.by_prototype(out, _view(server, part))
+
     def survey(self, params: Tensors, client: Client) -> Tree | None:  # noqa: D102
         return self._each(lambda part: part.survey(params, client) or {})
 
