@@ -128,10 +128,12 @@ class Loop:
         sizes, present = self._present(self.stage(round))
         if not len(present):
             raise HoldfastError(f"round {round}: no client holds any sample at stage {self.stage(round)}")
+        wanted = self.settings.sample
+        if wanted is None:
+            return present
         # Within an epoch the same clients take part in every stage; one without data at a stage sits it out.
         anyone = present if schedule is None else self._present_in_epoch(round, schedule)
-        wanted = self.settings.sample
-        if wanted is None or wanted >= len(anyone):
+        if wanted >= len(anyone):
             return present
         drawn = generator(self.settings.seed, "clients", turn)
         chosen = drawn.choice(anyone, wanted, replace=False, shuffle=True)
