@@ -36,15 +36,43 @@ def test_one_of_eight_has_an_eighth(card):
     assert gpu.free_bytes(CUDA) == 6 * GIB  # four of the ten are taken
 
 
-def test_workers_of_a_sweep_on_a_gpu_share_it(monkeypatch):
+@pytest.fixture
+def work(monkeypatch):
+    """A sweep's worker without its work, on a device; and the shares that were taken."""
     from holdfast.engine import choice
     from holdfast.papers import sweep
 
-    told = []
+    shares = []
     monkeypatch.setattr(choice, "choose_device", torch.device)
-    monkeypatch.setattr(gpu, "share_with", told.append)
+    monkeypatch.setattr(gpu, "share_with", shares.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(sweep.Sweep, "work_off", lambda *_: None)
+
+    def work(device, tell=print, speaks=False):
+        one = sweep.Sweep(results=None, work=None, device=device, beside=12)
+        sweep._worker(one, [], tell, 1, speaks)
+
+    return work, shares
+
+
+def test_workers_of_a_sweep_on_a_gpu_share_it(work):
+    begin, shares = work
     for device in ("cpu", "cuda"):
-        sweep._worker(sweep.Sweep(results=None, work=None, device=device, beside=12), [], print, 1)
-    assert told == [12]
+        begin(device)
+    assert shares == [12]
+
+
+def test_one_worker_says_that_they_take_turns(work, monkeypatch, tmp_path):
+    begin, _ = work
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))  # where no daemon listens
+    told = []
+    begin("cuda", told.append)
+    begin("cpu", told.append, speaks=True)
+    assert told == []
+    begin("cuda", told.append, speaks=True)
+    assert len(told) == 1
+    assert "take turns" in told[0]
+    assert gpu.SIDE_BY_SIDE in told[0]
+    (tmp_path / "control").touch()  # as the daemon makes it
+    begin("cuda", told.append, speaks=True)
+    assert len(told) == 1

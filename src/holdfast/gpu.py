@@ -1,8 +1,13 @@
-"""How much of a GPU's memory is this process's own, where several share one."""
+"""Several processes on one GPU: how much of its memory is this one's own, and whether they take turns."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
+
+SIDE_BY_SIDE = "nvidia-cuda-mps-control -d"  # starts CUDA's multi-process service
 
 _processes = 1
 
@@ -24,3 +29,9 @@ def free_bytes(device: torch.device) -> int:
     taken = torch.cuda.memory_allocated(device)
     kept = torch.cuda.memory_reserved(device) - taken  # by torch, for this process alone
     return max(0, min(torch.cuda.mem_get_info(device)[0] + kept, share_bytes(device) - taken))
+
+
+def takes_turns() -> bool:
+    """Whether processes get the GPU one after another, as they do where CUDA's multi-process service is not at work."""
+    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"  # noqa: S108 (where its daemon listens)
+    return not Path(pipes, "control").exists()

@@ -124,6 +124,7 @@ def _examine() -> dict[str, dict[str, str]]:
 
     from holdfast import __version__
     from holdfast.data.sources.files import search_roots
+    from holdfast.gpu import SIDE_BY_SIDE, takes_turns
 
     cuda = torch.cuda.is_available()
     versions = {"holdfast": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
@@ -136,6 +137,11 @@ def _examine() -> dict[str, dict[str, str]]:
     if cuda:
         free, total = (value / 2**30 for value in torch.cuda.mem_get_info())
         device["cuda"] = f"{torch.cuda.get_device_name()}, {free:.0f} of {total:.0f} GiB free"
+        device["several processes"] = (
+            f"take turns on the GPU; side by side after {SIDE_BY_SIDE}"
+            if takes_turns()
+            else "compute side by side on the GPU: CUDA's multi-process service is at work"
+        )
     else:
         reason = "torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
         device["cuda"] = f"not used: {reason}"

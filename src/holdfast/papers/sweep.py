@@ -58,7 +58,8 @@ class Sweep:
         threads = max(1, (os.cpu_count() or 1) // workers)
         one = replace(self, beside=workers)
         started = [
-            context.Process(target=_worker, args=(one, list(cells), tell, threads)) for _ in range(workers)
+            context.Process(target=_worker, args=(one, list(cells), tell, threads, number == 0))
+            for number in range(workers)
         ]
         try:
             for process in started:
@@ -141,11 +142,12 @@ class Sweep:
         return self.work / "runs" / f"{method}-seed{cell.seed}-{cell.hash}-{device}"
 
 
-def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int) -> None:
+def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int, speaks: bool) -> None:
+    """``speaks``: this one of them tells what holds for all."""
     import torch
 
     from holdfast.engine.choice import choose_device
-    from holdfast.gpu import share_with
+    from holdfast.gpu import SIDE_BY_SIDE, share_with, takes_turns
 
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -153,6 +155,8 @@ def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int) -> None:
     torch.set_num_threads(threads)
     if choose_device(sweep.device).type == "cuda":
         share_with(sweep.beside)
+        if speaks and takes_turns():
+            tell(f"the workers take turns on the GPU; side by side they get more done: {SIDE_BY_SIDE}")
     with suppress(KeyboardInterrupt):  # the process that started this one says so
         sweep.work_off(cells, tell)
 
