@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -82,13 +82,21 @@ class BareLoop:
 
 def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
     """The median time of ``work`` in seconds."""
-    times = []
+    return seconds_in_turns({"": work}, repeats, device)[""]
+
+
+def seconds_in_turns(
+    works: Mapping[str, Callable[[], object]], repeats: int, device: torch.device
+) -> dict[str, float]:
+    """The median times of several, in seconds; passes alternate, so that a busy moment meets all of them."""
+    times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+        for name, work in works.items():
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(taken) for name, taken in times.items()}

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 import holdfast as hf
+from holdfast import training
 from holdfast.runs import RunDirectory
 
 EXPERIMENT = hf.Experiment(
@@ -167,3 +168,12 @@ def test_what_one_method_refuses_is_said_before_another_trains(tmp_path):
         hf.compare(["fedavg", "fedrep"], EXPERIMENT, 1, out=tmp_path / "runs", on_round=rounds.append)
     assert rounds == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_looking_for_refusals_makes_no_engine(monkeypatch):
+    # On many cores an engine is many copies of the model: seconds, for a comparison of seven methods.
+    made = []
+    choose = training.choose_engine
+    monkeypatch.setattr(training, "choose_engine", lambda *args: made.append(args[1].name) or choose(*args))
+    hf.compare(["fedavg", "fedntd"], EXPERIMENT, 1)
+    assert made == ["fedavg", "fedntd"]

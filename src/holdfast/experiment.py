@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
@@ -265,18 +266,20 @@ class Experiment(Settings):
 
     def refuse_early(self, federation: Federation) -> None:
         """Raise what `run` would raise before its first round, whatever the engine and the device."""
+        from holdfast.engine.sequential import Sequential
         from holdfast.methods.registry import method_from
         from holdfast.models.registry import ModelSpec
         from holdfast.training import Training
 
         method, model = (self._mapping(name) for name in ("method", "model"))
+        settings = Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
         with catch_warnings(action="ignore"):  # they come when it trains
             Training(
                 method_from(method),
                 ModelSpec.from_description(model),
                 federation,
-                Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)}),
-                engine="sequential",
+                settings,
+                engine=partial(Sequential, settings=settings),  # the least that trains: one copy of the model
                 device="cpu",
                 norm=cast("NormPolicy", self.norm),
                 classifier=self.classifier,
