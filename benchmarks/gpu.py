@@ -171,10 +171,20 @@ def comparison(report: dict) -> None:
             COMPARED, replace(experiment, rounds=2), seeds=1, out=Path(folder) / "warm"
         )  # compiles kernels
         began = time.perf_counter()
-        compare(COMPARED, experiment, seeds=3, out=Path(folder) / "runs")
-        total = time.perf_counter() - began
+        at = [began]  # each run's start, its rounds' ends, the next one's start, ...
+        rounds = experiment.rounds + 1
+        compare(
+            COMPARED, experiment, seeds=3, out=Path(folder) / "runs",
+            on_start=lambda *_: at.append(time.perf_counter()), on_round=lambda _: at.append(time.perf_counter()),
+        )  # fmt: skip
+        at.append(time.perf_counter())
+        total = at[-1] - began
+        ends, starts, first = at[::rounds], at[1::rounds], at[2::rounds]
         trained = 3 * sum(training_seconds(replace(experiment, method=name)) for name in COMPARED)
-    report["comparison"] = {"total s": total, "training s": trained, "ratio": total / trained}
+    report["comparison"] = {
+        "total s": total, "training s": trained, "ratio": total / trained,
+        "from start to first round s": sum(first) - sum(starts[:-1]), "between runs s": sum(starts) - sum(ends),
+    }  # fmt: skip
     print(report["comparison"], flush=True)
 
 
