@@ -81,3 +81,12 @@ def test_classifiers(outputs, compiled, monkeypatch):
     y = narrow._forward(x, w, torch.empty(10, outputs))
     narrow._backward(torch.empty_like(y), x, w)
     assert_nothing_is_overwritten(compiled, "_outputs", "_gradients")
+
+
+def test_pooling_by_overlapping_windows(compiled):
+    from holdfast.kernels import maxpool
+
+    window = maxpool.Window((16, 16), 3, 2, 1)
+    y, code = maxpool._forward(torch.empty(10, 32, 64, 16, 16), window)
+    maxpool._backward(window, torch.empty_like(y), code)
+    assert [name for name, _ in compiled] == ["_pool", "_pool_back"]

@@ -209,6 +209,96 @@ def test_relu_and_pooling(shape, monkeypatch):
     assert torch.equal(got, want.float())
 
 
+@pytest.mark.parametrize(
+    ("shape", "window"),  # of images; kernel, stride, padding
+    [
+        ((2, 3, 8, 16, 16), (3, 2, 1)),
+        ((1, 2, 5, 9, 7), (3, 2, 1)),
+        ((2, 2, 3, 8, 8), (2, 2, 0)),
+        ((1, 3, 4, 7, 10), (3, 1, 1)),
+        ((2, 1, 6, 11, 11), (5, 3, 2)),
+        ((1, 2, 3, 9, 9), (2, 3, 0)),
+        ((1, 1, 2, 1, 2), (3, 2, 1)),
+    ],
+)
+def test_pooling_by_overlapping_windows(shape, window):
+    from holdfast.kernels.maxpool import LaneMaxPool2d
+
+    layer = LaneMaxPool2d(nn.MaxPool2d(*window))
+    x = torch.randint(-3, 4, shape, device=DEVICE).float()  # many are equal: the first of a window counts
+
+    def loss(pool, x, dy):
+        return (pool(x) * dy).sum()
+
+    plain = vmap(lambda v: F.max_pool2d(v, *window))(x)
+    dy = torch.randn_like(plain)
+    for images in (x, x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)):  # however they lie
+        assert torch.equal(vmap(layer)(images), plain)
+        got = vmap(grad(lambda v, g: loss(layer, v, g)))(images, dy)
+        want = vmap(grad(lambda v, g: loss(lambda i: F.max_pool2d(i, *window), v, g)))(x, dy)
+        assert torch.allclose(got, want, rtol=1e-6, atol=1e-6)  # sums of up to nine, in another order
+    assert torch.equal(layer(x[0]), plain[0])  # and without lanes
+
+
+def test_pooling_by_overlapping_windows_keeps_what_is_no_number():
+    from holdfast.kernels.maxpool import LaneMaxPool2d
+
+    layer, nan, inf = LaneMaxPool2d(nn.MaxPool2d(3, 2, 1)), float("nan"), float("inf")
+    x = torch.randn(1, 2, 6, 6, device=DEVICE)
+    x[0, 0, 1, 1], x[0, 0, 3, 3], x[0, 1] = nan, inf, -inf
+    dy = torch.randn(1, 2, 3, 3, device=DEVICE)
+    for given in (x, torch.full_like(x, nan)):
+        images = given.requires_grad_()
+        got, want = layer(images), F.max_pool2d(images, 3, 2, 1)
+        assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+        gradients = (torch.autograd.grad(y, images, dy)[0] for y in (got, want))
+        assert torch.allclose(*gradients, rtol=1e-6, atol=1e-6)
+
+
+def test_which_pooling_is_ours():
+    from holdfast.kernels.maxpool import LaneMaxPool2d
+
+    assert LaneMaxPool2d.serves(nn.MaxPool2d((3, 3), (2, 2), (1, 1)))
+    for other in (
+        nn.MaxPool2d((3, 2)), nn.MaxPool2d(3, (1, 2)), nn.MaxPool2d(3, padding=(1, 0)), nn.MaxPool2d(3, dilation=2),
+        nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, return_indices=True), nn.MaxPool2d(17),
+    ):  # fmt: skip
+        assert not LaneMaxPool2d.serves(other)
+
+
+class Doubled(nn.Conv2d):
+    """A convolution of a user's own, such as those that standardise their weights."""
+
+    def forward(self, x):
+        return super().forward(2 * x)
+
+
+class Shifted(nn.MaxPool2d):
+    """Pooling of a user's own."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def test_layers_that_a_user_made_of_torchs_stay_as_they_are():
+    from holdfast import kernels
+
+    hooked = nn.MaxPool2d(2, 1)
+    hooked.register_forward_hook(lambda module, inputs, y: y - 3)
+    net = nn.Sequential(
+        Doubled(1, 2, 3), nn.ReLU(), Shifted(2), torch.nn.utils.spectral_norm(nn.Conv2d(2, 2, 1)), hooked,
+        torch.nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 1)), nn.MaxPool2d(2, 1), nn.Flatten(),
+        nn.Linear(12, 2),
+    ).to(DEVICE).eval()  # fmt: skip
+    x = torch.randn(2, 1, 11, 11, device=DEVICE)[..., :10, :10]
+    fast = copy.deepcopy(net)
+    kernels.install(fast)
+    assert [type(a) is type(b) for a, b in zip(net, fast, strict=True)] == [
+        *[True] * 6, False, True, False
+    ]  # fmt: skip
+    assert torch.allclose(fast(x), net(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("stored", [torch.uint8, torch.float32])
 @pytest.mark.parametrize(
     "preprocess",

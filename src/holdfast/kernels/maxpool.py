@@ -1,0 +1,193 @@
+"""Max-pooling with windows that may overlap, over images that lie channels last, and its gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from torch.autograd.function import Function
+
+from holdfast.kernels.function import Gradient, apply, in_lanes, with_lanes
+
+_BLOCK = 1024
+_MOST = 16  # a window's height and width at most, since a code has eight bits
+
+
+@triton.jit
+def _pool(
+    x, y, code,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y = the largest value of a window, as torch finds it; ``code`` says which of its places it is from."""
+    BLOCKS: tl.constexpr = (OH * OW * C + BLOCK - 1) // BLOCK  # of a pooled image
+    image = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    real = at < OH * OW * C
+    top = at // (OW * C) * STRIDE
+    left = at // C % OW * STRIDE
+    x += image * (H * W * C)
+    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    won = tl.maximum(PADDING - top, 0) * KERNEL + tl.maximum(
+        PADDING - left, 0
+    )  # the first place of the image
+    for place in tl.static_range(KERNEL * KERNEL):
+        h = top + (place // KERNEL - PADDING)
+        w = left + (place % KERNEL - PADDING)
+        inside = real & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        value = tl.load(x + (h * W + w) * C + at % C, mask=inside, other=-float("inf"))
+        larger = (value > best) | (value != value)
+        won = tl.where(larger, place, won)
+        best = tl.where(larger, value, best)
+    tl.store(y + image * (OH * OW * C) + at, best, mask=real)
+    tl.store(code + image * (OH * OW * C) + at, won.to(tl.uint8), mask=real)
+
+
+@triton.jit
+def _pool_back(
+    dy, code, dx,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx = Σ dy over those windows around a pixel whose largest value is its own."""
+    BLOCKS: tl.constexpr = (H * W * C + BLOCK - 1) // BLOCK  # of an image
+    SPAN: tl.constexpr = (KERNEL + STRIDE - 1) // STRIDE  # windows that one pixel may be in, each way
+    image = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    real = at < H * W * C
+    h = at // (W * C) + PADDING
+    w = at // C % W + PADDING
+    dy += image * (OH * OW * C)
+    code += image * (OH * OW * C)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(SPAN):
+        for j in tl.static_range(SPAN):
+            oh = h // STRIDE - i
+            ow = w // STRIDE - j
+            row = h - oh * STRIDE  # of the window
+            column = w - ow * STRIDE
+            inside = real & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW) & (row < KERNEL) & (column < KERNEL)
+            source = (oh * OW + ow) * C + at % C
+            won = tl.load(code + source, mask=inside, other=255) == row * KERNEL + column
+            total += tl.where(won, tl.load(dy + source, mask=inside, other=0.0), 0.0)
+    tl.store(dx + image * (H * W * C) + at, total, mask=real)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A square window over images of that ``size``, height and width."""
+
+    size: tuple[int, int]
+    kernel: int
+    stride: int
+    padding: int
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Height and width of the pooled images."""
+        height, width = ((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in self.size)
+        return height, width
+
+    def launch(
+        self, kernel: Any, images: int, channels: int, result: tuple[int, int], *tensors: Tensor
+    ) -> None:
+        """Have a kernel compute images of the size ``result``."""
+        each = result[0] * result[1] * channels
+        block = min(_BLOCK, triton.next_power_of_2(each))
+        kernel[(triton.cdiv(each, block) * images,)](
+            *tensors, H=self.size[0], W=self.size[1], OH=self.out[0], OW=self.out[1], C=channels,
+            KERNEL=self.kernel, STRIDE=self.stride, PADDING=self.padding, BLOCK=block,
+        )  # fmt: skip
+
+
+def _forward(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """The pooled images ``[L, B, C, OH, OW]`` and their codes ``[L, B, OH, OW, C]``."""
+    x = x.permute(0, 1, 3, 4, 2).contiguous()
+    lanes, batch, *_, channels = x.shape
+    y = x.new_empty((lanes, batch, *window.out, channels))
+    code = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
+    window.launch(_pool, lanes * batch, channels, window.out, x, y, code)
+    return y.permute(0, 1, 4, 2, 3), code
+
+
+def _backward(window: Window, dy: Tensor, code: Tensor) -> Tensor:
+    """The gradient in the images ``[L, B, C, H, W]``."""
+    dy = dy.permute(0, 1, 3, 4, 2).contiguous()
+    lanes, batch, *_, channels = dy.shape
+    dx = dy.new_empty((lanes, batch, *window.size, channels))
+    window.launch(_pool_back, lanes * batch, channels, window.size, dy, code.contiguous(), dx)
+    return dx.permute(0, 1, 4, 2, 3)
+
+
+class _MaxPool(Function):
+    """The pooled images, and which pixel of its window each value is from."""
+
+    @staticmethod
+    def forward(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        y, code = _forward(x[None], window)
+        return y[0], code[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _, ctx.window = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return cast(Tensor, apply(_MaxPoolBack, ctx.window, grads[0], *ctx.saved_tensors)), None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, window: Window
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        return _forward(with_lanes(x, in_dims[0]), window), (0, 0)
+
+
+class _MaxPoolBack(Gradient):
+    """The gradient of `_MaxPool` in x."""
+
+    @staticmethod
+    def forward(window: Window, dy: Tensor, code: Tensor) -> Tensor:
+        return _backward(window, dy[None], code[None])[0]
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], window: Window, *tensors: Tensor
+    ) -> tuple[Tensor, int]:
+        return _backward(window, *in_lanes(info, in_dims[1:], tensors)), 0
+
+
+class LaneMaxPool2d(nn.Module):
+    """A MaxPool2d that is fast for many lanes at once."""
+
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.padding = (
+            _both_ways(n)[0] for n in (pool.kernel_size, pool.stride, pool.padding)
+        )
+
+    @staticmethod
+    def serves(pool: nn.MaxPool2d) -> bool:
+        """Whether the kernels cover this layer: the same both ways, no dilation, nothing but the values asked for."""
+        sizes = [_both_ways(n) for n in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)]
+        return (
+            all(height == width for height, width in sizes)
+            and sizes[0][0] <= _MOST
+            and sizes[3] == (1, 1)
+            and not (pool.ceil_mode or pool.return_indices)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, OH, OW]`` from ``[B, C, H, W]``."""
+        window = Window((x.shape[-2], x.shape[-1]), self.kernel, self.stride, self.padding)
+        return cast(Tensor, apply(_MaxPool, x, window)[0])
+
+
+def _both_ways(n: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (n, n) if isinstance(n, int) else n
