@@ -104,7 +104,28 @@ class Dropping(nn.Module):
         return self.last(F.dropout(x, 0.2, self.training))
 
 
-@pytest.mark.parametrize("model", [Branches, Recurrent, Dropping])
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.batches += 1
+        return self.last(x)
+
+
+class OwnNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def own_norm():
+    return nn.Sequential(nn.Linear(6, 4), OwnNorm(4), nn.ReLU(), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("model", [Branches, Recurrent, Dropping, Counting, own_norm])
 def test_what_cannot_train_as_lanes_trains_one_by_one(federation, model):
     with pytest.warns(hf.HoldfastWarning, match=r"cannot train as lanes \(.+\); its clients train one after"):
         run = hf.train("fedavg", model(), federation, **SHORT)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from holdfast.errors import HoldfastError
 from holdfast.models.network import Network
 
 
@@ -60,3 +61,52 @@ def test_a_copy_on_another_device_shares_nothing() -> None:
     assert all(torch.equal(twin.params[name], p) for name, p in network.params.items())
     twin.params["1.weight"].zero_()
     assert not torch.equal(twin.params["1.weight"], network.params["1.weight"])
+
+
+class Doubled(nn.BatchNorm1d):
+    """A batch norm of a user's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Kept(nn.Dropout):
+    """A dropout of a user's own, which drops nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+def _hooked() -> nn.Module:
+    norm = nn.BatchNorm1d(4)
+    norm.register_forward_hook(lambda module, inputs, y: y - 3)
+    return norm
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.BatchNorm1d(4), Doubled(4), _hooked(), nn.BatchNorm1d(4, momentum=None), nn.BatchNorm1d(4, momentum=0.5),
+        Kept(), nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5),
+    ],
+)  # fmt: skip
+def test_layers_that_are_not_quite_torchs_usual_ones_do_as_in_torch(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 2))
+    network = Network(net)
+    batches = torch.randn(3, 6, 3)
+    buffers = {k: v.clone() for k, v in network.buffers.items()}
+    for x in batches:
+        torch.manual_seed(1)
+        want = net.train()(x)
+        torch.manual_seed(1)
+        assert torch.allclose(network.apply(network.params, buffers, x, train=True).logits, want, atol=1e-6)
+    for name, value in net.named_buffers():
+        assert torch.allclose(buffers[name].float(), value.float(), atol=1e-6), name
+    want = net.eval()(batches[0])
+    assert torch.allclose(network.apply(network.params, buffers, batches[0]).logits, want, atol=1e-6)
+
+
+def test_statistics_of_a_batch_norm_of_ones_own_are_not_dropped() -> None:
+    with pytest.raises(HoldfastError, match="the batch norm '1' is one of your own"):
+        Network(nn.Sequential(nn.Linear(3, 4), Doubled(4), nn.Linear(4, 2)), norm="drop")

@@ -194,9 +194,15 @@ def _try_a_lane(task: Task, shape: tuple[int, ...]) -> None:
     x = torch.zeros(shape, dtype=task.dtype, device=task.device)
     keys = torch.zeros(1, dtype=torch.int64, device=task.device)
 
-    def objective(p: Tensors, b: Tensors, v: Tensor, key: Tensor) -> Tensor:
-        return task.network.pure(p, b, v, key=key)[0].logits.logsumexp(-1).mean()
+    def gradient(p: Tensors, b: Tensors, v: Tensor, key: Tensor) -> Tensors:
+        def objective(
+            w: Tensors,
+        ) -> Tensor:  # what it does not get as an argument it must not change in place
+            return task.network.pure(w, b, v, key=key)[0].logits.logsumexp(-1).mean()
 
-    vmap(grad(objective))(params, buffers, x, keys)
+        found: Tensors = grad(objective)(p)
+        return found
+
+    vmap(gradient)(params, buffers, x, keys)
     with torch.no_grad():  # in which some of torch's layers go another way
         vmap(lambda p, b, v: task.network.pure(p, b, v, train=False)[0].logits)(params, buffers, x)

@@ -57,32 +57,33 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
+def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> TypeGuard[Any]:
+    """Whether a module is torch's own of one of these kinds: no subclass, and nothing hooked to it, as spectral norms
+    are. What a user made of torch's layers must not be replaced by ours."""
+    return type(module) in kinds and not (module._forward_hooks or module._forward_pre_hooks)
+
+
 def install(net: nn.Module) -> None:
     """Let a network's convolutions, group norms, pooling and linear layers, with what follows them, run as kernels of
-    ours; torch's own layers, and not what a user made of them."""
+    ours."""
     from holdfast.kernels.layers import LaneConv2d, LaneGroupNorm, LaneLinear, LaneMean
     from holdfast.kernels.maxpool import LaneMaxPool2d
 
     for parent in list(net.modules()):
         for name, module in list(parent.named_children()):
-            if _is_plain(module, nn.Conv2d) and LaneConv2d.serves(module):
+            if is_plain(module, nn.Conv2d) and LaneConv2d.serves(module):
                 setattr(parent, name, LaneConv2d(module))
             elif type(module) is nn.Linear and module.bias is not None:
                 module.__class__ = LaneLinear  # so it keeps its hooks
             elif type(module) is nn.GroupNorm and module.affine:
                 module.__class__ = LaneGroupNorm
-            elif _is_plain(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
+            elif is_plain(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
                 setattr(parent, name, LaneMean())
         if isinstance(parent, nn.Sequential):  # the only module that says in which order its children apply
             _fuse(parent)
         for name, module in list(parent.named_children()):  # those that no convolution does along with it
-            if _is_plain(module, nn.MaxPool2d) and LaneMaxPool2d.serves(module):
+            if is_plain(module, nn.MaxPool2d) and LaneMaxPool2d.serves(module):
                 setattr(parent, name, LaneMaxPool2d(module))
-
-
-def _is_plain(module: nn.Module, kind: type[nn.Module]) -> TypeGuard[Any]:
-    """Whether a module is torch's own of this kind: no subclass, and nothing hooked to it, as spectral norms are."""
-    return type(module) is kind and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def _fuse(sequence: nn.Sequential) -> None:
@@ -91,7 +92,7 @@ def _fuse(sequence: nn.Sequential) -> None:
 
     layers: list[Any] = list(sequence)
     for at, (layer, relu) in enumerate(pairwise(layers)):
-        if not _is_plain(relu, nn.ReLU):
+        if not is_plain(relu, nn.ReLU):
             continue
         if hasattr(layer, "rectified"):  # it knows how to
             layer.rectified, sequence[at + 1] = True, nn.Identity()
@@ -101,7 +102,7 @@ def _fuse(sequence: nn.Sequential) -> None:
 
 def _halves(module: nn.Module) -> bool:
     """Whether a layer is plain 2x2 max-pooling."""
-    return _is_plain(module, nn.MaxPool2d) and (
+    return is_plain(module, nn.MaxPool2d) and (
         (
             module.kernel_size,
             module.stride,

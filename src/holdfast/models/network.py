@@ -76,6 +76,9 @@ def _head(layer: str, linear: nn.Linear, params: Mapping[str, nn.Parameter]) -> 
     return Head(weight, bias, linear.in_features)
 
 
+CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
 class _BatchNorm(nn.Module):
     """BatchNorm in two forms with the same arithmetic: torch's own, which updates its statistics in place, and a
     pure one for ``vmap`` and ``grad``, which ignores padding and leaves the new statistics in ``fresh``.
@@ -90,13 +93,21 @@ class _BatchNorm(nn.Module):
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, tracks: bool) -> None:
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias
-        self.eps, self.momentum = norm.eps, 0.1 if norm.momentum is None else norm.momentum
+        assert norm.momentum is not None
+        self.eps, self.momentum = norm.eps, norm.momentum
         self.tracks = tracks and norm.running_mean is not None
         for name, buffer in norm.named_buffers(recurse=False):
             self.register_buffer(name, buffer if self.tracks else None)
         self.pure = self.rectified = self.own_kernels = False  # rectified: the ReLU behind it is done here
         self.mask: Tensor | None = None
         self.fresh: dict[str, Tensor] = {}
+
+    @staticmethod
+    def stands_for(norm: nn.Module) -> bool:
+        """Whether this can take the place of a batch norm: one of torch's own, with statistics that move as usual."""
+        return kernels.is_plain(norm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm) and (
+            norm.momentum is not None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each channel of ``[B, C, ...]``."""
@@ -181,7 +192,11 @@ def _pool_first(net: nn.Module) -> None:
     for sequence in net.modules():
         if type(sequence) is nn.Sequential:
             for at, (relu, pool) in enumerate(pairwise(list(sequence))):
-                if isinstance(relu, nn.ReLU) and isinstance(pool, nn.MaxPool2d) and not pool.return_indices:
+                if (
+                    kernels.is_plain(relu, nn.ReLU)
+                    and kernels.is_plain(pool, nn.MaxPool2d)
+                    and not pool.return_indices
+                ):
                     sequence[at], sequence[at + 1] = pool, relu
 
 
@@ -242,14 +257,20 @@ class Network:
             name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         }
         for name, module in norms.items():
-            _replace(self.net, name, _BatchNorm(module, tracks=norm != "drop"))
+            if _BatchNorm.stands_for(module):
+                _replace(self.net, name, _BatchNorm(module, tracks=norm != "drop"))
+            elif norm == "drop":
+                raise HoldfastError(
+                    f"norm is 'drop', but the batch norm '{name}' is one of your own, which keeps its statistics: "
+                    "use average or local"
+                )
         self.has_batch_norm = bool(norms)
         self.mixes_samples = bool(norms) and norm == "drop"  # batch statistics even when it is tested
         dropouts = [
-            (n, m) for n, m in self.net.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)
+            (n, m) for n, m in self.net.named_modules() if kernels.is_plain(m, nn.Dropout, *CHANNEL_DROPOUTS)
         ]
         for number, (name, dropout) in enumerate(dropouts):
-            whole = not isinstance(dropout, nn.Dropout)
+            whole = type(dropout) is not nn.Dropout
             _replace(self.net, name, _CounterDropout(float(dropout.p), number, whole))
         self.dropouts = len(dropouts)
         layer, linear = find_head(self.net, head)
