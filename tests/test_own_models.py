@@ -154,7 +154,14 @@ class Two(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "said"),
-    [(Unused, "does not use its layer 'spare', the last Linear"), (Two, "turns one sample into a tuple")],
+    [
+        (Unused, "does not use its layer 'spare', the last Linear"),
+        (Two, "turns one sample into a tuple"),
+        (
+            lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))),
+            "the weight of the model's classifier '0' is computed from other parameters",
+        ),
+    ],
 )
 def test_a_model_that_is_not_as_it_must_be(federation, model, said):
     with pytest.raises(hf.HoldfastError, match=said):

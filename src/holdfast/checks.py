@@ -127,6 +127,31 @@ def warn_of_own_draws(network: Network, data: DeviceData) -> None:
         warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
 
 
+def ignores_padding(network: Network, data: DeviceData) -> bool:
+    """Whether what fills up a batch changes nothing: neither what a model says of the other samples nor its buffers.
+
+    Lanes rely on it. Torch's own batch norms see no padding there; means over a batch of a user's own do.
+    """
+    plain = network.twin()
+    plain.own_kernels = False  # which would first have to be compiled for such a batch
+    x = data.read(np.arange(3) % len(data.labels))
+    mask, other = x.new_tensor([1.0, 1.0, 0.0]), torch.cat([x[:2], 2 * x[2:] + 1])
+    key = torch.zeros((), dtype=torch.int64, device=x.device)
+
+    def outcome(batch: Tensor) -> list[Tensor]:
+        torch.manual_seed(0)  # of those that draw by themselves
+        buffers = {name: b.clone() for name, b in plain.buffers.items()}
+        out, after = plain.pure(plain.params, buffers, batch, mask, key)
+        return [out.logits[:2], *after.values()]
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
+            pairs = zip(outcome(x), outcome(other), strict=True)
+    except (RuntimeError, ValueError, TypeError, AttributeError):
+        return True  # such a model is refused for another reason, where it is
+    return all(torch.allclose(one, two, rtol=1e-4, atol=1e-5, equal_nan=True) for one, two in pairs)
+
+
 def warn_of_tiny_batches(network: Network, data: DeviceData, sizes: np.ndarray, batch_size: int) -> None:
     """Warn of last batches over which BatchNorm may throw a model off; one of a single sample joins another.
 

@@ -19,7 +19,14 @@ import torch
 from torch import nn
 
 from holdfast import __version__, files, kernels
-from holdfast.checks import check_cohort, check_kinds, check_model, warn_of_own_draws, warn_of_tiny_batches
+from holdfast.checks import (
+    check_cohort,
+    check_kinds,
+    check_model,
+    ignores_padding,
+    warn_of_own_draws,
+    warn_of_tiny_batches,
+)
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
@@ -207,6 +214,8 @@ class Training:
         self.data = device_data(dataset, self.device, dtype)
         check_model(network, dataset, self.data)
         warn_of_own_draws(network, self.data)
+        if isinstance(model, nn.Module):
+            network.ignores_padding = ignores_padding(network, self.data)
         sizes = np.stack([federation.sizes(stage) for stage in range(federation.stages)])  # [S, K]
         if network.has_batch_norm and not settings.drop_last:
             warn_of_tiny_batches(network, self.data, sizes, settings.batch_size)

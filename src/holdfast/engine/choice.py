@@ -155,6 +155,8 @@ def step_bytes(task: Task, data: DeviceData, width: int) -> int:
 
 def _refused_by_vmap(task: Task, data: DeviceData, width: int, lanes: int | None) -> str | None:
     """Why a model cannot be trained and tested for many clients at once, or None if it can."""
+    if not task.network.ignores_padding:
+        return "what it says of a sample depends on the others of its batch"
     try:
         if task.device.type == "cpu":
             _try_a_lane(task, (1, 2, *data.x.shape[1:]))
@@ -190,7 +192,9 @@ def _bytes_of_a_lane(task: Task, data: DeviceData, width: int) -> int:
 def _try_a_lane(task: Task, shape: tuple[int, ...]) -> None:
     """Take the gradient on inputs ``[1, B, ...]``, as lanes do, and the outputs, as their tests do."""
     params = {k: v.unsqueeze(0) for k, v in task.network.params.items()}
-    buffers = {k: v.unsqueeze(0) for k, v in task.network.buffers.items()}
+    buffers = {
+        k: v.clone().unsqueeze(0) for k, v in task.network.buffers.items()
+    }  # some layers change theirs
     x = torch.zeros(shape, dtype=task.dtype, device=task.device)
     keys = torch.zeros(1, dtype=torch.int64, device=task.device)
 

@@ -39,11 +39,15 @@ class Sequential:
         if task.network.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.params: Tensors = {k: p for k, p in self.net.named_parameters() if k in task.network.params}
-        self.buffers: Tensors = dict(self.net.named_buffers())
         self.param_list = list(self.params.values())
         self.momentum = [torch.zeros_like(p) for p in self.param_list] if settings.momentum else []
         if task.device.type == "cpu":
             keep_freed_memory()
+
+    @property
+    def buffers(self) -> Tensors:
+        """The model's buffers as they are now: layers may put other tensors in their place."""
+        return {name: buffer.detach() for name, buffer in self.net.named_buffers()}
 
     def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
         """Train each client in turn; a result's tensors are valid until the next one is asked for."""

@@ -182,6 +182,16 @@ class _BatchNorm(nn.Module):
         return torch.addcmul(shift.view(shape), x, scale.view(shape))
 
 
+def _call(
+    net: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A module's outputs at given weights, and the buffers in whose place a layer has put another tensor."""
+    before = {**buffers, **params}
+    after = dict(before)  # in which ``functional_call`` leaves them
+    logits = functional_call(net, after, (x,))
+    return logits, {name: after[name].detach() for name in buffers if after[name] is not before[name]}
+
+
 def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
     setattr(net.get_submodule(parent), child, module)
@@ -281,6 +291,11 @@ class Network:
         self.head_is_shared = sum(id(p) in own for _, p in everywhere) > len(own)  # another layer uses it too
         self.num_outputs = linear.out_features
         self.params = {name: p.detach().clone() for name, p in asking.items()}
+        if "weight" not in linear._parameters:
+            raise HoldfastError(
+                f"the weight of the model's classifier '{layer}' is computed from other parameters, as weight norms do; "
+                "methods need a plain torch.nn.Linear there"
+            )
         if self.head.weight not in self.params:
             raise HoldfastError(
                 f"the model's classifier '{layer}' asks for no gradient; a method trains at least that: "
@@ -300,6 +315,7 @@ class Network:
             _pool_first(self.net)
         self.channels_last = some.device.type == "cpu" and any(p.dim() == 4 for p in self.params.values())
         self.own_kernels = True  # whether lanes may use ours, where they are available
+        self.ignores_padding = True  # whether what fills up a batch leaves the other samples as they are
         self._lanes: nn.Module | None = None
 
     @property
@@ -326,7 +342,7 @@ class Network:
         twin = Network(copy.deepcopy(self._original).to(device), self._layer, self._norm)
         twin.params = {name: p.to(device, copy=True) for name, p in self.params.items()}
         twin.buffers = {name: b.to(device, copy=True) for name, b in self.buffers.items()}
-        twin.own_kernels = self.own_kernels
+        twin.own_kernels, twin.ignores_padding = self.own_kernels, self.ignores_padding
         return twin
 
     def smallest_map(self, x: Tensor) -> int | None:
@@ -372,13 +388,16 @@ class Network:
     def apply(
         self, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, train: bool = False
     ) -> Output:
-        """The outputs at given weights; in training mode BatchNorm's buffers are changed in place.
+        """The outputs at given weights; in training mode buffers, such as BatchNorm's, are changed in place.
 
         ``params`` may hold buffers of their own, which then stand in for those given.
         """
         self.net.train(train)
         self._captured.clear()
-        return self._output(functional_call(self.net, {**buffers, **params}, (x,)))
+        logits, assigned = _call(self.net, params, buffers, x)
+        for name, value in assigned.items() if train else ():
+            buffers[name].copy_(value)
+        return self._output(logits)
 
     def pure(
         self,
@@ -399,8 +418,9 @@ class Network:
         if self.dropouts:
             self.seed_dropout(key)
         self._captured.clear()
-        logits = functional_call(self._lanes, {**buffers, **params}, (x,))
+        logits, assigned = _call(self._lanes, params, buffers, x)
         fresh = {f"{n}.{key}": value for n, m in norms.items() for key, value in m.fresh.items()}
+        fresh |= assigned if train else {}
         for module in norms.values():
             module.mask, module.fresh = None, {}
         return self._output(logits), buffers | fresh
