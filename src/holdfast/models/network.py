@@ -293,8 +293,8 @@ class Network:
         self.params = {name: p.detach().clone() for name, p in asking.items()}
         if "weight" not in linear._parameters:
             raise HoldfastError(
-                f"the weight of the model's classifier '{layer}' is computed from other parameters, as weight norms do; "
-                "methods need a plain torch.nn.Linear there"
+                f"the weight of the model's classifier '{layer}' is computed from other parameters, as with weight "
+                "norms; methods need a plain torch.nn.Linear there"
             )
         if self.head.weight not in self.params:
             raise HoldfastError(
