@@ -75,6 +75,25 @@ class Counted(nn.Module):
         return self.last(x)
 
 
+class Tapped(nn.Module):
+    """Looks at what is between the layers of a Sequential, by place, by slice and by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2), nn.ReLU()
+        )
+        self.last = nn.Linear(4 * (36 + 9 + 4) + 4 * 36, 3)
+
+    def forward(self, x):
+        seen = [self.body[:2](x)]
+        for at, layer in enumerate(self.body):
+            x = layer(x)
+            if at in (1, 2, 4):
+                seen.append(x)
+        return self.last(torch.cat([one.flatten(1) for one in seen], 1))
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -114,6 +133,7 @@ MODELS = {  # the shape of a sample, the model, and whether lanes can train it
     "a mean that is remembered": (VECTOR, lambda: Whitened(memory=True), False),
     "batches that are counted": (VECTOR, Counted, True),
     "recurrent": (SEQUENCE, Recurrent, False),
+    "layers one by one": (IMAGE, Tapped, True),
     "odd convolutions": (IMAGE, lambda: Classifier(
         nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect", groups=2), nn.ConvTranspose2d(4, 2, 2, 2), nn.ReLU(),
         nn.MaxPool2d(3, ceil_mode=True), features=72), True),

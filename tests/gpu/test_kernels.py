@@ -293,9 +293,7 @@ def test_layers_that_a_user_made_of_torchs_stay_as_they_are():
     x = torch.randn(2, 1, 11, 11, device=DEVICE)[..., :10, :10]
     fast = copy.deepcopy(net)
     kernels.install(fast)
-    assert [type(a) is type(b) for a, b in zip(net, fast, strict=True)] == [
-        *[True] * 6, False, True, False
-    ]  # fmt: skip
+    assert [type(a) is type(b) for a, b in zip(net, fast, strict=True)] == [*[True] * 6, False, True, False]
     assert torch.allclose(fast(x), net(x), rtol=1e-5, atol=1e-5)
 
 
@@ -451,14 +449,13 @@ def test_a_layer_under_vmap_and_grad(
         pytest.skip("of two nearly equal pixels half precision may pool the other")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     layer = LaneConv2d(nn.Conv2d(channels, outputs, kernel, stride, kernel // 2, bias=bias)).to(DEVICE)
-    layer.pooled = pooled
     x, w, b = (
         torch.randn(3, *shape, device=DEVICE)
         for shape in ((2, channels, *size), (outputs, channels, kernel, kernel), (outputs,))
     )
 
     def ours(w, b, x):
-        y = functional_call(layer, {"weight": w} | ({"bias": b} if bias else {}), (x,))
+        y = functional_call(layer, {"weight": w} | ({"bias": b} if bias else {}), (x, pooled))
         return (y * y).sum()
 
     def exact(w, b, x):
@@ -545,6 +542,65 @@ def test_group_norm_and_its_gradients(shape, relu):
         assert relative(y, reference) < 1e-5
         for value, truth in zip(groupnorm._backward(relu, dy, at, w, b, mean, scale), want, strict=True):
             assert relative(value, truth) < 1e-5
+
+
+class Tapped(nn.Module):
+    """Looks at what is between the layers of a Sequential."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(),
+            nn.Flatten(), nn.Linear(16, 5), nn.ReLU(),
+        )  # fmt: skip
+
+    def forward(self, x):
+        seen = [self.body(x), self.body[:2](x).flatten(1)]
+        for layer in self.body:
+            x = layer(x)
+            seen.append(x.flatten(1))
+        return torch.cat(seen, 1)
+
+
+def test_a_sequential_is_taken_apart_as_torchs_is(monkeypatch):
+    from holdfast import kernels
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    if not INTERPRETED:
+        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    plain, x = Tapped().to(DEVICE), torch.randn(2, 3, 2, 8, 8, device=DEVICE)
+    fast = copy.deepcopy(plain)
+    kernels.install(fast)
+    want, got = vmap(plain)(x), vmap(fast)(x)
+    assert relative(got, want.double()) < 1e-5
+
+
+def test_a_residual_network_with_batch_norms_and_its_stem(monkeypatch):
+    from holdfast import kernels
+    from holdfast.models.network import Network
+    from holdfast.models.resnet import ResNet
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    if not INTERPRETED:
+        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    net = ResNet((1,), (3, 3), 1, norm="batch", stem="7x7").build((3, 12, 12), 5).to(DEVICE)
+    plain, x = Network(net), torch.randn(2, 3, 3, 12, 12, device=DEVICE)
+    plain.own_kernels = False
+    monkeypatch.setattr(kernels, "unavailable", lambda device, dtype: None)
+    fast = Network(net)
+    params = {k: v + 0.05 * torch.randn(2, *v.shape, device=DEVICE) for k, v in plain.params.items()}
+    buffers = {k: v.expand(2, *v.shape).clone() for k, v in plain.buffers.items()}
+
+    def gradients(network):
+        def objective(p, b, v):
+            out, after = network.pure(p, b, v)
+            return out.logits.square().mean(), after
+
+        return vmap(grad(objective, has_aux=True))(params, buffers, x)
+
+    for want, got in zip(gradients(plain), gradients(fast), strict=True):  # of the weights; the statistics
+        for name, value in want.items():
+            assert relative(got[name], value.double()) < 1e-4, name
 
 
 @takes_minutes

@@ -7,7 +7,6 @@ import os
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -66,50 +65,20 @@ def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> TypeGuard[Any]:
 def install(net: nn.Module) -> None:
     """Let a network's convolutions, group norms, pooling and linear layers, with what follows them, run as kernels of
     ours."""
-    from holdfast.kernels.layers import LaneConv2d, LaneGroupNorm, LaneLinear, LaneMean
+    from holdfast.kernels.layers import LaneConv2d, LaneGroupNorm, LaneLinear, LaneMean, LaneSequential
     from holdfast.kernels.maxpool import LaneMaxPool2d
 
     for parent in list(net.modules()):
         for name, module in list(parent.named_children()):
             if is_plain(module, nn.Conv2d) and LaneConv2d.serves(module):
                 setattr(parent, name, LaneConv2d(module))
+            elif is_plain(module, nn.MaxPool2d) and LaneMaxPool2d.serves(module):
+                setattr(parent, name, LaneMaxPool2d(module))
+            elif is_plain(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
+                setattr(parent, name, LaneMean())
             elif type(module) is nn.Linear and module.bias is not None:
                 module.__class__ = LaneLinear  # so it keeps its hooks
             elif type(module) is nn.GroupNorm and module.affine:
                 module.__class__ = LaneGroupNorm
-            elif is_plain(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
-                setattr(parent, name, LaneMean())
-        if isinstance(parent, nn.Sequential):  # the only module that says in which order its children apply
-            _fuse(parent)
-        for name, module in list(parent.named_children()):  # those that no convolution does along with it
-            if is_plain(module, nn.MaxPool2d) and LaneMaxPool2d.serves(module):
-                setattr(parent, name, LaneMaxPool2d(module))
-
-
-def _fuse(sequence: nn.Sequential) -> None:
-    """Let layers do the ReLU, or the ReLU and pooling, that follow them."""
-    from holdfast.kernels.layers import LaneConv2d
-
-    layers: list[Any] = list(sequence)
-    for at, (layer, relu) in enumerate(pairwise(layers)):
-        if not is_plain(relu, nn.ReLU):
-            continue
-        if hasattr(layer, "rectified"):  # it knows how to
-            layer.rectified, sequence[at + 1] = True, nn.Identity()
-        elif isinstance(layer, LaneConv2d) and at + 2 < len(sequence) and _halves(sequence[at + 2]):
-            layer.pooled, sequence[at + 1], sequence[at + 2] = True, nn.Identity(), nn.Identity()
-
-
-def _halves(module: nn.Module) -> bool:
-    """Whether a layer is plain 2x2 max-pooling."""
-    return is_plain(module, nn.MaxPool2d) and (
-        (
-            module.kernel_size,
-            module.stride,
-            module.padding,
-            module.dilation,
-            module.ceil_mode,
-            module.return_indices,
-        )
-        in [(2, 2, 0, 1, False, False), ((2, 2), (2, 2), 0, 1, False, False)]
-    )
+        if is_plain(parent, nn.Sequential):  # the only module that says in which order its children apply
+            parent.__class__ = LaneSequential

@@ -8,18 +8,17 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.nn import functional as F
 
-from holdfast.kernels import conv, narrow, pool
+from holdfast.kernels import conv, is_plain, narrow, pool
 from holdfast.kernels.bias import add_bias
 from holdfast.kernels.frame import Padded, pad, unpool
 from holdfast.kernels.function import Gradient, apply, as_lane, with_lanes
 from holdfast.kernels.geometry import Geometry
 from holdfast.kernels.groupnorm import group_norm
+from holdfast.kernels.maxpool import LaneMaxPool2d
 
 
 class LaneConv2d(nn.Module):
     """A Conv2d that is fast for many lanes at once, and the ReLU and 2x2 max-pooling behind it if ``pooled``."""
-
-    pooled = False
 
     def __init__(self, conv2d: nn.Conv2d) -> None:
         super().__init__()
@@ -41,41 +40,41 @@ class LaneConv2d(nn.Module):
             and module.padding[0] < module.kernel_size[0]
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pooled: bool = False) -> Tensor:
         """``[B, O, OH, OW]`` from ``[B, C, H, W]``; half as high and wide if ``pooled``."""
         size = (x.shape[-2], x.shape[-1])
         geometry = Geometry(size, self.weight.shape[-1], self.stride, self.padding)
-        at_once = self.pooled and not (geometry.out[0] % 2 or geometry.out[1] % 2)
+        at_once = pooled and not (geometry.out[0] % 2 or geometry.out[1] % 2)
         y = cast(Tensor, apply(_Convolve, x, self.weight, self.bias, geometry, at_once)[0])
-        return F.max_pool2d(F.relu(y), 2) if self.pooled and not at_once else y
+        return F.max_pool2d(F.relu(y), 2) if pooled and not at_once else y
 
 
 class LaneLinear(nn.Linear):
     """A linear layer with a bias, and the ReLU behind it if ``rectified``."""
 
-    rectified = False
+    rectifies = True
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rectified: bool = False) -> Tensor:
         """``[B, O]`` from ``[B, I]``; other shapes go torch's way."""
-        if x.dim() == 2 and not self.rectified and narrow.serves(self.weight):
+        if x.dim() == 2 and not rectified and narrow.serves(self.weight):
             return narrow.linear(x, self.weight, self.bias)
         if x.dim() == 2:
-            return add_bias(x @ self.weight.mT, self.bias, self.rectified)
+            return add_bias(x @ self.weight.mT, self.bias, rectified)
         y = super().forward(x)
-        return F.relu(y) if self.rectified else y
+        return F.relu(y) if rectified else y
 
 
 class LaneGroupNorm(nn.GroupNorm):
     """A group normalisation with weights, and the ReLU behind it if ``rectified``."""
 
-    rectified = False
+    rectifies = True
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rectified: bool = False) -> Tensor:
         """Images ``[B, C, H, W]``; other shapes go torch's way."""
         if x.dim() == 4:
-            return group_norm(x, self.weight, self.bias, self.num_groups, self.eps, self.rectified)
+            return group_norm(x, self.weight, self.bias, self.num_groups, self.eps, rectified)
         y = super().forward(x)
-        return F.relu(y) if self.rectified else y
+        return F.relu(y) if rectified else y
 
 
 class LaneMean(nn.Module):
@@ -84,6 +83,26 @@ class LaneMean(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., C, 1, 1]`` from ``[..., C, H, W]``."""
         return x.mean((-2, -1), keepdim=True)
+
+
+class LaneSequential(nn.Sequential):
+    """A Sequential whose layers do the ReLU, or the ReLU and pooling, that follow them; taken apart, they do not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One after another."""
+        layers, at = [*self, *[nn.Identity()] * 2], 0
+        while at < len(self):
+            layer, relu, pool = layers[at : at + 3]
+            if not is_plain(relu, nn.ReLU):
+                x, done = layer(x), 1
+            elif isinstance(layer, LaneConv2d) and isinstance(pool, LaneMaxPool2d) and pool.halves:
+                x, done = layer(x, pooled=True), 3
+            elif getattr(layer, "rectifies", False):  # it knows how to
+                x, done = layer(x, rectified=True), 2
+            else:
+                x, done = layer(x), 1
+            at += done
+        return x
 
 
 class _Convolve(Function):

@@ -183,6 +183,11 @@ class LaneMaxPool2d(nn.Module):
             and not (pool.ceil_mode or pool.return_indices)
         )
 
+    @property
+    def halves(self) -> bool:
+        """Whether it is plain 2x2 pooling."""
+        return (self.kernel, self.stride, self.padding) == (2, 2, 0)
+
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, OH, OW]`` from ``[B, C, H, W]``."""
         window = Window((x.shape[-2], x.shape[-1]), self.kernel, self.stride, self.padding)

@@ -89,6 +89,7 @@ class _BatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
+    rectifies = True
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, tracks: bool) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class _BatchNorm(nn.Module):
         self.tracks = tracks and norm.running_mean is not None
         for name, buffer in norm.named_buffers(recurse=False):
             self.register_buffer(name, buffer if self.tracks else None)
-        self.pure = self.rectified = self.own_kernels = False  # rectified: the ReLU behind it is done here
+        self.pure = self.own_kernels = False
         self.mask: Tensor | None = None
         self.fresh: dict[str, Tensor] = {}
 
@@ -109,10 +110,10 @@ class _BatchNorm(nn.Module):
             norm.momentum is not None
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise each channel of ``[B, C, ...]``."""
+    def forward(self, x: Tensor, rectified: bool = False) -> Tensor:
+        """Normalise each channel of ``[B, C, ...]``; a pure one does the ReLU behind it too, if ``rectified``."""
         if self.pure or x.numel() == x.shape[1]:
-            y = self._pure_forward(x)
+            y = self._pure_forward(x, rectified)
             if not self.pure:
                 for name, value in self.fresh.items():
                     self.get_buffer(name).copy_(value)
@@ -126,21 +127,21 @@ class _BatchNorm(nn.Module):
             self.weight, self.bias, batch_statistics, self.momentum, self.eps,
         )  # fmt: skip
 
-    def _pure_forward(self, x: Tensor) -> Tensor:
+    def _pure_forward(self, x: Tensor, rectified: bool) -> Tensor:
         by_batch = self.training or not self.tracks
         affine = self.weight is not None and self.bias is not None
         if self.own_kernels and by_batch and x.dim() == 4 and affine:
-            return self._by_kernels(x)
+            return self._by_kernels(x, rectified)
         y = self._by_torch(x)
-        return y.relu() if self.rectified else y
+        return y.relu() if rectified else y
 
-    def _by_kernels(self, x: Tensor) -> Tensor:
+    def _by_kernels(self, x: Tensor, rectified: bool) -> Tensor:
         from holdfast.kernels.batchnorm import batch_norm
 
         names = ("running_mean", "running_var", "num_batches_tracked")
         running = tuple(self.get_buffer(name) for name in names) if self.tracks else (None,) * 3
         y, *after = batch_norm(
-            x, self.weight, self.bias, running, self.mask, self.eps, self.momentum, self.rectified
+            x, self.weight, self.bias, running, self.mask, self.eps, self.momentum, rectified
         )
         if self.training and self.tracks:
             self.fresh = dict(zip(names, after, strict=True))
@@ -197,17 +198,33 @@ def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
     setattr(net.get_submodule(parent), child, module)
 
 
+class _PoolingFirst(nn.Sequential):
+    """A Sequential in which max-pooling that follows a ReLU comes before it: the same bits, gradients too, and less to
+    rectify. Taken apart, its layers are in their own order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One after another."""
+        layers = list(self)
+        for at, pair in enumerate(pairwise(self)):
+            if _commute(*pair):
+                layers[at : at + 2] = reversed(pair)
+        for layer in layers:
+            x = layer(x)
+        return x
+
+
+def _commute(relu: nn.Module, pool: nn.Module) -> bool:
+    """Whether these are a ReLU and max-pooling, which may change places."""
+    return (
+        kernels.is_plain(relu, nn.ReLU) and kernels.is_plain(pool, nn.MaxPool2d) and not pool.return_indices
+    )
+
+
 def _pool_first(net: nn.Module) -> None:
-    """Let max-pooling that follows a ReLU come before it: the same bits, gradients too, and less to rectify."""
+    """Let max-pooling that follows a ReLU come before it."""
     for sequence in net.modules():
-        if type(sequence) is nn.Sequential:
-            for at, (relu, pool) in enumerate(pairwise(list(sequence))):
-                if (
-                    kernels.is_plain(relu, nn.ReLU)
-                    and kernels.is_plain(pool, nn.MaxPool2d)
-                    and not pool.return_indices
-                ):
-                    sequence[at], sequence[at + 1] = pool, relu
+        if kernels.is_plain(sequence, nn.Sequential) and any(map(_commute, sequence, list(sequence)[1:])):
+            sequence.__class__ = _PoolingFirst
 
 
 class _CounterDropout(nn.Module):
