@@ -94,6 +94,31 @@ class Tapped(nn.Module):
         return self.last(torch.cat([one.flatten(1) for one in seen], 1))
 
 
+class PartlyUsed(nn.Module):
+    """Parameters that no gradient reaches: never called, called without gradients, or detached."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare, self.token = nn.Conv2d(1, 1, 3), nn.Parameter(torch.ones(3))
+        self.without, self.detached, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.without(x)
+        return self.last(self.detached(x).detach())
+
+
+class Scaled(nn.Module):
+    """Logits times a number that is learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.scale = nn.Linear(6, 3), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.last(x) * self.scale
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -134,6 +159,8 @@ MODELS = {  # the shape of a sample, the model, and whether lanes can train it
     "batches that are counted": (VECTOR, Counted, True),
     "recurrent": (SEQUENCE, Recurrent, False),
     "layers one by one": (IMAGE, Tapped, True),
+    "parameters without gradients": (VECTOR, PartlyUsed, True),
+    "a number": (VECTOR, Scaled, True),
     "odd convolutions": (IMAGE, lambda: Classifier(
         nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect", groups=2), nn.ConvTranspose2d(4, 2, 2, 2), nn.ReLU(),
         nn.MaxPool2d(3, ceil_mode=True), features=72), True),
@@ -194,3 +221,24 @@ def test_clients_of_unequal_size_train_alike_on_both_engines(name):
         for engine in ("sequential", "auto")
     )
     assert_same(one, other)
+
+
+def test_what_no_gradient_reaches_is_told_of_and_not_sent():
+    data, *_ = dataset(VECTOR, 12)
+    federation = hf.federate(data, hf.IID(), clients=2, seed=0)
+    with pytest.warns(
+        hf.HoldfastWarning, match="no gradient reaches detached.bias, detached.weight, spare.bias"
+    ):
+        run = hf.train("scaffold", PartlyUsed(), federation, rounds=1)
+    assert run.records[0]["bytes_up"] == 2 * 2 * 4 * (6 * 3 + 3)  # the classifier, and its control variate
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+def test_what_is_wrapped_around_a_module_is_taken_off(wrap):
+    data, *_ = dataset(VECTOR, 12)
+    federation = hf.federate(data, hf.IID(), clients=2, seed=0)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    plain, wrapped = (trained(model, federation, "auto", batch_size=5).model for model in (net, wrap(net)))
+    assert type(wrapped) is nn.Sequential
+    assert_same(wrapped.state_dict(), plain.state_dict())

@@ -155,7 +155,7 @@ class Two(nn.Module):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Unused, "does not use its layer 'spare', the last Linear"),
+        (Unused, "does not call its layer 'spare', the last Linear"),
         (Two, "turns one sample into a tuple"),
         (
             lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))),

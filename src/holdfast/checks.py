@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -123,6 +124,16 @@ def warn_of_own_draws(network: Network, data: DeviceData) -> None:
         text = (
             "the model draws from torch's global generator when it trains, as F.dropout and the dropout inside "
             "attention and recurrent layers do: the same seed will not give the same bits; nn.Dropout is decided by it"
+        )
+        warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
+
+
+def warn_of_unused(names: Collection[str]) -> None:
+    """Warn of parameters that no gradient reaches."""
+    if names:
+        text = (
+            f"no gradient reaches {', '.join(sorted(names))} of the model; training leaves them as they are, as "
+            "torch's optimisers do, and they are not sent"
         )
         warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
 

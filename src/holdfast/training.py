@@ -26,6 +26,7 @@ from holdfast.checks import (
     ignores_padding,
     warn_of_own_draws,
     warn_of_tiny_batches,
+    warn_of_unused,
 )
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
@@ -46,6 +47,7 @@ from holdfast.methods.base import Method, Tree, check_public
 from holdfast.methods.context import Task
 from holdfast.methods.registry import is_known, parse_method
 from holdfast.models.network import Network, NormPolicy
+from holdfast.models.own import unused_parameters, unwrapped
 from holdfast.models.registry import ModelSpec, parse_model
 from holdfast.outcome import Run
 from holdfast.random import generator
@@ -199,12 +201,14 @@ class Training:
         if federation.schedule is not None:
             check_schedule(federation.schedule, federation.stages, settings.rounds)
         shape, classes = dataset.shape, dataset.num_classes
-        net = (
-            copy.deepcopy(model)
-            if isinstance(model, nn.Module)
-            else model.build(shape, classes, settings.seed)
-        )
-        network = Network(net.to(self.device, dtype), classifier, norm)
+        unused = frozenset[str]()
+        if isinstance(model, nn.Module):
+            net = copy.deepcopy(unwrapped(model)).to(self.device, dtype)
+            unused = unused_parameters(net, shape, classifier)
+            warn_of_unused(unused)
+        else:
+            net = model.build(shape, classes, settings.seed).to(self.device, dtype)
+        network = Network(net, classifier, norm, unused)
         if own_kernels is None:
             share = min(settings.sample or federation.clients, federation.clients) / federation.clients
             trained = settings.rounds * settings.epochs * share * len(federation.indices) / federation.stages

@@ -246,7 +246,9 @@ class Lanes:
         """The results of the clients that have just had their last step."""
         if not legs:
             return
-        sums = torch.stack([v.sum(tuple(range(1, v.dim()))) for v in self.params.values()]).sum(0)
+        sums = torch.stack(
+            [v.sum(tuple(range(1, v.dim()))) if v.dim() > 1 else v for v in self.params.values()]
+        ).sum(0)
         kept = (self.params, self.buffers, self.momentum)
         trained = [{k: v.unbind() for k, v in tensors.items()} for tensors in kept]
         carried = copies_of_lanes(self.carry, [leg.lane for leg in legs])  # it may outlive the lane

@@ -267,18 +267,24 @@ class Network:
 
     ``norm`` says what happens to BatchNorm between clients: ``average`` (statistics and weights averaged like
     everything else), ``local`` (each client keeps its own, as FedBN does), ``drop`` (no running statistics:
-    batch statistics always). Parameters that ask for no gradient stay in the module as they are: they are
-    neither trained nor sent.
+    batch statistics always). Parameters that ask for no gradient, or are ``unused``, stay in the module as they are:
+    they are neither trained nor sent.
     """
 
-    def __init__(self, net: nn.Module, head: str | None = None, norm: NormPolicy = "average") -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        head: str | None = None,
+        norm: NormPolicy = "average",
+        unused: frozenset[str] = frozenset(),
+    ) -> None:
         if norm not in ("average", "local", "drop"):
             raise HoldfastError(f"norm is '{norm}'; it must be average, local or drop")
         if any(is_lazy(tensor) for tensor in (*net.parameters(), *net.buffers())):
             raise HoldfastError(
                 "the model has lazy layers, whose weights are not made yet; call it once on a few samples first"
             )
-        self._original, self._norm, self._layer = net, norm, head
+        self._original, self._norm, self._layer, self.unused = net, norm, head, unused
         self.net = copy.deepcopy(net)
         norms = {
             name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
@@ -301,7 +307,7 @@ class Network:
             _replace(self.net, name, _CounterDropout(float(dropout.p), number, whole))
         self.dropouts = len(dropouts)
         layer, linear = find_head(self.net, head)
-        asking = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+        asking = {n: p for n, p in self.net.named_parameters() if p.requires_grad and n not in unused}
         self._classifier, self.head = layer, _head(layer, linear, asking)
         everywhere = list(self.net.named_parameters(remove_duplicate=False))
         own = {id(p) for p in linear.parameters()}
@@ -318,7 +324,7 @@ class Network:
                 f"the model's classifier '{layer}' asks for no gradient; a method trains at least that: "
                 "requires_grad_(True)"
             )
-        self.frozen = len(asking) < len(list(self.net.parameters()))
+        self.frozen = any(not p.requires_grad for p in self.net.parameters())
         self.buffers = {name: b.detach().clone() for name, b in self.net.named_buffers()}
         prefixes = tuple(f"{name}." for name in norms) if norm == "local" else ()
         self.kept_local = frozenset(
@@ -352,11 +358,11 @@ class Network:
 
     def twin(self) -> Network:
         """The same network once more, to be used in another thread."""
-        return Network(self._original, self._layer, self._norm)
+        return Network(self._original, self._layer, self._norm, self.unused)
 
     def to(self, device: torch.device) -> Network:
         """A copy on another device, that shares nothing with this one."""
-        twin = Network(copy.deepcopy(self._original).to(device), self._layer, self._norm)
+        twin = Network(copy.deepcopy(self._original).to(device), self._layer, self._norm, self.unused)
         twin.params = {name: p.to(device, copy=True) for name, p in self.params.items()}
         twin.buffers = {name: b.to(device, copy=True) for name, b in self.buffers.items()}
         twin.own_kernels, twin.ignores_padding = self.own_kernels, self.ignores_padding
@@ -397,8 +403,8 @@ class Network:
         """The logits with the features that the classifier made them of."""
         if not self._captured:
             raise HoldfastError(
-                f"the model does not use its layer '{self._classifier}', the last Linear, when it is called; say which "
-                "one is its classifier: classifier='...'"
+                f"the model does not call its layer '{self._classifier}', the last Linear (to use its weight is not "
+                "enough); say which one is its classifier: classifier='...'"
             )
         return Output(self._captured.pop().flatten(1), logits)
 

@@ -37,6 +37,7 @@ from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method, Tree
 from holdfast.methods.context import Task
 from holdfast.models.network import Network
+from holdfast.models.own import unused_parameters, unwrapped
 from holdfast.models.registry import ModelSpec
 
 
@@ -164,10 +165,13 @@ class Work:
         self.orders = orders = Orders.read(message.content, dataset.num_classes)
         device = choose_device(str(node.get("device", "auto")))
         dtype = choose_precision(plan.described["precision"], device)
-        model = plan.model()
+        model, classifier, unused = plan.model(), plan.described["classifier"], frozenset[str]()
         if isinstance(model, ModelSpec):
-            model = model.build(dataset.shape, dataset.num_classes, plan.settings.seed)
-        network = Network(model.to(device, dtype), plan.described["classifier"], plan.described["norm"])
+            net = model.build(dataset.shape, dataset.num_classes, plan.settings.seed).to(device, dtype)
+        else:
+            net = unwrapped(model).to(device, dtype)
+            unused = unused_parameters(net, dataset.shape, classifier)
+        network = Network(net, classifier, plan.described["norm"], unused)
         data = device_data(dataset, device, dtype)
         self.task = make_task(
             network,
