@@ -134,6 +134,30 @@ def test_what_cannot_train_as_lanes_trains_one_by_one(federation, model):
         hf.train("fedavg", model(), federation, engine="lanes", **SHORT)
 
 
+class Words(nn.Module):
+    """Samples that are indices."""
+
+    def __init__(self, converts):
+        super().__init__()
+        self.converts, self.words, self.last = converts, nn.Embedding(11, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.words(x.long() if self.converts else x).mean(1))
+
+
+def test_indices_are_floats_until_a_model_makes_them_indices():
+    x = np.random.default_rng(0).integers(0, 11, (30, 7))
+    data = hf.Dataset.from_arrays(x, Y[:30], x[:9], Y[:9])
+    federation = hf.federate(data, hf.IID(), clients=3, seed=0)
+    one, other = (
+        hf.train("fedavg", Words(converts=True), federation, engine=engine, **SHORT).experiment["engine"]
+        for engine in ("sequential", "auto")
+    )
+    assert (one, other) == ("sequential", "lanes")
+    with pytest.raises(hf.HoldfastError, match=r"samples are floats: x.long\(\) makes indices of them"):
+        hf.train("fedavg", Words(converts=False), federation, **SHORT)
+
+
 class Unused(nn.Module):
     def __init__(self):
         super().__init__()

@@ -82,8 +82,9 @@ def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
         out = network.apply(network.params, network.buffers, data.read(np.array([0])))
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        hint = "; samples are floats: x.long() makes indices of them" if "indices" in first else ""
         raise HoldfastError(
-            f"the model does not take samples of {dataset.name}, whose shape is {dataset.shape}: {first}"
+            f"the model does not take samples of {dataset.name}, whose shape is {dataset.shape}: {first}{hint}"
         ) from None
     found = tuple(out.logits.shape) if isinstance(out.logits, Tensor) else named(out.logits)
     if found != (1, dataset.num_classes):
@@ -145,8 +146,8 @@ def ignores_padding(network: Network, data: DeviceData) -> bool:
     """
     plain = network.twin()
     plain.own_kernels = False  # which would first have to be compiled for such a batch
-    x = data.read(np.arange(3) % len(data.labels))
-    mask, other = x.new_tensor([1.0, 1.0, 0.0]), torch.cat([x[:2], 2 * x[2:] + 1])
+    x = data.read(np.arange(4) % len(data.labels))
+    mask, x, other = x.new_tensor([1.0, 1.0, 0.0]), x[:3], x[[0, 1, 3]]
     key = torch.zeros((), dtype=torch.int64, device=x.device)
 
     def outcome(batch: Tensor) -> list[Tensor]:
@@ -158,7 +159,7 @@ def ignores_padding(network: Network, data: DeviceData) -> bool:
     try:
         with torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
             pairs = zip(outcome(x), outcome(other), strict=True)
-    except (RuntimeError, ValueError, TypeError, AttributeError):
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
         return True  # such a model is refused for another reason, where it is
     return all(torch.allclose(one, two, rtol=1e-4, atol=1e-5, equal_nan=True) for one, two in pairs)
 
