@@ -108,6 +108,17 @@ class PartlyUsed(nn.Module):
         return self.last(self.detached(x).detach())
 
 
+class Branches(nn.Module):
+    """One of two ways, by what the samples are."""
+
+    def __init__(self):
+        super().__init__()
+        self.this, self.that, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.this(x) if x.sum() > 0 else self.that(x)))
+
+
 class Scaled(nn.Module):
     """Logits times a number that is learned."""
 
@@ -161,6 +172,7 @@ MODELS = {  # the shape of a sample, the model, and whether lanes can train it
     "layers one by one": (IMAGE, Tapped, True),
     "parameters without gradients": (VECTOR, PartlyUsed, True),
     "a number": (VECTOR, Scaled, True),
+    "branches": (VECTOR, Branches, False),
     "odd convolutions": (IMAGE, lambda: Classifier(
         nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect", groups=2), nn.ConvTranspose2d(4, 2, 2, 2), nn.ReLU(),
         nn.MaxPool2d(3, ceil_mode=True), features=72), True),

@@ -96,5 +96,5 @@ class Probe:
         for part, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
             out = self.task.network.apply(params, self.sent.buffers, part)
             total = total + F.cross_entropy(out.logits, labels, reduction="sum")
-        grads = torch.autograd.grad(total / len(y), list(params.values()))
+        grads = torch.autograd.grad(total / len(y), list(params.values()), materialize_grads=True)
         return torch.cat([g.flatten() for g in grads])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ class Sequential:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.params: Tensors = {k: p for k, p in self.net.named_parameters() if k in task.network.params}
         self.param_list = list(self.params.values())
+        self.everyone = list(range(len(self.params)))
         self.momentum = [torch.zeros_like(p) for p in self.param_list] if settings.momentum else []
         if task.device.type == "cpu":
             keep_freed_memory()
@@ -119,27 +120,35 @@ class Sequential:
         term = method.loss(out, batch, carry, local)
         if term is not None:
             loss = loss + term
-        grads: Sequence[Tensor] = torch.autograd.grad(loss, self.param_list)
+        grads: Sequence[Tensor] = torch.autograd.grad(loss, self.param_list, allow_unused=True)
+        idle = [i for i, g in enumerate(grads) if g is None]  # this batch went another way
         with torch.no_grad():
+            if idle:
+                grads = [
+                    torch.zeros_like(p) if g is None else g
+                    for p, g in zip(self.param_list, grads, strict=True)
+                ]
             if method.overrides("edit_gradient"):
                 edited = method.edit_gradient(dict(zip(self.params, grads, strict=True)), carry, local)
                 grads = [edited[name] for name in self.params]
             if settings.max_grad_norm is not None:
                 scale = clip_scale(grads, settings.max_grad_norm)
                 grads = [g * scale for g in grads]
-            self._descend(grads, batch, lr)
+            self._descend(grads, idle, batch, lr)
             if method.overrides("after_step"):
                 out = Output(out.features.detach(), out.logits.detach())
                 params, carry = method.after_step(self.params, out, batch, carry)
                 self._assign(params)
         return loss.detach(), carry
 
-    def _descend(self, grads: Sequence[Tensor], batch: Batch, lr: float) -> None:
-        members: dict[float, list[int]] = {lr: list(range(len(self.params)))}
+    def _descend(self, grads: Sequence[Tensor], idle: Collection[int], batch: Batch, lr: float) -> None:
+        """A step of all parameters but the ``idle`` ones, which rest, as with torch's optimisers."""
+        awake = [i for i in self.everyone if i not in idle] if idle else self.everyone
+        members: dict[float, list[int]] = {lr: awake}
         if self.method.overrides("rate"):
-            members = {}
-            for i, rate in enumerate(learning_rates(self.method, int(batch.epoch), lr, self.task)):
-                members.setdefault(rate, []).append(i)
+            rates, members = learning_rates(self.method, int(batch.epoch), lr, self.task), {}
+            for i in awake:
+                members.setdefault(rates[i], []).append(i)
             members.pop(0.0, None)  # these rest, their momentum too
         for rate, chosen in members.items():
             sgd_(
@@ -181,7 +190,7 @@ class _SequentialTrainer:
     def gradient(self, objective: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Tensors, Tensor]:
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         value = objective(leaves)
-        grads = torch.autograd.grad(value, list(leaves.values()))
+        grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
         self.loss = value.detach() if self.loss is None else self.loss
         return dict(zip(leaves, grads, strict=True)), value.detach()
 

@@ -72,7 +72,7 @@ class FedALA(Method):
                 with torch.enable_grad():
                     logits = task.network.apply(mixed, client.buffers, client.x[rows]).logits
                     loss = F.cross_entropy(logits, client.y[rows])
-                slopes = torch.autograd.grad(loss, list(leaves.values()))
+                slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
                 weights = {
                     k: (weights[k] - self.eta * slope * (sent[k] - old[k])).clamp(0, 1)
                     for k, slope in zip(leaves, slopes, strict=True)

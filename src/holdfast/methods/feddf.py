@@ -61,7 +61,7 @@ class FedDF(Method):
                 network.seed_dropout(torch.tensor(int(rng.integers(2**32)), device=task.device))
                 student = F.log_softmax(network.apply(params, buffers, x[chosen], train=True).logits, dim=-1)
                 loss = kl_divergence(teacher[chosen], student).mean()
-                gradients = torch.autograd.grad(loss, list(params.values()))
+                gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
                 for parameter, gradient in zip(params.values(), gradients, strict=True):
                     parameter.grad = gradient
                 torch.nn.utils.clip_grad_norm_(params.values(), self.clip)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from holdfast.models.network import find_head
 
@@ -31,13 +32,22 @@ def unused_parameters(module: nn.Module, shape: tuple[int, ...], classifier: str
     if not asking:
         return frozenset()
     some = next(iter(asking.values()))
-    gpus = [some.device] if some.is_cuda else []
-    try:
-        with torch.random.fork_rng(gpus):
-            out = trial(torch.zeros((2, *shape), dtype=some.dtype, device=some.device))
-            grads = torch.autograd.grad(out.square().sum(), list(asking.values()), allow_unused=True)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
-        return frozenset()  # what the model does not take is told of when it is called
-    unused = {name for name, grad in zip(asking, grads, strict=True) if grad is None}
+    never = set(asking)
+    for x in _inputs(shape, some):
+        try:
+            with torch.random.fork_rng([some.device] if some.is_cuda else []):
+                loss = trial(x).square().sum()
+                grads = torch.autograd.grad(loss, list(asking.values()), allow_unused=True)
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+            continue  # what the model does not take is told of when it is called
+        never -= {name for name, grad in zip(asking, grads, strict=True) if grad is not None}
     head = {id(p) for p in find_head(trial, classifier)[1].parameters()}
-    return frozenset() if any(id(asking[name]) in head for name in unused) else frozenset(unused)
+    return frozenset() if any(id(asking[name]) in head for name in never) else frozenset(never)
+
+
+def _inputs(shape: tuple[int, ...], like: Tensor) -> Iterator[Tensor]:
+    """Samples of several kinds, since what a model makes use of may depend on values: zeros are indices too."""
+    drawn = torch.randn((4, *shape), generator=torch.Generator().manual_seed(0), dtype=like.dtype).to(
+        like.device
+    )
+    yield from (torch.zeros_like(drawn), drawn, drawn.abs(), -drawn.abs())
