@@ -130,7 +130,7 @@ class Sequential:
                 ]
             if method.overrides("edit_gradient"):
                 edited = method.edit_gradient(dict(zip(self.params, grads, strict=True)), carry, local)
-                grads = [edited[name] for name in self.params]
+                grads, idle = [edited[name] for name in self.params], []
             if settings.max_grad_norm is not None:
                 scale = clip_scale(grads, settings.max_grad_norm)
                 grads = [g * scale for g in grads]
