@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from holdfast import kernels
 from holdfast.errors import HoldfastError
+from holdfast.models.layers import CHANNEL_DROPOUTS, BatchNorm, CounterDropout, VmapLinear, pool_first
 
 NormPolicy = Literal["average", "local", "drop"]
 
@@ -76,113 +75,6 @@ def _head(layer: str, linear: nn.Linear, params: Mapping[str, nn.Parameter]) -> 
     return Head(weight, bias, linear.in_features)
 
 
-CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-
-
-class _BatchNorm(nn.Module):
-    """BatchNorm in two forms with the same arithmetic: torch's own, which updates its statistics in place, and a
-    pure one for ``vmap`` and ``grad``, which ignores padding and leaves the new statistics in ``fresh``.
-
-    Unlike torch's, it takes a batch of one value a channel, whose variance is 0.
-    """
-
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-    rectifies = True
-
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, tracks: bool) -> None:
-        super().__init__()
-        self.weight, self.bias = norm.weight, norm.bias
-        assert norm.momentum is not None
-        self.eps, self.momentum = norm.eps, norm.momentum
-        self.tracks = tracks and norm.running_mean is not None
-        for name, buffer in norm.named_buffers(recurse=False):
-            self.register_buffer(name, buffer if self.tracks else None)
-        self.pure = self.own_kernels = False
-        self.mask: Tensor | None = None
-        self.fresh: dict[str, Tensor] = {}
-
-    @staticmethod
-    def stands_for(norm: nn.Module) -> bool:
-        """Whether this can take the place of a batch norm: one of torch's own, with statistics that move as usual."""
-        return kernels.is_plain(norm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm) and (
-            norm.momentum is not None
-        )
-
-    def forward(self, x: Tensor, rectified: bool = False) -> Tensor:
-        """Normalise each channel of ``[B, C, ...]``; a pure one does the ReLU behind it too, if ``rectified``."""
-        if self.pure or x.numel() == x.shape[1]:
-            y = self._pure_forward(x, rectified)
-            if not self.pure:
-                for name, value in self.fresh.items():
-                    self.get_buffer(name).copy_(value)
-                self.fresh = {}  # else a later sample in evaluation mode would write them again
-            return y
-        if self.training and self.tracks:
-            self.num_batches_tracked += 1
-        batch_statistics = self.training or not self.tracks
-        return nn.functional.batch_norm(
-            x, self.running_mean if self.tracks else None, self.running_var if self.tracks else None,
-            self.weight, self.bias, batch_statistics, self.momentum, self.eps,
-        )  # fmt: skip
-
-    def _pure_forward(self, x: Tensor, rectified: bool) -> Tensor:
-        by_batch = self.training or not self.tracks
-        affine = self.weight is not None and self.bias is not None
-        if self.own_kernels and by_batch and x.dim() == 4 and affine:
-            return self._by_kernels(x, rectified)
-        y = self._by_torch(x)
-        return y.relu() if rectified else y
-
-    def _by_kernels(self, x: Tensor, rectified: bool) -> Tensor:
-        from holdfast.kernels.batchnorm import batch_norm
-
-        names = ("running_mean", "running_var", "num_batches_tracked")
-        running = tuple(self.get_buffer(name) for name in names) if self.tracks else (None,) * 3
-        y, *after = batch_norm(
-            x, self.weight, self.bias, running, self.mask, self.eps, self.momentum, rectified
-        )
-        if self.training and self.tracks:
-            self.fresh = dict(zip(names, after, strict=True))
-        return y
-
-    def _by_torch(self, x: Tensor) -> Tensor:
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        if not self.training and self.tracks:
-            return self._by_running(x, shape)
-        axes = [0, *range(2, x.dim())]
-        weight = torch.ones_like(x[:, :1])
-        if self.mask is not None:
-            weight = weight * self.mask.view(-1, *[1] * (x.dim() - 1))
-        count = weight.sum()
-        mean = (x * weight).sum(axes) / count
-        centred = x - mean.view(shape)
-        var = (centred.square() * weight).sum(axes) / count
-        if self.training and self.tracks:
-            unbiased = var * (count / (count - 1).clamp(min=1))
-            keep = 1 - self.momentum
-            self.fresh = {
-                "running_mean": keep * self.running_mean + self.momentum * mean.detach(),
-                "running_var": keep * self.running_var + self.momentum * unbiased.detach(),
-                "num_batches_tracked": self.num_batches_tracked + 1,
-            }
-        y = centred * torch.rsqrt(var + self.eps).view(shape)
-        if self.weight is not None:
-            y = y * self.weight.view(shape)
-        return y if self.bias is None else y + self.bias.view(shape)
-
-    def _by_running(self, x: Tensor, shape: list[int]) -> Tensor:
-        """x scale + shift: through the images once."""
-        scale = torch.rsqrt(self.running_var + self.eps)
-        if self.weight is not None:
-            scale = scale * self.weight
-        shift = -self.running_mean * scale
-        if self.bias is not None:
-            shift = shift + self.bias
-        return torch.addcmul(shift.view(shape), x, scale.view(shape))
-
-
 def _call(
     net: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -196,70 +88,6 @@ def _call(
 def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
     setattr(net.get_submodule(parent), child, module)
-
-
-class _PoolingFirst(nn.Sequential):
-    """A Sequential in which max-pooling that follows a ReLU comes before it: the same bits, gradients too, and less to
-    rectify. Taken apart, its layers are in their own order."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """One after another."""
-        layers = list(self)
-        for at, pair in enumerate(pairwise(self)):
-            if _commute(*pair):
-                layers[at : at + 2] = reversed(pair)
-        for layer in layers:
-            x = layer(x)
-        return x
-
-
-def _commute(relu: nn.Module, pool: nn.Module) -> bool:
-    """Whether these are a ReLU and max-pooling, which may change places."""
-    return (
-        kernels.is_plain(relu, nn.ReLU) and kernels.is_plain(pool, nn.MaxPool2d) and not pool.return_indices
-    )
-
-
-def _pool_first(net: nn.Module) -> None:
-    """Let max-pooling that follows a ReLU come before it."""
-    for sequence in net.modules():
-        if kernels.is_plain(sequence, nn.Sequential) and any(map(_commute, sequence, list(sequence)[1:])):
-            sequence.__class__ = _PoolingFirst
-
-
-class _CounterDropout(nn.Module):
-    """Dropout whose masks are a hash of (key, layer, position): the same on every engine, and resumable."""
-
-    def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
-        super().__init__()
-        self.p, self.layer, self.whole_channels = p, layer, whole_channels
-        self.key: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Zero entries (or whole channels) with probability p and scale the rest."""
-        if not self.training or self.p == 0 or self.key is None:
-            return x
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.whole_channels else x.shape
-        place = torch.arange(math.prod(shape), device=x.device).view(shape)
-        kept = _hash_uniform(place, self.key + 0x9E3779B9 * self.layer) >= self.p
-        return x * (kept.to(x.dtype) / (1 - self.p))
-
-
-def _hash_uniform(place: Tensor, key: Tensor) -> Tensor:
-    """Numbers in [0, 1) from positions and a key: the 32-bit finaliser of MurmurHash3, twice."""
-    low = 0xFFFFFFFF
-    h = (place * 0x9E3779B1 + key) & low
-    for multiplier in (0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F, 0x165667B1):
-        h = ((h ^ (h >> 15)) * multiplier) & low
-    return (h ^ (h >> 16)).to(torch.float64) / 2**32
-
-
-class _LaneLinear(nn.Linear):
-    """A linear layer for ``vmap`` on a CPU, which otherwise multiplies the bias by 1 first."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x @ self.weight.mT
-        return y if self.bias is None else y + self.bias
 
 
 class Network:
@@ -290,8 +118,8 @@ class Network:
             name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         }
         for name, module in norms.items():
-            if _BatchNorm.stands_for(module):
-                _replace(self.net, name, _BatchNorm(module, tracks=norm != "drop"))
+            if BatchNorm.stands_for(module):
+                _replace(self.net, name, BatchNorm(module, tracks=norm != "drop"))
             elif norm == "drop":
                 raise HoldfastError(
                     f"norm is 'drop', but the batch norm '{name}' is one of your own, which keeps its statistics: "
@@ -304,7 +132,7 @@ class Network:
         ]
         for number, (name, dropout) in enumerate(dropouts):
             whole = type(dropout) is not nn.Dropout
-            _replace(self.net, name, _CounterDropout(float(dropout.p), number, whole))
+            _replace(self.net, name, CounterDropout(float(dropout.p), number, whole))
         self.dropouts = len(dropouts)
         layer, linear = find_head(self.net, head)
         asking = {n: p for n, p in self.net.named_parameters() if p.requires_grad and n not in unused}
@@ -335,7 +163,7 @@ class Network:
         linear.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
         some = next(iter(self.params.values()))
         if kernels.unavailable(some.device, some.dtype) is not None:  # they do both at once
-            _pool_first(self.net)
+            pool_first(self.net)
         self.channels_last = some.device.type == "cpu" and any(p.dim() == 4 for p in self.params.values())
         self.own_kernels = True  # whether lanes may use ours, where they are available
         self.ignores_padding = True  # whether what fills up a batch leaves the other samples as they are
@@ -371,7 +199,7 @@ class Network:
     def smallest_map(self, x: Tensor) -> int | None:
         """Values (pixels) of a channel that a sample of ``x`` brings to a BatchNorm, where they are fewest."""
         found: list[int] = []
-        norms = [module for module in self.net.modules() if isinstance(module, _BatchNorm)]
+        norms = [module for module in self.net.modules() if isinstance(module, BatchNorm)]
         hooks = [
             m.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0][0, 0].numel()))
             for m in norms
@@ -390,7 +218,7 @@ class Network:
         """Say where the next forward pass in training mode draws its dropout masks from."""
         for net in (self.net, self._lanes):
             for module in () if net is None else net.modules():
-                if isinstance(module, _CounterDropout):
+                if isinstance(module, CounterDropout):
                     module.key = key
 
     def call(self, module: nn.Module, x: Tensor) -> Output:
@@ -435,7 +263,7 @@ class Network:
         if self._lanes is None:
             self._lanes = self._functional_copy()
         self._lanes.train(train)
-        norms = {n: m for n, m in self._lanes.named_modules() if isinstance(m, _BatchNorm)}
+        norms = {n: m for n, m in self._lanes.named_modules() if isinstance(m, BatchNorm)}
         for module in norms.values():
             module.mask = mask
         if self.dropouts:
@@ -451,15 +279,15 @@ class Network:
     def _functional_copy(self) -> nn.Module:
         lanes = copy.deepcopy(self.net).train()
         for module in lanes.modules():
-            if isinstance(module, _BatchNorm):
+            if isinstance(module, BatchNorm):
                 module.pure = True
         if self.uses_kernels:
             for module in lanes.modules():
-                if isinstance(module, _BatchNorm):
+                if isinstance(module, BatchNorm):
                     module.own_kernels = True
             kernels.install(lanes)
         if next(iter(self.params.values())).device.type == "cpu":
             for module in lanes.modules():
                 if type(module) is nn.Linear:
-                    module.__class__ = _LaneLinear
+                    module.__class__ = VmapLinear
         return lanes
