@@ -11,7 +11,7 @@ from holdfast.kernels.frame import Frame
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution with a square kernel on images of that ``size``, height and width."""
+    """A convolution, or pooling, with a square kernel on images of that ``size``, height and width."""
 
     size: tuple[int, int]
     kernel: int

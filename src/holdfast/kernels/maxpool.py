@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 
 from holdfast.kernels.function import Gradient, apply, in_lanes, with_lanes
+from holdfast.kernels.geometry import Geometry
 
 _BLOCK = 1024
 _MOST = 16  # a window's height and width at most, since a code has eight bits
@@ -77,49 +77,34 @@ def _pool_back(
     tl.store(dx + image * (H * W * C) + at, total, mask=real)
 
 
-@dataclass(frozen=True)
-class Window:
-    """A square window over images of that ``size``, height and width."""
-
-    size: tuple[int, int]
-    kernel: int
-    stride: int
-    padding: int
-
-    @property
-    def out(self) -> tuple[int, int]:
-        """Height and width of the pooled images."""
-        height, width = ((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in self.size)
-        return height, width
-
-    def launch(
-        self, kernel: Any, images: int, channels: int, result: tuple[int, int], *tensors: Tensor
-    ) -> None:
-        """Have a kernel compute images of the size ``result``."""
-        each = result[0] * result[1] * channels
-        block = min(_BLOCK, triton.next_power_of_2(each))
-        kernel[(triton.cdiv(each, block) * images,)](
-            *tensors, H=self.size[0], W=self.size[1], OH=self.out[0], OW=self.out[1], C=channels,
-            KERNEL=self.kernel, STRIDE=self.stride, PADDING=self.padding, BLOCK=block,
-        )  # fmt: skip
+def _launch(
+    kernel: Any, window: Geometry, images: int, channels: int, result: tuple[int, int], *tensors: Tensor
+) -> None:
+    """Have a kernel compute images of the size ``result``."""
+    each = result[0] * result[1] * channels
+    block = min(_BLOCK, triton.next_power_of_2(each))
+    kernel[(triton.cdiv(each, block) * images,)](
+        *tensors, H=window.size[0], W=window.size[1], OH=window.out[0], OW=window.out[1], C=channels,
+        KERNEL=window.kernel, STRIDE=window.stride, PADDING=window.padding, BLOCK=block,
+    )  # fmt: skip
 
 
-def _forward(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+def _forward(x: Tensor, window: Geometry) -> tuple[Tensor, Tensor]:
     """The pooled images ``[L, B, C, OH, OW]`` and their codes ``[L, B, OH, OW, C]``."""
     x = x.permute(0, 1, 3, 4, 2).contiguous()
     lanes, batch, *_, channels = x.shape
     y = x.new_empty((lanes, batch, *window.out, channels))
     code = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
-    window.launch(_pool, lanes * batch, channels, window.out, x, y, code)
+    _launch(_pool, window, lanes * batch, channels, window.out, x, y, code)
     return y.permute(0, 1, 4, 2, 3), code
 
 
-def _backward(window: Window, dy: Tensor, code: Tensor) -> Tensor:
+def _backward(window: Geometry, dy: Tensor, code: Tensor) -> Tensor:
     """The gradient in the images ``[L, B, C, H, W]``."""
     dy = dy.permute(0, 1, 3, 4, 2).contiguous()
     lanes, batch, *_, channels = dy.shape
     dx = dy.new_empty((lanes, batch, *window.size, channels))
-    window.launch(_pool_back, lanes * batch, channels, window.size, dy, code.contiguous(), dx)
+    _launch(_pool_back, window, lanes * batch, channels, window.size, dy, code.contiguous(), dx)
     return dx.permute(0, 1, 4, 2, 3)
 
 
@@ -127,7 +112,7 @@ class _MaxPool(Function):
     """The pooled images, and which pixel of its window each value is from."""
 
     @staticmethod
-    def forward(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, window: Geometry) -> tuple[Tensor, Tensor]:
         y, code = _forward(x[None], window)
         return y[0], code[0]
 
@@ -144,7 +129,7 @@ class _MaxPool(Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, window: Window
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, window: Geometry
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         return _forward(with_lanes(x, in_dims[0]), window), (0, 0)
 
@@ -153,12 +138,12 @@ class _MaxPoolBack(Gradient):
     """The gradient of `_MaxPool` in x."""
 
     @staticmethod
-    def forward(window: Window, dy: Tensor, code: Tensor) -> Tensor:
+    def forward(window: Geometry, dy: Tensor, code: Tensor) -> Tensor:
         return _backward(window, dy[None], code[None])[0]
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], window: Window, *tensors: Tensor
+        info: Any, in_dims: tuple[int | None, ...], window: Geometry, *tensors: Tensor
     ) -> tuple[Tensor, int]:
         return _backward(window, *in_lanes(info, in_dims[1:], tensors)), 0
 
@@ -190,7 +175,7 @@ class LaneMaxPool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, OH, OW]`` from ``[B, C, H, W]``."""
-        window = Window((x.shape[-2], x.shape[-1]), self.kernel, self.stride, self.padding)
+        window = Geometry((x.shape[-2], x.shape[-1]), self.kernel, self.stride, self.padding)
         return cast(Tensor, apply(_MaxPool, x, window)[0])
 
 
