@@ -192,16 +192,14 @@ def _bytes_of_a_lane(task: Task, data: DeviceData, width: int) -> int:
 def _try_a_lane(task: Task, shape: tuple[int, ...]) -> None:
     """Take the gradient on inputs ``[1, B, ...]``, as lanes do, and the outputs, as their tests do."""
     params = {k: v.unsqueeze(0) for k, v in task.network.params.items()}
-    buffers = {
-        k: v.clone().unsqueeze(0) for k, v in task.network.buffers.items()
-    }  # some layers change theirs
+    # Some layers change their buffers; those of the network must stay as they are.
+    buffers = {k: v.clone().unsqueeze(0) for k, v in task.network.buffers.items()}
     x = torch.zeros(shape, dtype=task.dtype, device=task.device)
     keys = torch.zeros(1, dtype=torch.int64, device=task.device)
 
     def gradient(p: Tensors, b: Tensors, v: Tensor, key: Tensor) -> Tensors:
-        def objective(
-            w: Tensors,
-        ) -> Tensor:  # what it does not get as an argument it must not change in place
+        # As in a step, it gets the weights alone as an argument: what it does not get it must not change in place.
+        def objective(w: Tensors) -> Tensor:
             return task.network.pure(w, b, v, key=key)[0].logits.logsumexp(-1).mean()
 
         found: Tensors = grad(objective)(p)
