@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import platform
 import time
@@ -46,8 +45,8 @@ from holdfast.memories import Memories
 from holdfast.methods.base import Method, Tree, check_public
 from holdfast.methods.context import Task
 from holdfast.methods.registry import is_known, parse_method
-from holdfast.models.network import Network, NormPolicy
-from holdfast.models.own import unused_parameters, unwrapped
+from holdfast.models.network import NormPolicy
+from holdfast.models.own import network_of
 from holdfast.models.registry import ModelSpec, parse_model
 from holdfast.outcome import Run
 from holdfast.random import generator
@@ -201,14 +200,8 @@ class Training:
         if federation.schedule is not None:
             check_schedule(federation.schedule, federation.stages, settings.rounds)
         shape, classes = dataset.shape, dataset.num_classes
-        unused = frozenset[str]()
-        if isinstance(model, nn.Module):
-            net = copy.deepcopy(unwrapped(model)).to(self.device, dtype)
-            unused = unused_parameters(net, shape, classifier)
-            warn_of_unused(unused)
-        else:
-            net = model.build(shape, classes, settings.seed).to(self.device, dtype)
-        network = Network(net, classifier, norm, unused)
+        network = network_of(model, shape, classes, settings.seed, self.device, dtype, classifier, norm)
+        warn_of_unused(network.unused)
         if own_kernels is None:
             share = min(settings.sample or federation.clients, federation.clients) / federation.clients
             trained = settings.rounds * settings.epochs * share * len(federation.indices) / federation.stages

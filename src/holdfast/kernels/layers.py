@@ -93,11 +93,10 @@ class LaneSequential(nn.Sequential):
         layers, at = [*self, *[nn.Identity()] * 2], 0
         while at < len(self):
             layer, relu, pool = layers[at : at + 3]
-            if not is_plain(relu, nn.ReLU):
-                x, done = layer(x), 1
-            elif isinstance(layer, LaneConv2d) and isinstance(pool, LaneMaxPool2d) and pool.halves:
+            follows = is_plain(relu, nn.ReLU)
+            if follows and isinstance(layer, LaneConv2d) and isinstance(pool, LaneMaxPool2d) and pool.halves:
                 x, done = layer(x, pooled=True), 3
-            elif getattr(layer, "rectifies", False):  # it knows how to
+            elif follows and getattr(layer, "rectifies", False):  # it knows how to
                 x, done = layer(x, rectified=True), 2
             else:
                 x, done = layer(x), 1

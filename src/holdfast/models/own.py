@@ -1,4 +1,4 @@
-"""Modules of the user's own: what is wrapped around them, and what of them has no part in their outputs."""
+"""The network of a run, also of a module of the user's own: what is wrapped around it, and what gets no gradient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from holdfast.models.network import find_head
+from holdfast.models.network import Network, NormPolicy, find_head
+from holdfast.models.registry import ModelSpec
+
+
+def network_of(
+    model: ModelSpec | nn.Module, shape: tuple[int, ...], num_classes: int, seed: int, device: torch.device,
+    dtype: torch.dtype, classifier: str | None, norm: NormPolicy,
+) -> Network:  # fmt: skip
+    """The network for samples of that ``shape``; a module of the user's own is left as it is."""
+    if isinstance(model, ModelSpec):
+        return Network(model.build(shape, num_classes, seed).to(device, dtype), classifier, norm)
+    net = copy.deepcopy(unwrapped(model)).to(device, dtype)
+    return Network(net, classifier, norm, unused_parameters(net, shape, classifier))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

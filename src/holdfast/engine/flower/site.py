@@ -36,9 +36,7 @@ from holdfast.engine.wire import form_of
 from holdfast.errors import HoldfastError
 from holdfast.methods.base import Method, Tree
 from holdfast.methods.context import Task
-from holdfast.models.network import Network
-from holdfast.models.own import unused_parameters, unwrapped
-from holdfast.models.registry import ModelSpec
+from holdfast.models.own import network_of
 
 
 class Site:
@@ -165,13 +163,10 @@ class Work:
         self.orders = orders = Orders.read(message.content, dataset.num_classes)
         device = choose_device(str(node.get("device", "auto")))
         dtype = choose_precision(plan.described["precision"], device)
-        model, classifier, unused = plan.model(), plan.described["classifier"], frozenset[str]()
-        if isinstance(model, ModelSpec):
-            net = model.build(dataset.shape, dataset.num_classes, plan.settings.seed).to(device, dtype)
-        else:
-            net = unwrapped(model).to(device, dtype)
-            unused = unused_parameters(net, dataset.shape, classifier)
-        network = Network(net, classifier, plan.described["norm"], unused)
+        network = network_of(
+            plan.model(), dataset.shape, dataset.num_classes, plan.settings.seed, device, dtype,
+            plan.described["classifier"], plan.described["norm"],
+        )  # fmt: skip
         data = device_data(dataset, device, dtype)
         self.task = make_task(
             network,
