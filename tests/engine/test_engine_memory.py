@@ -40,12 +40,13 @@ def test_memory_is_flat_over_rounds(name: str, engine: str) -> None:
 
 
 FAULTS = """
-import resource, torch
+import resource, sys, torch
 from concurrent.futures import ThreadPoolExecutor
 from torch import nn
 from holdfast.engine.memory import keep_freed_memory
 
-keep_freed_memory()
+if "keep" in sys.argv:
+    keep_freed_memory()
 torch.set_num_threads(1)
 net = nn.Sequential(nn.Conv2d(3, 32, 5, padding=2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8192, 256))
 x = torch.ones(50, 3, 32, 32)
@@ -66,5 +67,10 @@ with ThreadPoolExecutor(1) as pool:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library's memory")
 def test_what_a_step_frees_serves_the_next() -> None:
-    told = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
-    assert int(told.stdout) < 1000  # page faults in ten steps; some 44,000 where all is handed back
+    def faults_in_ten_steps(*said: str) -> int:
+        told = subprocess.run(
+            [sys.executable, "-c", FAULTS, *said], capture_output=True, text=True, check=True
+        )
+        return int(told.stdout)
+
+    assert faults_in_ten_steps("keep") < faults_in_ten_steps() / 3
