@@ -32,6 +32,7 @@ class Lane:
         """``cached``: the outputs of teachers are among the batch's tables."""
         self.method, self.task, self.settings = method, task, settings
         self.cached, self.sent, self.lr = cached, sent, lr
+        self.looked = False  # whether the method's loss has looked at the weights themselves
 
     def _batch(
         self, x: Tensor, y: Tensor, mask: Tensor, epoch: Tensor, key: Tensor, tables: Tensors,
@@ -64,7 +65,9 @@ class Lane:
             if extra is not None:
                 out = split_extra(out, len(extra))
             loss = self._task_loss(out, batch, carry)
-            term = method.loss(out, batch, carry, Local(w, self.sent))
+            local = _Noticing(w, self.sent)
+            term = method.loss(out, batch, carry, local)
+            self.looked |= local.looked
             fresh = changes(new_buffers, buffers)
             return loss if term is None else loss + term, (out.features, out.logits, fresh)
 
@@ -101,6 +104,17 @@ class Lane:
         assert new is not None
         assert trainer.loss is not None
         return new, trainer.loss, changes(trainer.buffers, buffers)
+
+
+class _Noticing(Local):
+    """The weights, and whether anybody has looked at them."""
+
+    looked = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "params":
+            self.looked = True
+        return super().__getattribute__(name)
 
 
 class _Trainer:

@@ -40,6 +40,7 @@ from holdfast.engine.trees import (
     where,
     write_lanes,
 )
+from holdfast.kernels.rim import Rims, Written, decay_, written
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Task
 
@@ -82,6 +83,7 @@ class Lanes:
         self.lr = torch.zeros((), dtype=torch.float64 if task.dtype == torch.float64 else torch.float32,
                               device=task.device)  # fmt: skip
         self.lane = Lane(method, task, settings, self.side.cache_teachers, self.sent, self.lr)
+        self.rims: Rims | None = None  # of filters that rest there, as the first step finds
         self.rates = self.lr.new_zeros((settings.epochs, len(self.params)))  # where a method has its own
         self.cursor = torch.zeros(1, dtype=torch.int64, device=task.device)
         self.carry: Tree = {}
@@ -137,9 +139,9 @@ class Lanes:
                 self._look_ahead(sent.round + 1)
             ended = ends.get(at, [])
             rest = [leg for leg in ended if patient and leg.last == last_step[leg.lane]]
-            yield from self._leave([leg for leg in ended if leg not in rest])
+            yield from self._leave([leg for leg in ended if leg not in rest], lr)
             resting += rest
-        yield from self._leave(resting)
+        yield from self._leave(resting, lr)
 
     def _look_ahead(self, round: int) -> None:
         """What can be done for the next round while the GPU still has much of this one to do, which hides it."""
@@ -242,10 +244,15 @@ class Lanes:
                     grown[: len(held)] = held
                 self.tables[name] = grown
 
-    def _leave(self, legs: Sequence[Leg]) -> Iterator[Result]:
+    def _leave(self, legs: Sequence[Leg], lr: float) -> Iterator[Result]:
         """The results of the clients that have just had their last step."""
         if not legs:
             return
+        lanes, steps = zip(*((leg.lane, leg.last - leg.first + 1) for leg in legs), strict=True)
+        for name, taps in (self.rims or {}).items():
+            decay_(
+                self.params[name], taps, lanes, steps, lr, self.settings.momentum, self.settings.weight_decay
+            )
         sums = torch.stack(
             [v.sum(tuple(range(1, v.dim()))) if v.dim() > 1 else v for v in self.params.values()]
         ).sum(0)
@@ -291,9 +298,13 @@ class Lanes:
                 copy_(buffers, fresh)
                 self._count(loss)
                 return
-            grads, loss, features, logits, fresh = vmap(self.lane.gradient)(params, buffers, carry, *lanes)
+            with written(unread=bool(self.rims)) as convolved:
+                grads, loss, features, logits, fresh = vmap(self.lane.gradient)(
+                    params, buffers, carry, *lanes
+                )
             copy_(buffers, fresh)
             momentum = {k: v[:n] for k, v in self.momentum.items()}
+            rims = self._resting(convolved, params, grads)
             sgd_(
                 list(params.values()),
                 [grads[k] for k in params],
@@ -302,12 +313,27 @@ class Lanes:
                 momentum=settings.momentum,
                 weight_decay=settings.weight_decay,
                 kernels=self.task.network.uses_kernels,
+                taps=[rims.get(k) for k in params] if rims else None,
             )
             if method.overrides("after_step"):
                 new, kept = vmap(self.lane.after_step)(params, features, logits, carry, *lanes)
                 copy_(params, new)
                 copy_(carry, kept)
             self._count(loss)
+
+    def _resting(self, convolved: Written, params: Tensors, grads: Tensors) -> Rims:
+        """The filters whose rims have no gradient, and which nobody looks at while a client trains."""
+        hooks = ("edit_gradient", "rate", "after_step", "after_epoch")
+        looked = self.lane.looked or any(map(self.method.overrides, hooks))
+        found = {} if looked or self.settings.keep_momentum else convolved.untouched(grads)
+        if found:
+            from holdfast.kernels.descend import serves
+
+            found = found if serves(*([tensors[k] for k in found] for tensors in (params, grads))) else {}
+        if self.rims is None:
+            self.rims = found
+        assert found == self.rims, "steps of one method have the same gradients"
+        return found
 
     def _batches(self, n: int, width: int, masked: bool) -> tuple[Any, ...]:
         """This step's samples, labels, masks, epochs, dropout keys, tables and teachers, lane by lane."""

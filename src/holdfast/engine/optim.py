@@ -17,21 +17,25 @@ def sgd_(
     momentum: float,
     weight_decay: float,
     kernels: bool = False,
+    taps: Sequence[range | None] | None = None,
 ) -> None:
     """v <- momentum v + (g + weight_decay w);  w <- w - lr v.  ``buffers`` (v) may be empty without momentum.
 
     One fused pass over memory; the kernel is the one behind ``torch.optim.SGD(fused=True)``. On a GPU it takes a
     learning rate that lies there only in float32, so float64 goes another way. With ``kernels`` it is a kernel of
     ours: torch's divides large tensors among too few processors.
-    Tensors ``[lanes, ...]`` may have rates of their own, ``lr`` [lanes, tensors]; where one is 0, v rests too.
+    Tensors ``[lanes, ...]`` may have rates of their own, ``lr`` [lanes, tensors]; where one is 0, v rests too. With
+    ``kernels`` filters may rest but for some ``taps``, rows and columns of theirs.
     """
     grads = [_lying_as(w, g) for w, g in zip(params, grads, strict=True)]
     if kernels and isinstance(lr, Tensor):
         from holdfast.kernels.descend import descend_, serves
 
         if serves(params, [*grads, *buffers]):
-            descend_(params, grads, buffers if momentum else [], lr, momentum, weight_decay)
+            still = [None] * len(params)
+            descend_(params, grads, buffers if momentum else [], lr, momentum, weight_decay, taps or still)
             return
+    assert taps is None, "only a kernel of ours lets parts of a tensor rest"
     if isinstance(lr, Tensor) and (lr.dim() > 0 or lr.dtype == torch.float64):
         for i, (w, g) in enumerate(zip(params, grads, strict=True)):
             step = g.add(w, alpha=weight_decay)

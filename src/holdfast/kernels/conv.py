@@ -18,6 +18,7 @@ from torch import Tensor
 
 from holdfast.kernels.frame import Padded, halves, pad, scale_to_half
 from holdfast.kernels.geometry import Geometry
+from holdfast.kernels.rim import begin_gradient
 
 _PROCESSORS = 132  # of an H200
 _PROGRAMS = 2 * _PROCESSORS  # of a weight gradient
@@ -395,7 +396,7 @@ def _weight_gradient(
     dw = filters((lanes, *shape, geometry.kernel, geometry.kernel), device)
     db = torch.empty((lanes, outputs), device=device)
     if width < geometry.kernel:  # the rest of the kernel has no gradient
-        dw.zero_()
+        begin_gradient(dw, geometry.taps)
     # With one split, no window shared and no channel added, the sums are the gradients already.
     whole = splits == share == 1 and n == outputs and chunks * chunk == width * channels
     parts, bias_parts, row = dw, db, geometry.kernel * channels

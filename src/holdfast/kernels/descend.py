@@ -17,11 +17,14 @@ _TAKES_TUPLES = tuple(int(part) for part in triton.__version__.split(".")[:2]) >
 @triton.jit
 def _descend(
     ws, gs, vs, lr, lr_lane, momentum, weight_decay,
-    SIZES: tl.constexpr, FIRSTS: tl.constexpr, RATED: tl.constexpr, HAS_MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
+    SIZES: tl.constexpr, FIRSTS: tl.constexpr, WITHIN: tl.constexpr, RUNS: tl.constexpr, LENGTHS: tl.constexpr,
+    APART: tl.constexpr, BEGIN: tl.constexpr, FILTERS: tl.constexpr, RATED: tl.constexpr, HAS_MOMENTUM: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """v <- momentum v + (g + weight_decay w);  w <- w - lr v.  Tensor i of a lane has the programs from FIRSTS[i].
 
-    With RATED each tensor of each lane has its own lr, and rests where that is 0.
+    With RATED each tensor of each lane has its own lr, and rests where that is 0. A tensor has WITHIN[i] values beside
+    those that always rest; of each of its filters they lie in RUNS[i] runs.
     """
     program = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
@@ -29,10 +32,13 @@ def _descend(
         if (program >= FIRSTS[i]) & (program < FIRSTS[i + 1]):
             at = (program - FIRSTS[i]) * BLOCK + tl.arange(0, BLOCK)
             rate = tl.load(lr + lane * lr_lane + (i if RATED else 0))
-            size = SIZES[i]
+            size = WITHIN[i]
             if RATED:
                 size = tl.where(rate == 0, 0, size)
             real = at < size
+            if WITHIN[i] < SIZES[i]:
+                run = at // LENGTHS[i]
+                at = run // RUNS[i] * FILTERS[i] + BEGIN[i] + run % RUNS[i] * APART[i] + at % LENGTHS[i]
             at += lane * SIZES[i]
             weight = tl.load(ws[i] + at, mask=real)
             step = tl.load(gs[i] + at, mask=real) + weight_decay * weight
@@ -55,18 +61,33 @@ def _in_one_piece(w: Tensor) -> bool:
 
 
 def descend_(
-    ws: Sequence[Tensor], gs: Sequence[Tensor], vs: Sequence[Tensor], lr: Tensor, momentum: float, weight_decay: float
+    ws: Sequence[Tensor], gs: Sequence[Tensor], vs: Sequence[Tensor], lr: Tensor, momentum: float, weight_decay: float,
+    taps: Sequence[range | None],
 ) -> None:  # fmt: skip
     """The step, in place, for tensors ``[L, ...]``; ``vs`` may be empty.
 
-    ``lr`` lies on the device in float32: a scalar, or ``[L, tensors]``, where at rate 0 momentum rests too.
+    ``lr`` lies on the device in float32: a scalar, or ``[L, tensors]``, where at rate 0 momentum rests too. Of filters
+    that have ``taps``, all but those rows and columns rests.
     """
     rated = lr.dim() > 0
     for first in range(0, len(ws), _TOGETHER):
         w, g, v = (tuple(tensors[first : first + _TOGETHER]) for tensors in (ws, gs, vs))
         sizes = tuple(tensor[0].numel() for tensor in w)
-        firsts = tuple(accumulate((triton.cdiv(size, _BLOCK) for size in sizes), initial=0))
+        parts = [_part(*both) for both in zip(w, taps[first : first + _TOGETHER], strict=True)]
+        within, runs, lengths, apart, begin, filters = zip(*parts, strict=True)
+        firsts = tuple(accumulate((triton.cdiv(size, _BLOCK) for size in within), initial=0))
         _descend[(firsts[-1], len(w[0]))](
             w, g, v or w, lr[:, first:] if rated else lr, lr.stride(0) if rated else 0, momentum, weight_decay,
-            SIZES=sizes, FIRSTS=firsts, RATED=rated, HAS_MOMENTUM=bool(v), BLOCK=_BLOCK, num_warps=8,
+            SIZES=sizes, FIRSTS=firsts, WITHIN=within, RUNS=runs, LENGTHS=lengths, APART=apart, BEGIN=begin,
+            FILTERS=filters, RATED=rated, HAS_MOMENTUM=bool(v), BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
+
+
+def _part(w: Tensor, taps: range | None) -> tuple[int, int, int, int, int, int]:
+    """What descends of a lane of ``w``, channels last if it has ``taps``: how many values; of each filter how many
+    runs, how long, how far apart, and where the first begins; and how many values a filter has."""
+    if taps is None:
+        return w[0].numel(), 1, 1, 1, 0, 1
+    _, outputs, channels, height, width = w.shape
+    row, run = width * channels, len(taps) * channels
+    return outputs * len(taps) * run, len(taps), run, row, taps.start * (row + channels), height * row
