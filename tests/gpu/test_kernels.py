@@ -662,7 +662,7 @@ class Halving(hf.Method):
 
 
 @pytest.mark.parametrize(
-    "method, rests",
+    ("method", "rests"),
     [
         (hf.FedAvg(), True),
         (hf.FedNTD(), True),

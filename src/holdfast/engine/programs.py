@@ -69,9 +69,8 @@ class Programs:
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):  # warming up
-                step()
-                _put_back(state, before)
+            step()  # which compiles kernels and makes what libraries need, neither of which can be captured
+            _put_back(state, before)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         gc.disable()  # collecting another run's graph in the midst of a capture would break it
