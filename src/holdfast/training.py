@@ -224,7 +224,7 @@ class Training:
             class_counts=federation.class_counts,
             bounds=_bounds(dataset.x_train),
             public=federation.public,
-            one_of_each=_one_of_each(federation, settings.seed),
+            draw_one_of_each=partial(_one_of_each, federation, settings.seed),
             stages=federation.stages,
             read=self.reader(),
         )

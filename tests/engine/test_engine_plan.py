@@ -10,6 +10,7 @@ from holdfast.data.preprocess import Preprocess
 from holdfast.engine.layout import lay_out
 from holdfast.engine.local import Job, Planned, held_out
 from holdfast.engine.plan import Plan, batch_sizes, plan_client, widest_batch
+from holdfast.random import generator
 
 
 def plan(
@@ -42,6 +43,22 @@ def test_every_sample_once_an_epoch(samples: int, merge_single: bool) -> None:
     for epoch in range(3):
         visited = np.concatenate([r for r, e in zip(made.rows, made.epoch, strict=True) if e == epoch])
         assert sorted(visited) == list(range(samples))
+
+
+def test_how_many_steps_there_are_is_known_without_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tests of private models need it, for all clients after every round."""
+    drawn: list[str] = []
+
+    def noting(seed: int, purpose: str, *counters: int) -> np.random.Generator:
+        drawn.append(purpose)
+        return generator(seed, purpose, *counters)
+
+    monkeypatch.setattr("holdfast.engine.plan.generator", noting)
+    made = plan(10)
+    assert (made.steps, drawn) == (9, [])
+    assert len(made.order) == 30
+    assert len(made.order) == 30
+    assert drawn == ["batches"] * 3  # once
 
 
 def test_last_short_batch_is_kept() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -35,13 +36,28 @@ def widest_batch(samples: np.ndarray, batch_size: int, merge_single: bool, drop_
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All steps of one client in one round."""
+    """All steps of one client in one round; what is drawn for them is drawn when it is first asked for."""
 
-    order: np.ndarray  # [visits] positions among the client's samples, step after step
-    sizes: np.ndarray  # [steps] how many of them each step takes
-    drawn: np.ndarray | None  # [visits, 5] augmentation draws, None without augmentation
+    sizes: np.ndarray  # [steps] how many samples each step takes
     epoch: np.ndarray  # [steps]
-    keys: np.ndarray  # [steps] where the model's dropout masks are drawn from; empty without dropout
+    _order: Callable[[], np.ndarray]
+    _drawn: Callable[[], np.ndarray | None]
+    _keys: Callable[[], np.ndarray]
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Positions among the client's samples, step after step: ``[visits]``."""
+        return self._order()
+
+    @cached_property
+    def drawn(self) -> np.ndarray | None:
+        """Augmentation draws ``[visits, 5]``; None without augmentation."""
+        return self._drawn()
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """Where the model's dropout masks are drawn from, ``[steps]``; empty without dropout."""
+        return self._keys()
 
     @property
     def steps(self) -> int:
@@ -84,15 +100,23 @@ def plan_client(
 ) -> Plan:
     """Shuffle a client's samples for each epoch and cut them into batches."""
     visits, sizes, epoch_of = _steps(samples, epochs, batch_size, merge_single, drop_last)
-    shuffles = (generator(seed, "batches", round, client, epoch) for epoch in range(epochs))
-    order = [shuffle.permutation(samples)[:visits] for shuffle in shuffles]
-    drawn = None
-    if preprocess.augments:
-        sources = (generator(seed, "augmentation", round, client, epoch) for epoch in range(epochs))
-        drawn = np.concatenate([preprocess.draw(source, visits, shape) for source in sources])
-    dropped = range(len(sizes) if dropout_keys else 0)
-    keys = [counter_key(seed, "dropout", round, client, at) >> 32 for at in dropped]
-    return Plan(np.concatenate(order), sizes, drawn, epoch_of, np.array(keys, np.int64))
+
+    def sources(purpose: str) -> Iterator[np.random.Generator]:
+        return (generator(seed, purpose, round, client, epoch) for epoch in range(epochs))
+
+    def order() -> np.ndarray:
+        return np.concatenate([source.permutation(samples)[:visits] for source in sources("batches")])
+
+    def drawn() -> np.ndarray | None:
+        if not preprocess.augments:
+            return None
+        return np.concatenate([preprocess.draw(each, visits, shape) for each in sources("augmentation")])
+
+    def keys() -> np.ndarray:
+        dropped = range(len(sizes) if dropout_keys else 0)
+        return np.array([counter_key(seed, "dropout", round, client, at) >> 32 for at in dropped], np.int64)
+
+    return Plan(sizes, epoch_of, order, drawn, keys)
 
 
 @lru_cache(1024)

@@ -15,6 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -209,7 +210,13 @@ class Ray:
         self.chunk = max(1, cohort // (self.pool.size * CHUNKS_PER_WORKER))
         self.run = uuid4().hex
         # What only the server needs stays here.
-        told = replace(task, read=_no_samples, public_x=task.public_x[:0], public_y=task.public_y[:0])
+        told = replace(
+            task,
+            read=_no_samples,
+            draw_one_of_each=partial(np.asarray, task.one_of_each),  # not what it is drawn from
+            public_x=task.public_x[:0],
+            public_y=task.public_y[:0],
+        )
         self.setup = ray.put(
             Setup(
                 method,

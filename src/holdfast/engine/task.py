@@ -30,14 +30,14 @@ def make_task(
     class_counts: np.ndarray,
     bounds: tuple[float, float],
     public: np.ndarray,
-    one_of_each: np.ndarray,
+    draw_one_of_each: Callable[[], np.ndarray],
     stages: int,
     read: Callable[[np.ndarray], tuple[Tensor, Tensor]],
 ) -> Task:
     """The task of a run.
 
-    ``bounds`` are the smallest and the largest value that a stored sample may have; ``public`` and
-    ``one_of_each`` are ids of samples, the others are as in `Task`.
+    ``bounds`` are the smallest and the largest value that a stored sample may have; ``public`` are ids of samples, the
+    others are as in `Task`.
     """
     device = data.x.device
 
@@ -63,7 +63,7 @@ def make_task(
         highest=filled(bounds[1]),
         public_x=data.read(public),
         public_y=data.y[torch.from_numpy(public).to(device)],
-        one_of_each=one_of_each,
+        draw_one_of_each=draw_one_of_each,
         stages=stages,
         read=read,
     )

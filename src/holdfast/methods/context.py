@@ -43,8 +43,13 @@ class Task:
     highest: Tensor  # [1, ...] and for the largest (white)
     public_x: Tensor  # [P, ...] the server's public samples, ready for the model (P may be 0)
     public_y: Tensor  # [P]
-    one_of_each: np.ndarray  # [C] ids of one training sample of each class, drawn by the seed; -1 where none
+    draw_one_of_each: Callable[[], np.ndarray]
     read: Callable[[np.ndarray], tuple[Tensor, Tensor]]  # training samples and labels by id
+
+    @cached_property
+    def one_of_each(self) -> np.ndarray:
+        """The ids of one training sample of each class, ``[C]``, drawn by the seed; -1 where there is none."""
+        return self.draw_one_of_each()
 
     @cached_property
     def evaluation_batch(self) -> int:

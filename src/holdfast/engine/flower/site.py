@@ -176,7 +176,7 @@ class Work:
             class_counts=np.array(orders.class_counts),
             bounds=orders.bounds,
             public=np.empty(0, np.int64),  # these, and one of each class, are the server's
-            one_of_each=np.full(dataset.num_classes, -1, np.int64),
+            draw_one_of_each=lambda: np.full(dataset.num_classes, -1, np.int64),
             stages=orders.stages,
             read=_no_samples,
         )
