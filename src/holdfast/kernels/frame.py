@@ -20,14 +20,16 @@ def scale_to_half(largest):
     return (tl.minimum(tl.maximum(268 - exponent, 1), 253) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+# The padding is no constant to the kernel: else sums are packed in pairs of 16 bits, which ptxas 12 gets wrong for
+# Hopper where one of a pair is unused (github.com/triton-lang/triton/issues/11581).
+@triton.jit(do_not_specialize=["before"])
 def _frame(
-    x, code, out, peaks, largest, images, per_lane, x_lane, x_b, x_c, x_h, x_w, parts,
+    x, code, out, peaks, largest, images, per_lane, x_lane, x_b, x_c, x_h, x_w, parts, before,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, CP: tl.constexpr,
-    PAD: tl.constexpr, APART: tl.constexpr, POOLED: tl.constexpr, HALF: tl.constexpr,
+    APART: tl.constexpr, POOLED: tl.constexpr, HALF: tl.constexpr,
     PIXELS: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """out[image, PAD + APART h, PAD + APART w, c] = scale(lane) x[image, c, h, w], 0 elsewhere.
+    """out[image, before + APART h, before + APART w, c] = scale(lane) x[image, c, h, w], 0 elsewhere.
 
     largest[lane] is that of its ``peaks``, which has the scale.
     With POOLED, x is a gradient behind 2x2 pooling: (h, w) has the value of its window if ``code`` says that it won.
@@ -38,8 +40,8 @@ def _frame(
     lane = image // per_lane
     pixel = block * PIXELS + tl.arange(0, PIXELS)
     c = tl.arange(0, BLOCK_C)
-    h = pixel // PW - PAD
-    w = pixel % PW - PAD
+    h = pixel // PW - before
+    w = pixel % PW - before
     inside = (pixel < PH * PW) & (h >= 0) & (w >= 0) & (h % APART == 0) & (w % APART == 0)
     h = h // APART
     w = w // APART
@@ -156,8 +158,8 @@ def _framed(x: Tensor, code: Tensor | None, frame: Frame) -> Padded:
     pixels = max(1, 2048 // block_c)
     _frame[(triton.cdiv(high * across, pixels) * lanes * batch,)](
         x, x if code is None else code, flat, found, most, lanes * batch, batch, *x.stride(), found.shape[1],
-        C=channels, H=height, W=width, PH=high, PW=across, CP=wide,
-        PAD=frame.before, APART=frame.apart, POOLED=code is not None, HALF=halves(),
+        frame.before, C=channels, H=height, W=width, PH=high, PW=across, CP=wide,
+        APART=frame.apart, POOLED=code is not None, HALF=halves(),
         PIXELS=pixels, BLOCK_C=block_c, PARTS=triton.next_power_of_2(found.shape[1]),
     )  # fmt: skip
     return Padded(flat[:total].view(shape), most)

@@ -17,11 +17,12 @@ _BLOCK = 1024
 _MOST = 16  # a window's height and width at most, since a code has eight bits
 
 
-@triton.jit
+# The padding is no constant to these kernels: why, see frame.py.
+@triton.jit(do_not_specialize=["padding"])
 def _pool(
-    x, y, code,
+    x, y, code, padding,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y = the largest value of a window, as torch finds it; ``code`` says which of its places it is from."""
     BLOCKS: tl.constexpr = (OH * OW * C + BLOCK - 1) // BLOCK  # of a pooled image
@@ -32,12 +33,12 @@ def _pool(
     left = at // C % OW * STRIDE
     x += image * (H * W * C)
     best = tl.full((BLOCK,), -float("inf"), tl.float32)
-    won = tl.maximum(PADDING - top, 0) * KERNEL + tl.maximum(
-        PADDING - left, 0
+    won = tl.maximum(padding - top, 0) * KERNEL + tl.maximum(
+        padding - left, 0
     )  # the first place of the image
     for place in tl.static_range(KERNEL * KERNEL):
-        h = top + (place // KERNEL - PADDING)
-        w = left + (place % KERNEL - PADDING)
+        h = top + (place // KERNEL - padding)
+        w = left + (place % KERNEL - padding)
         inside = real & (h >= 0) & (h < H) & (w >= 0) & (w < W)
         value = tl.load(x + (h * W + w) * C + at % C, mask=inside, other=-float("inf"))
         larger = (value > best) | (value != value)
@@ -47,11 +48,11 @@ def _pool(
     tl.store(code + image * (OH * OW * C) + at, won.to(tl.uint8), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["padding"])
 def _pool_back(
-    dy, code, dx,
+    dy, code, dx, padding,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dx = Σ dy over those windows around a pixel whose largest value is its own."""
     BLOCKS: tl.constexpr = (H * W * C + BLOCK - 1) // BLOCK  # of an image
@@ -59,8 +60,8 @@ def _pool_back(
     image = (tl.program_id(0) // BLOCKS).to(tl.int64)
     at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     real = at < H * W * C
-    h = at // (W * C) + PADDING
-    w = at // C % W + PADDING
+    h = at // (W * C) + padding
+    w = at // C % W + padding
     dy += image * (OH * OW * C)
     code += image * (OH * OW * C)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -84,8 +85,8 @@ def _launch(
     each = result[0] * result[1] * channels
     block = min(_BLOCK, triton.next_power_of_2(each))
     kernel[(triton.cdiv(each, block) * images,)](
-        *tensors, H=window.size[0], W=window.size[1], OH=window.out[0], OW=window.out[1], C=channels,
-        KERNEL=window.kernel, STRIDE=window.stride, PADDING=window.padding, BLOCK=block,
+        *tensors, window.padding, H=window.size[0], W=window.size[1], OH=window.out[0], OW=window.out[1], C=channels,
+        KERNEL=window.kernel, STRIDE=window.stride, BLOCK=block,
     )  # fmt: skip
 
 
