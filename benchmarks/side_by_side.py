@@ -1,0 +1,137 @@
+"""Several processes on one GPU: how many images they train a second, together; and which kernels a step has.
+
+    nvidia-cuda-mps-control -d              # else they take turns
+    python benchmarks/side_by_side.py --processes 1 7 [--method fedavg] [--profile] [--json FILE]
+
+The work: FedMLP's ResNet-18 on CIFAR shapes, augmented, 10 clients of 960 samples as lanes, batches of 32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from holdfast.describing import machine
+from holdfast.engine.settings import Settings
+from holdfast.gpu import share_with, takes_turns
+from holdfast.methods.registry import parse_method
+from holdfast.models import parse_model
+from holdfast.training import Memories, Training
+from work import cifar_shaped, equal_federation
+
+CLIENTS, SAMPLES, BATCH, EPOCHS = 10, 960, 32, 4
+SECONDS = 6.0  # that processes are timed for
+
+
+class Work:
+    """Rounds of a run, one after another."""
+
+    def __init__(self, method: str, device: str) -> None:
+        dataset = cifar_shaped(CLIENTS * SAMPLES)
+        dataset = replace(dataset, preprocess=replace(dataset.preprocess, crop=4, flip=True))
+        settings = Settings(
+            rounds=10**6, epochs=EPOCHS, batch_size=BATCH, lr=0.01, momentum=0.9, weight_decay=1e-5,
+            evaluate_every=10**6, evaluate_locals=False,
+        )  # fmt: skip
+        federation = equal_federation(dataset, CLIENTS, SAMPLES)
+        training = Training(
+            parse_method(method), parse_model("mlp-resnet18"), federation, settings, engine="lanes", device=device
+        )  # fmt: skip
+        self.loop, self.number = training.loop(Memories(None, None)), 0
+
+    def round(self) -> None:
+        self.number += 1
+        self.loop.round(self.number)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+def train(method: str, device: str, beside: int, ready: Any, rates: Any) -> None:
+    """One process: images a second, once all of them are ready."""
+    if device == "cuda":
+        share_with(beside)
+    work = Work(method, device)
+    work.round()
+    ready.wait()
+    began, rounds = time.perf_counter(), 0
+    while time.perf_counter() - began < SECONDS:
+        work.round()
+        rounds += 1
+    rates.put(rounds * CLIENTS * SAMPLES * EPOCHS / (time.perf_counter() - began))
+
+
+def together(method: str, device: str, processes: int) -> float:
+    """Images a second of so many processes."""
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    ready, rates = context.Barrier(processes), context.Queue()
+    started = [
+        context.Process(target=train, args=(method, device, processes, ready, rates))
+        for _ in range(processes)
+    ]
+    for process in started:
+        process.start()
+    total = sum(rates.get() for _ in started)
+    for process in started:
+        process.join()
+    return total
+
+
+def profile(method: str, device: str) -> dict[str, Any]:
+    """µs of each kernel in a step, and how often it comes."""
+    work = Work(method, device)
+    work.round()
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA if device == "cuda" else activity.CPU]) as seen:
+        work.round()
+    steps = EPOCHS * SAMPLES // BATCH
+    spent: dict[str, list[float]] = {}
+    for event in seen.events():  # not key_averages, which takes minutes for so many
+        taken = spent.setdefault(event.name, [0.0, 0.0])
+        taken[0] += event.device_time if device == "cuda" else event.cpu_time
+        taken[1] += 1
+    kernels = {
+        name: {"us": us / steps, "times": times / steps}
+        for name, (us, times) in sorted(spent.items(), key=lambda kernel: -kernel[1][0])
+    }
+    return {"us a step": sum(k["us"] for k in kernels.values()), "kernels": kernels}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 7])
+    parser.add_argument("--method", default="fedavg")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    method, device = arguments.method, arguments.device
+    report: dict[str, Any] = {
+        "machine": machine(torch.device(device)),
+        "method": method,
+        "images a second": {},
+    }
+    if device == "cuda":
+        report["take turns"] = takes_turns()
+    if arguments.profile:
+        report["profile"] = profile(method, device)
+        print(f"{report['profile']['us a step']:.0f} us a step")
+        for name, kernel in list(report["profile"]["kernels"].items())[:40]:
+            print(f"{kernel['us']:8.1f} {kernel['times']:6.1f}  {name[:100]}", flush=True)
+    for processes in arguments.processes:
+        rate = report["images a second"][processes] = together(method, device, processes)
+        print(f"{processes} processes: {rate:,.0f} images/s", flush=True)
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
