@@ -706,13 +706,13 @@ def test_weights_that_meet_padding_alone_decay_as_step_by_step(method, rests, mo
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_decay_of_many_steps(momentum):
-    from holdfast.kernels.rim import decay_in
+    from holdfast.kernels.rim import left_after
 
     w, moving = 1.0, 0.0
     for steps in range(1, 40):
         moving = momentum * moving + 0.2 * w
         w = w - 0.1 * moving
-        assert decay_in(steps, 0.1, momentum, 0.2) == pytest.approx(w, rel=1e-12)
+        assert left_after(steps, 0.1, momentum, 0.2) == pytest.approx(w, rel=1e-12)
 
 
 @takes_minutes

@@ -40,7 +40,7 @@ from holdfast.engine.trees import (
     where,
     write_lanes,
 )
-from holdfast.kernels.rim import Rims, Written, decay_, written
+from holdfast.kernels.rim import Rims, Written, left_after, scale_rims_, written
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Task
 
@@ -248,11 +248,7 @@ class Lanes:
         """The results of the clients that have just had their last step."""
         if not legs:
             return
-        lanes, steps = zip(*((leg.lane, leg.last - leg.first + 1) for leg in legs), strict=True)
-        for name, taps in (self.rims or {}).items():
-            decay_(
-                self.params[name], taps, lanes, steps, lr, self.settings.momentum, self.settings.weight_decay
-            )
+        self._decay_rims(legs, lr)
         sums = torch.stack(
             [v.sum(tuple(range(1, v.dim()))) if v.dim() > 1 else v for v in self.params.values()]
         ).sum(0)
@@ -264,8 +260,18 @@ class Lanes:
             assert leg.started is not None
             lane = leg.lane
             params, buffers, momentum = ({k: v[lane] for k, v in views.items()} for views in trained)
-            loss = losses[lane] / (leg.last - leg.first + 1)
+            loss = losses[lane] / leg.steps
             yield self.side.finish(leg.started, params, buffers, momentum, carry, loss, finite[lane])
+
+    def _decay_rims(self, legs: Sequence[Leg], lr: float) -> None:
+        """Make of the weights that rested what all the steps of these clients would have made of them."""
+        if not self.rims:
+            return
+        left = torch.ones(self.lanes, dtype=torch.float64)
+        for leg in legs:
+            left[leg.lane] = left_after(leg.steps, lr, self.settings.momentum, self.settings.weight_decay)
+        for name, taps in self.rims.items():
+            scale_rims_(self.params[name], taps, left)
 
     # A step ---------------------------------------------------------------------------------------------
 

@@ -23,6 +23,11 @@ class Leg:
     row: int  # where its samples lie in the round's tables
     started: Started | None = None
 
+    @property
+    def steps(self) -> int:
+        """How many there are."""
+        return self.last - self.first + 1
+
 
 def assign_lanes(planned: Sequence[Planned], lanes: int) -> list[Leg]:
     """Deal clients to lanes, longest first to the least loaded; busier lanes get lower numbers."""

@@ -6,12 +6,11 @@ so where nobody looks at them meanwhile they rest, and decay once for all the st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 Rims = dict[str, range]
@@ -55,19 +54,15 @@ def begin_gradient(dw: Tensor, taps: range) -> None:
         dw.zero_()
 
 
-def decay_(
-    w: Tensor, taps: range, lanes: Sequence[int], steps: Sequence[int], lr: float, momentum: float, decay: float
-) -> None:  # fmt: skip
-    """Let the rims of filters ``w`` [L, O, C, R, S] decay in these lanes, as in so many steps without a gradient."""
-    factor = torch.ones((len(w), 1, 1, *w.shape[3:]), dtype=w.dtype)
-    for lane, n in zip(lanes, steps, strict=True):
-        factor[lane] = decay_in(n, lr, momentum, decay)
+def scale_rims_(w: Tensor, taps: range, left: Tensor) -> None:
+    """Multiply the rims of filters ``w`` [L, O, C, R, S] by what is ``left`` of them, ``[L]`` on the CPU."""
+    factor = left.to(w.dtype).view(-1, 1, 1, 1, 1).repeat(1, 1, 1, *w.shape[3:])
     factor[..., taps.start : taps.stop, taps.start : taps.stop] = 1
     on_gpu = w.device.type == "cuda"  # from pinned memory, so that nobody waits for the copy
     w.mul_((factor.pin_memory() if on_gpu else factor).to(w.device, non_blocking=True))
 
 
-def decay_in(steps: int, lr: float, momentum: float, decay: float) -> float:
+def left_after(steps: int, lr: float, momentum: float, decay: float) -> float:
     """What is left of a weight after v <- momentum v + decay w; w <- w - lr v, done ``steps`` times from v = 0."""
     step = np.array([[1 - lr * decay, -lr * momentum], [decay, momentum]])
     return float(np.linalg.matrix_power(step, steps)[0, 0])
