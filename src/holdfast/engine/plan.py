@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -101,16 +101,15 @@ def plan_client(
     """Shuffle a client's samples for each epoch and cut them into batches."""
     visits, sizes, epoch_of = _steps(samples, epochs, batch_size, merge_single, drop_last)
 
-    def sources(purpose: str) -> Iterator[np.random.Generator]:
-        return (generator(seed, purpose, round, client, epoch) for epoch in range(epochs))
-
     def order() -> np.ndarray:
-        return np.concatenate([source.permutation(samples)[:visits] for source in sources("batches")])
+        shuffles = (generator(seed, "batches", round, client, epoch) for epoch in range(epochs))
+        return np.concatenate([shuffle.permutation(samples)[:visits] for shuffle in shuffles])
 
     def drawn() -> np.ndarray | None:
         if not preprocess.augments:
             return None
-        return np.concatenate([preprocess.draw(each, visits, shape) for each in sources("augmentation")])
+        sources = (generator(seed, "augmentation", round, client, epoch) for epoch in range(epochs))
+        return np.concatenate([preprocess.draw(source, visits, shape) for source in sources])
 
     def keys() -> np.ndarray:
         dropped = range(len(sizes) if dropout_keys else 0)
