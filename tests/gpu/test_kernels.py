@@ -4,30 +4,18 @@ On a GPU, or with TRITON_INTERPRET=1 on a CPU, where Triton carries them out in 
 """
 
 import copy
-import importlib.util
-import os
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from kernels_world import DEVICE, INTERPRETED, needs_triton, relative
 from torch import nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F
 
-import holdfast as hf
 from holdfast.data.preprocess import Preprocess
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (INTERPRETED or torch.cuda.is_available()) or importlib.util.find_spec("triton") is None,
-        reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
-    ),
-]
+pytestmark = [pytest.mark.gpu, needs_triton]
 
 takes_minutes = pytest.mark.skipif(INTERPRETED, reason="takes the interpreter minutes")
 
@@ -50,10 +38,6 @@ SHAPES = [  # lanes, batch, channels, height, width, outputs, kernel, stride, pa
     (2, 3, 128, 5, 4, 192, 3, 1, 1),
     (2, 5, 128, 2, 2, 128, 3, 2, 1),
 ]
-
-
-def relative(value, reference):
-    return float((value.double() - reference.detach()).norm() / reference.detach().norm())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -370,33 +354,6 @@ def test_descent(momentum):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_descent_but_for_the_rims_of_filters(momentum):
-    from holdfast.engine.optim import sgd_
-    from holdfast.kernels.conv import filters
-
-    shapes = [(2, 70, 32, 3, 3), (2, 4000), (2, 40, 24, 5, 5), (2, 7, 3, 3, 3)]
-    taps = [range(1, 2), None, range(1, 3), None]
-    w, g, v = (
-        [filters(s, torch.device(DEVICE)).normal_() if len(s) == 5 else torch.randn(s, device=DEVICE) for s in shapes]
-        for _ in range(3)
-    )  # fmt: skip
-    expected = []
-    for weight, slope, moving, within in zip(w, g, v, taps, strict=True):
-        step = slope.double() + 0.01 * weight.double() + momentum * moving.double()
-        moves = torch.zeros(weight.shape[-2:], dtype=torch.bool, device=DEVICE)
-        moves[slice(None) if within is None else within] = True
-        if within is not None:
-            moves &= moves.T.clone()
-        new = weight.double() - 0.1 * step
-        expected.append((torch.where(moves, new, weight), torch.where(moves, step, moving)))
-    lr = torch.tensor(0.1, device=DEVICE)
-    sgd_(w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True, taps=taps)
-    for i, (weight, step) in enumerate(expected):
-        assert relative(w[i], weight) < 1e-6
-        assert relative(v[i], step) < 1e-6 or not momentum
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_descent_at_rates_of_their_own(momentum):
     from holdfast.engine.optim import sgd_
 
@@ -630,89 +587,6 @@ def test_a_residual_network_with_batch_norms_and_its_stem(monkeypatch):
     for want, got in zip(gradients(plain), gradients(fast), strict=True):  # of the weights; the statistics
         for name, value in want.items():
             assert relative(got[name], value.double()) < 1e-4, name
-
-
-def small_maps():
-    """Convolutions of 2 x 2 and of 1 x 1 pixels: 4 taps of 9 meet a pixel in the first, 1 in the second."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, 2, 1), nn.Tanh(), nn.Conv2d(16, 32, 3, 1, 1), nn.Tanh(), nn.Flatten(), nn.Linear(32, 4)
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Shrinking(hf.Method):
-    """A loss that looks at all weights, and one that does without giving them a gradient."""
-
-    detached: bool = False
-
-    def loss(self, out, batch, carry, local):
-        size = sum(w.square().sum() for w in local.params.values())
-        return (
-            0.01 * batch.mean(out.logits.square().mean(-1)) * size.detach() if self.detached else 0.05 * size
-        )
-
-
-@dataclass(frozen=True)
-class Halving(hf.Method):
-    """Weights are halved after each local epoch."""
-
-    def after_epoch(self, params, carry):
-        return {k: 0.5 * w for k, w in params.items()}, carry
-
-
-@pytest.mark.parametrize(
-    ("method", "rests"),
-    [
-        (hf.FedAvg(), True),
-        (hf.FedNTD(), True),
-        (hf.FedProx(mu=1.0), False),
-        (hf.FedRep(body_epochs=1), False),
-        (Shrinking(), False),
-        (Shrinking(detached=True), False),
-        (Halving(), False),
-    ],
-)
-def test_weights_that_meet_padding_alone_decay_as_step_by_step(method, rests, monkeypatch):
-    from holdfast import kernels
-    from holdfast.data.federation import Federation
-    from holdfast.engine.settings import Settings
-    from holdfast.training import Memories, Training
-
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (14, 3, 2, 2), dtype=np.uint8), rng.integers(0, 4, 14)
-    dataset = hf.Dataset.from_arrays(x, y, x, y, preprocess=Preprocess((0.5,) * 3, (0.5,) * 3))
-    federation = Federation(dataset, np.arange(14), np.array([0, 7, 10, 14]))
-    settings = Settings(
-        rounds=1, epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=0.3, evaluate_locals=False
-    )
-    trained = []
-    for engine in ("sequential", "lanes"):
-        if engine == "lanes":
-            monkeypatch.setattr(kernels, "unavailable", lambda device, dtype: None)
-        training = Training(
-            method, small_maps(), federation, settings, engine=engine, lanes=2 if engine == "lanes" else None,
-            device=DEVICE, precision="float32", own_kernels=engine == "lanes",
-        )  # fmt: skip
-        loop = training.loop(Memories(None, None))
-        loop.round(1)
-        trained.append(loop.server.params)
-    assert training.engine.rims == ({"0.weight": range(1, 3), "2.weight": range(1, 2)} if rests else {})
-    for name, want in trained[0].items():
-        assert relative(trained[1][name], want.double()) < 1e-5, name
-    before = training.task.network.params["2.weight"][..., 0, :]
-    assert relative(trained[1]["2.weight"][..., 0, :], before.double()) > 0.01
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_decay_of_many_steps(momentum):
-    from holdfast.kernels.rim import left_after
-
-    w, moving = 1.0, 0.0
-    for steps in range(1, 40):
-        moving = momentum * moving + 0.2 * w
-        w = w - 0.1 * moving
-        assert left_after(steps, 0.1, momentum, 0.2) == pytest.approx(w, rel=1e-12)
 
 
 @takes_minutes
