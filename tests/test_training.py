@@ -442,6 +442,25 @@ def test_a_round_that_begins_while_the_last_one_is_tested_changes_nothing(federa
         assert torch.equal(one, other)
 
 
+def test_a_round_is_kept_while_the_next_one_is_with_the_gpu(federation, monkeypatch):
+    monkeypatch.setattr(Training, "_runs_ahead", True)
+    launch, events = Loop.launch, []
+
+    def told(self, number):
+        events.append(f"begin {number}")
+        launched = launch(self, number)
+        events.append(f"end {number}")
+        return launched
+
+    monkeypatch.setattr(Loop, "launch", told)
+    hf.train(
+        hf.FedAvg(), hf.models.linear(), federation, engine="lanes",
+        on_round=lambda record: events.append(f"keep {record['round']}"),
+        **SMALL | {"rounds": 3, "evaluate_locals": False},
+    )  # fmt: skip
+    assert events == ["begin 1", "end 1", "begin 2", "keep 1", "end 2", "begin 3", "keep 2", "end 3", "keep 3"]
+
+
 def test_the_end_of_a_run_may_be_written_by_another_thread(federation, tmp_path):
     handed = []
     run = hf.train(

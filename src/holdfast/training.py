@@ -210,8 +210,8 @@ class Training:
         self.norm, self.classifier = norm, classifier
         self.data = device_data(dataset, self.device, dtype)
         check_model(network, dataset, self.data)
-        warn_of_own_draws(network, self.data)
         if isinstance(model, nn.Module):
+            warn_of_own_draws(network, self.data)
             network.ignores_padding = ignores_padding(network, self.data)
         sizes = np.stack([federation.sizes(stage) for stage in range(federation.stages)])  # [S, K]
         if network.has_batch_norm and not settings.drop_last:
@@ -357,14 +357,20 @@ class Training:
     def _rounds(self, loop: Loop, first: int, keep: Callable[[Launched, bool], None]) -> None:
         """Do the rounds; ``keep`` takes each in turn, and whether a checkpoint is due: after the last it is not.
 
-        A GPU begins the next round first, since it may still be testing, unless a checkpoint is due.
+        A GPU begins the next round first, since it may still be testing, unless a checkpoint is due; while it is at work
+        the last round is kept.
         """
         saved, waiting = time.monotonic(), list[Launched]()
+
+        def keep_last() -> None:
+            while waiting:
+                keep(waiting.pop(), False)
+
+        loop.while_waiting = keep_last
         try:
             for number in range(first, self.settings.rounds + 1):
                 launched = loop.launch(number)
-                while waiting:
-                    keep(waiting.pop(), False)
+                keep_last()
                 late = time.monotonic() - saved >= self.settings.checkpoint_seconds
                 if late and number < self.settings.rounds:
                     keep(launched, True)
@@ -373,9 +379,9 @@ class Training:
                     waiting.append(launched)
                 else:
                     keep(launched, False)
-        finally:  # a round that went well is kept when the next one does not
-            while waiting:
-                keep(waiting.pop(), False)
+        finally:
+            loop.while_waiting = None  # it knows the loop, which must not keep itself alive
+            keep_last()  # a round that went well is kept when the next one does not
 
     @property
     def _runs_ahead(self) -> bool:

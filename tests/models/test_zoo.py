@@ -325,3 +325,16 @@ def test_models_for_images_refuse_vectors(name):
 def test_the_default_cnn_refuses_tiny_images():
     with pytest.raises(HoldfastError, match="at least 4x4 pixels, but a sample has shape 1x3x9"):
         cnn().build((1, 3, 9), 10, seed=0)
+
+
+def test_what_one_run_does_to_its_weights_the_next_does_not_see():
+    spec = parse_model("mlp:8")
+    first = spec.build((1, 4, 4), 3, seed=0)
+    untouched = {name: value.clone() for name, value in first.state_dict().items()}
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.zero_()
+    again = spec.build((1, 4, 4), 3, seed=0).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in untouched.items())
+    other = spec.build((1, 4, 4), 3, seed=1).state_dict()
+    assert not all(torch.equal(other[name], value) for name, value in untouched.items())

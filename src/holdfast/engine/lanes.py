@@ -71,6 +71,7 @@ class Lanes:
             None  # a later round's clients, if they are known
         )
         self.meanwhile: Callable[[], None] | None = None  # what else can be begun while the GPU is at work
+        self.before_waiting: Callable[[], None] | None = None  # what can be done until it has finished
         self.ahead: Layout | None = None  # of the next round, made while the GPU was at work
         self.programs = Programs(self.graphs)
         self.sent: Tensors = {k: v.detach().clone() for k, v in task.network.params.items()}
@@ -141,6 +142,8 @@ class Lanes:
             rest = [leg for leg in ended if patient and leg.last == last_step[leg.lane]]
             yield from self._leave([leg for leg in ended if leg not in rest], lr)
             resting += rest
+        if self.before_waiting is not None:
+            self.before_waiting()
         yield from self._leave(resting, lr)
 
     def _look_ahead(self, round: int) -> None:

@@ -112,7 +112,9 @@ class Loop:
         if isinstance(engine, Lanes):
             engine.upcoming = lambda round: here.upcoming(round)
             engine.meanwhile = lambda: here._test_last()
+            engine.before_waiting = lambda: here._use_the_wait()
         self._last: Launched | None = None
+        self.while_waiting: Callable[[], None] | None = None  # called once a GPU has all of a round's steps to do
 
     # Who takes part -------------------------------------------------------------------------------------
 
@@ -333,6 +335,10 @@ class Loop:
         """Have the last round's model tested now, if it is not yet."""
         if self._last is not None:
             self._last.test()
+
+    def _use_the_wait(self) -> None:
+        if self.while_waiting is not None:
+            self.while_waiting()
 
     def _begin_test(self, test: TestSet, server: Server) -> Testing:
         method = self.method

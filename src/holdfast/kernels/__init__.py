@@ -32,10 +32,14 @@ def remember(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> None:
 def _note(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> Path:
     kinds = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm2d)
     layers = [str(module) for module in net.modules() if isinstance(module, kinds)]
-    source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-    what = repr((layers, shape, batch_size, torch.__version__)).encode() + source
+    what = repr((layers, shape, batch_size, torch.__version__)).encode() + _source()
     root = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
     return Path(root) / "holdfast" / blake2b(what, digest_size=16).hexdigest()
+
+
+@cache
+def _source() -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 
 
 @cache

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -44,10 +45,7 @@ class ModelSpec:
 
         Its initial weights depend on ``seed`` alone, and no global generator is moved.
         """
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            # not torch.manual_seed, which would seed the CUDA generators as well
-            torch.default_generator.manual_seed(counter_key(seed, "weights"))
-            return NETWORKS[self.name](tuple(shape), num_classes, **self.options)
+        return copy.deepcopy(_initial(self.name, tuple(self.options.items()), tuple(shape), num_classes, seed))
 
     def describe(self) -> dict[str, Any]:
         """The model as plain data for YAML or JSON: ``{"name": "mlp", "hidden": [64, 64]}``."""
@@ -63,6 +61,16 @@ class ModelSpec:
             raise HoldfastError(f"a model needs a name, one of: {', '.join(sorted(NETWORKS))}")
         options = {key: value for key, value in description.items() if key != "name"}
         return cls(str(description["name"]), options)
+
+
+@lru_cache(maxsize=1)  # all methods of a comparison begin with the same
+def _initial(
+    name: str, options: tuple[tuple[str, Any], ...], shape: tuple[int, ...], num_classes: int, seed: int
+) -> nn.Module:
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # not torch.manual_seed, which would seed the CUDA generators as well
+        torch.default_generator.manual_seed(counter_key(seed, "weights"))
+        return NETWORKS[name](shape, num_classes, **dict(options))
 
 
 def _defaults(name: str) -> dict[str, Any]:
