@@ -357,8 +357,8 @@ class Training:
     def _rounds(self, loop: Loop, first: int, keep: Callable[[Launched, bool], None]) -> None:
         """Do the rounds; ``keep`` takes each in turn, and whether a checkpoint is due: after the last it is not.
 
-        A GPU begins the next round first, since it may still be testing, unless a checkpoint is due; while it is at work
-        the last round is kept.
+        A GPU begins the next round first, since it may still be testing, unless a checkpoint is due; the last round
+        is kept while it is at work.
         """
         saved, waiting = time.monotonic(), list[Launched]()
 

@@ -114,7 +114,7 @@ class Loop:
             engine.meanwhile = lambda: here._test_last()
             engine.before_waiting = lambda: here._use_the_wait()
         self._last: Launched | None = None
-        self.while_waiting: Callable[[], None] | None = None  # called once a GPU has all of a round's steps to do
+        self.while_waiting: Callable[[], None] | None = None  # done while a GPU works off a round's steps
 
     # Who takes part -------------------------------------------------------------------------------------
 

@@ -45,7 +45,8 @@ class ModelSpec:
 
         Its initial weights depend on ``seed`` alone, and no global generator is moved.
         """
-        return copy.deepcopy(_initial(self.name, tuple(self.options.items()), tuple(shape), num_classes, seed))
+        options = tuple(self.options.items())
+        return copy.deepcopy(_initial(self.name, options, tuple(shape), num_classes, seed))
 
     def describe(self) -> dict[str, Any]:
         """The model as plain data for YAML or JSON: ``{"name": "mlp", "hidden": [64, 64]}``."""
