@@ -74,18 +74,20 @@ def classifier_inputs(features: Tensor, matrix: Tensor) -> Tensor:
 
 
 def fit_classifier(matrix: Tensor, inputs: Tensor, y: Tensor, batches: Iterable[Tensor], lr: float) -> Tensor:
-    """The matrix after plain SGD on cross-entropy, one step for each batch (row numbers of ``inputs``)."""
-    targets = F.one_hot(y, len(matrix)).to(inputs.dtype)
+    """The matrix after plain SGD on cross-entropy, one step for each batch (row numbers of ``inputs``).
+
+    Thousands of tiny steps, each waiting for the last: the CPU does them sooner than a GPU can be told of them.
+    """
+    inputs, fitted = inputs.cpu(), matrix.cpu()
+    targets = F.one_hot(y.cpu(), len(matrix)).to(inputs.dtype)
     for rows in batches:
         x = inputs[rows]
-        error = (x @ matrix.T).softmax(-1) - targets[rows]
-        matrix = torch.addmm(matrix, error.T, x, alpha=-lr / len(rows))
-    return matrix
+        error = (x @ fitted.T).softmax(-1) - targets[rows]
+        fitted = torch.addmm(fitted, error.T, x, alpha=-lr / len(rows))
+    return fitted.to(matrix.device)
 
 
-def shuffled_batches(
-    rng: np.random.Generator, rows: int, size: int, epochs: int, device: torch.device
-) -> Iterator[Tensor]:
+def shuffled_batches(rng: np.random.Generator, rows: int, size: int, epochs: int) -> Iterator[Tensor]:
     """Row numbers of each batch of several epochs, each shuffled anew; the last, shorter batch is kept."""
     for _ in range(epochs):
-        yield from torch.split(torch.from_numpy(rng.permutation(rows)).to(device), size)
+        yield from torch.split(torch.from_numpy(rng.permutation(rows)), size)

@@ -57,7 +57,7 @@ class CCVR(Method):
         matrix = classifier_matrix(classifier)
         inputs, y = classifier_inputs(torch.cat(drawn), matrix), torch.cat(labels)
         rng = task.generator("virtual feature batches")
-        batches = shuffled_batches(rng, len(y), task.batch_size, self.epochs, task.device)
+        batches = shuffled_batches(rng, len(y), task.batch_size, self.epochs)
         matrix = fit_classifier(matrix, inputs, y, batches, self.lr)
         width = task.network.head.features
         fitted = {k: matrix[:, width] if p.ndim == 1 else matrix[:, :width] for k, p in classifier.items()}

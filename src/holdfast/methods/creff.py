@@ -102,7 +102,7 @@ class CReFF(Method):
         inputs = classifier_inputs(features.flatten(0, 1), psi)
         labels = torch.arange(task.num_classes, device=task.device).repeat_interleave(self.features)
         rng = task.generator("federated feature batches", server.round)
-        batches = shuffled_batches(rng, len(labels), self.batch_size, self.epochs, task.device)
+        batches = shuffled_batches(rng, len(labels), self.batch_size, self.epochs)
         matrix = fit_classifier(classifier_matrix(fresh), inputs, labels, batches, self.lr)
         return {"features": features, "classifier": _like(fresh, matrix)}
 
