@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -93,3 +95,14 @@ def test_many_models_are_tested_as_each_alone(shared: str, together: int | None)
         right = logits_of(model, rounds).argmax(1) == TESTED
         assert one.accuracy == pytest.approx(right.mean())
         np.testing.assert_allclose(one.class_accuracy, by_group(right, TESTED, CLASSES))
+
+
+def test_on_a_gpu_as_many_samples_are_tested_at_once_as_fill_a_part_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = rounds_with().task
+    assert task.evaluation_batch == 128
+    for memory, expected in ((8 * 4 * 6 * 8 * 1000, 1000), (1, 128), (2**40, 2**14)):
+        monkeypatch.setattr("holdfast.methods.context.share_bytes", lambda _, memory=memory: memory)
+        on_gpu = replace(task, device=torch.device("cuda"))  # 6 values, the hidden layer's, 8 bytes each
+        assert on_gpu.evaluation_batch == expected

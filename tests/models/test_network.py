@@ -113,3 +113,15 @@ def test_layers_that_are_not_quite_torchs_usual_ones_do_as_in_torch(layer: nn.Mo
 def test_statistics_of_a_batch_norm_of_ones_own_are_not_dropped() -> None:
     with pytest.raises(HoldfastError, match="the batch norm '1' is one of your own"):
         Network(nn.Sequential(nn.Linear(3, 4), Doubled(4), nn.Linear(4, 2)), norm="drop")
+
+
+def test_where_a_network_is_widest_and_its_maps_are_smallest() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.MaxPool2d(4), nn.Conv2d(6, 8, 2), nn.BatchNorm2d(8),
+        nn.Flatten(), nn.Linear(8, 4),
+    )  # fmt: skip
+    network, x = Network(net), torch.zeros(2, 3, 8, 8)
+    assert network.most_values(x) == 6 * 8 * 8  # before pooling; an image has 3 * 8 * 8
+    assert network.smallest_map(x) == 1  # a 2 x 2 map by a 2 x 2 kernel
+    assert not any(module._forward_hooks for module in network.net.modules())
+    assert Network(nn.Linear(5, 4)).smallest_map(torch.zeros(1, 5)) is None

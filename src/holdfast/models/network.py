@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -198,17 +198,27 @@ class Network:
 
     def smallest_map(self, x: Tensor) -> int | None:
         """Values (pixels) of a channel that a sample of ``x`` brings to a BatchNorm, where they are fewest."""
+        found = self._watch(x, BatchNorm, lambda inputs, _: inputs[0][0, 0].numel())
+        return min(found, default=None)
+
+    def most_values(self, x: Tensor) -> int:
+        """Values that a sample of ``x`` is turned into where the network is widest."""
+        found = self._watch(x, nn.Module, lambda _, out: out[0].numel() if isinstance(out, Tensor) else 0)
+        return max(found)
+
+    def _watch(self, x: Tensor, kind: type[nn.Module], look: Callable[[Any, Any], int]) -> list[int]:
+        """What is seen of the inputs and the output of every module of a kind, in one forward pass of ``x``."""
         found: list[int] = []
-        norms = [module for module in self.net.modules() if isinstance(module, BatchNorm)]
         hooks = [
-            m.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0][0, 0].numel()))
-            for m in norms
+            module.register_forward_hook(lambda _, inputs, output: found.append(look(inputs, output)))
+            for module in self.net.modules()
+            if isinstance(module, kind)
         ]
         with torch.no_grad():
             self.apply(self.params, self.buffers, x)
         for hook in hooks:
             hook.remove()
-        return min(found, default=None)
+        return found
 
     def arranged(self, x: Tensor) -> Tensor:
         """Inputs in the memory layout that is fastest here: channels last for convolutions on a CPU."""
