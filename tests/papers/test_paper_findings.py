@@ -6,7 +6,7 @@ from paper_entries import entry
 
 from holdfast.papers.cells import plan
 from holdfast.papers.cost import Estimates, available_data, images, lacking
-from holdfast.papers.findings import compare
+from holdfast.papers.findings import Finding, compare
 from holdfast.papers.measures import measure, summarise
 from holdfast.papers.published import load_tables
 from holdfast.papers.results import Results, _curves
@@ -193,3 +193,18 @@ def test_missing_data_is_said_by_cell(monkeypatch, tmp_path):
     told = {cell.column: lacking(cell, {"mnist", "usps", "svhn"}) for cell in cells}
     assert told["mixed-digits:c=2"] == "needs data: mnist-m"
     assert told["emnist:feature-skew"].startswith("needs EMNIST's digits together with their writers")
+
+
+@pytest.mark.parametrize(
+    ("kind", "published", "ours", "level", "sentence"),
+    [
+        ("lead", 2.0, 1.5, 0.25, "1.50 ahead (published 2.00), 0.25 above the published level: holds"),
+        ("lead", 2.0, -14.93, -3.0, "14.93 behind (published 2.00 ahead), 3.00 below the published level: falls short"),
+        ("lead", -1.0, -0.5, None, "0.50 behind (published 1.00): holds"),
+        ("speed-up", 9.1, 8.1, None, "8.1 times as fast (published 9.1): holds"),
+        ("speed-up", 2.3, 0.0, None, "never there (published 2.3): falls short"),
+    ],
+)  # fmt: skip
+def test_a_finding_is_a_sentence(kind, published, ours, level, sentence):
+    finding = Finding("cifar10", "FedKA", "FedAvg", "accuracy", kind, published, ours, level)
+    assert str(finding) == f"cifar10: FedKA over FedAvg in accuracy: {sentence}"

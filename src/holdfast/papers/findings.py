@@ -90,13 +90,19 @@ class Finding:
 
     def __str__(self) -> str:
         """One sentence."""
-        if self.kind == "speed-up":
-            lead = f"{self.ours:.1f} times faster (published {self.published:.1f})"
-        else:
-            lead = f"{self.ours:+.2f} ahead (published {self.published:+.2f})"
-        level = "" if self.level is None else f", {self.level:+.2f} against the published level"
+        lead = "never there" if not self.ours else f"{self.ours:.1f} times as fast"
+        published = f"{self.published:.1f}"
+        if self.kind == "lead":
+            lead = _apart(self.ours, "ahead", "behind")
+            published = _apart(self.published, "ahead", "behind").removesuffix(lead.partition(" ")[2]).strip()
+        level = "" if self.level is None else f", {_apart(self.level, 'above', 'below')} the published level"
         verdict = "holds" if self.holds else "falls short"
-        return f"{self.column}: {self.ahead} over {self.behind} in {self.measure}: {lead}{level}: {verdict}"
+        pair = f"{self.ahead} over {self.behind} in {self.measure}"
+        return f"{self.column}: {pair}: {lead} (published {published}){level}: {verdict}"
+
+
+def _apart(difference: float, over: str, under: str) -> str:
+    return f"{abs(difference):.2f} {over if difference >= 0 else under}"
 
 
 @dataclass(frozen=True)

@@ -137,11 +137,16 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Paper:
-    """A paper: ``own`` is the row of its method, ``baseline`` the row it is compared with."""
+    """A paper: ``own`` is the row of its method, ``baseline`` the row it is compared with.
+
+    ``in_short`` says in a few sentences what of it was found again.
+    """
 
     key: str
+    name: str  # of its method, for people
     title: str
     reference: str
+    in_short: str
     own: str
     baseline: str
     settings: Settings
@@ -182,8 +187,10 @@ def _read(key: str) -> list[Table]:
     content = yaml.safe_load(Path(__file__).with_name(f"{key}.yaml").read_text(encoding="utf-8"))
     paper = Paper(
         key=key,
+        name=content["rows"][content["own"]]["label"],
         title=content["title"],
         reference=content["reference"],
+        in_short=content["in_short"],
         own=content["own"],
         baseline=content["baseline"],
         settings=_settings(content["settings"]),

@@ -87,7 +87,9 @@ def _summary(
 def _heading(table: Table) -> str:
     if table.is_search:
         return "## Searches for what the papers do not say"
-    return f"## {table.paper.title}\n\n{table.paper.reference}."
+    paper = table.paper
+    title = paper.title if paper.title.startswith(paper.name) else f"{paper.name}: {paper.title}"
+    return f"## {title}\n\n{paper.reference}.\n\n{paper.in_short}"
 
 
 def _anchor(table: Table) -> str:
