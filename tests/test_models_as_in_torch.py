@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import holdfast as hf
 from holdfast.data.federation import Federation
+from holdfast.models.network import Network
 
 EPOCHS, ROUNDS, LR, MOMENTUM, DECAY = 3, 2, 0.05, 0.9, 1e-3
 VECTOR, SEQUENCE, IMAGE, VOLUME = (6,), (5, 4), (2, 8, 8), (1, 4, 4, 4)
@@ -254,3 +255,11 @@ def test_what_is_wrapped_around_a_module_is_taken_off(wrap):
     plain, wrapped = (trained(model, federation, "auto", batch_size=5).model for model in (net, wrap(net)))
     assert type(wrapped) is nn.Sequential
     assert_same(wrapped.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_of_any_model_it_is_known_how_wide_it_is(name):
+    shape, make, _ = MODELS[name]
+    network = Network(make())
+    assert network.most_values(torch.zeros(2, *shape)) >= network.head.features
+    assert not any(module._forward_hooks for module in network.net.modules())

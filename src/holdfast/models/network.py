@@ -203,8 +203,12 @@ class Network:
 
     def most_values(self, x: Tensor) -> int:
         """Values that a sample of ``x`` is turned into where the network is widest."""
-        found = self._watch(x, nn.Module, lambda _, out: out[0].numel() if isinstance(out, Tensor) else 0)
-        return max(found)
+
+        def largest(inputs: tuple[Any, ...], output: Any) -> int:
+            seen = (*inputs, *output) if isinstance(output, tuple) else (*inputs, output)
+            return max(tensor.numel() for tensor in (x, *seen) if isinstance(tensor, Tensor))
+
+        return max(self._watch(x, nn.Module, largest)) // len(x)
 
     def _watch(self, x: Tensor, kind: type[nn.Module], look: Callable[[Any, Any], int]) -> list[int]:
         """What is seen of the inputs and the output of every module of a kind, in one forward pass of ``x``."""
