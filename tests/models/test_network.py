@@ -125,3 +125,5 @@ def test_where_a_network_is_widest_and_its_maps_are_smallest() -> None:
     assert network.smallest_map(x) == 1  # a 2 x 2 map by a 2 x 2 kernel
     assert not any(module._forward_hooks for module in network.net.modules())
     assert Network(nn.Linear(5, 4)).smallest_map(torch.zeros(1, 5)) is None
+    scripted = nn.Sequential(torch.jit.script(nn.Linear(5, 9)), nn.Linear(9, 4))
+    assert Network(scripted).most_values(torch.zeros(1, 5)) == 9

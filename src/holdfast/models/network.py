@@ -217,6 +217,7 @@ class Network:
             module.register_forward_hook(lambda _, inputs, output: found.append(look(inputs, output)))
             for module in self.net.modules()
             if isinstance(module, kind)
+            and not isinstance(module, torch.jit.ScriptModule)  # which has no hooks
         ]
         with torch.no_grad():
             self.apply(self.params, self.buffers, x)
