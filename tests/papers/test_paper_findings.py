@@ -181,6 +181,8 @@ def test_estimates_follow_what_was_measured():
     assert measured.seconds(avg) == pytest.approx(60)
     assert measured.seconds(ntd) == pytest.approx(60)  # the same model with another method
     assert Estimates([entry(avg, [0.1]) | {"beside": 12}]).seconds(avg) == pytest.approx(5)
+    slower = entry(avg, [0.1]) | {"beside": 1, "seconds": 90.0}  # by an earlier version
+    assert Estimates([slower, entry(avg, [0.1]) | {"beside": 1}, slower]).seconds(avg) == pytest.approx(60)
     own = entry(avg, [0.1]) | {"beside": 1, "settings": {**avg.settings, "data": "own.npz"}}
     assert Estimates([own]).seconds(avg) == Estimates([]).seconds(avg)  # of how many samples?
 

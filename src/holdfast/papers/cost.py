@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from holdfast.data.mixed import DIGIT_DOMAINS
@@ -74,7 +73,8 @@ def images(settings: Mapping[str, Any]) -> float:
 
 
 class Estimates:
-    """Seconds on a GPU: by what runs with the same model took, else by `MICROSECONDS`."""
+    """Seconds on a GPU: by what the fastest run with the same model took, as later versions are faster; else by
+    `MICROSECONDS`."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.measured: dict[tuple[str, ...], list[float]] = {}
@@ -90,7 +90,7 @@ class Estimates:
         settings = cell.settings
         for key in _keys(settings):
             if key in self.measured:
-                return median(self.measured[key]) * images(settings)
+                return min(self.measured[key]) * images(settings)
         per_image = MICROSECONDS[str(settings["model"])] * 1e-6
         return ROUND_SECONDS * float(settings["rounds"]) + per_image * images(settings)
 
