@@ -366,7 +366,7 @@ class Training:
             while waiting:
                 keep(waiting.pop(), False)
 
-        loop.while_waiting = keep_last
+        loop.while_waiting(keep_last)
         try:
             for number in range(first, self.settings.rounds + 1):
                 launched = loop.launch(number)
@@ -380,7 +380,7 @@ class Training:
                 else:
                     keep(launched, False)
         finally:
-            loop.while_waiting = None  # it knows the loop, which must not keep itself alive
+            loop.while_waiting(None)  # it knows the loop, which must not keep itself alive
             keep_last()  # a round that went well is kept when the next one does not
 
     @property

@@ -73,7 +73,7 @@ def class_means(h: Array, y: NDArray[np.int64]) -> dict[int, Array]:
 
 
 class FedFAClient:
-    """One client-round of FedFA, step by step as METHODS' three steps."""
+    """One client-round of FedFA, by the three steps that it takes for every batch."""
 
     def __init__(self, method: FedFA, anchors: Array, k: int, t: int) -> None:
         self.method, self.anchors, self.k, self.t = method, anchors, k, t

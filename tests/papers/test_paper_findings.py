@@ -200,9 +200,9 @@ def test_missing_data_is_said_by_cell(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "published", "ours", "level", "sentence"),
     [
-        ("lead", 2.0, 1.5, 0.25, "1.50 ahead (published 2.00), 0.25 above the published level: holds"),
-        ("lead", 2.0, -14.93, -3.0, "14.93 behind (published 2.00 ahead), 3.00 below the published level: falls short"),
-        ("lead", -1.0, -0.5, None, "0.50 behind (published 1.00): holds"),
+        ("lead", 2.0, 1.5, 0.25, "1.50 ahead (published +2.00), 0.25 above the published level: holds"),
+        ("lead", 2.0, -14.93, -3.0, "14.93 behind (published +2.00), 3.00 below the published level: falls short"),
+        ("lead", -1.0, -0.5, None, "0.50 behind (published -1.00): holds"),
         ("speed-up", 9.1, 8.1, None, "8.1 times as fast (published 9.1): holds"),
         ("speed-up", 2.3, 0.0, None, "never there (published 2.3): falls short"),
     ],

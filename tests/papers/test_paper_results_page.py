@@ -31,7 +31,7 @@ def test_every_table_is_on_the_page_with_ours_beside_theirs(tmp_path):
     assert "40.14 · **41.00 ± 0.00**" in text
     assert "† the authors' code has a control variate" in text
     assert "77.04† · not run" in text
-    assert "14.00 ahead (published 12.47), 2.39 above the published level: holds" in text
+    assert "14.00 ahead (published +12.47), 2.39 above the published level: holds" in text
     assert "| [fedntd/table1-sharding](#fedntd-table1-sharding) |" in text
     assert re.search(r"table1-sharding\) \| .* \| 2 of 49 \| 1 of 2 \|", text)  # no less forgetting
 

@@ -57,7 +57,7 @@ def test_ours_are_printed_beside_theirs_with_the_finding(tmp_path):
     assert code == 0
     assert "54.00" in output
     assert "+1.39" in output
-    assert "12.00 ahead (published 12.47), 1.39 above the published level: holds" in output
+    assert "12.00 ahead (published +12.47), 1.39 above the published level: holds" in output
     code, output = reproduce(*chosen, "--status", "--json")
     (told,) = json.loads(output)
     assert told["findings"][0]["holds"] is True

@@ -112,9 +112,7 @@ class Loop:
         if isinstance(engine, Lanes):
             engine.upcoming = lambda round: here.upcoming(round)
             engine.meanwhile = lambda: here._test_last()
-            engine.before_waiting = lambda: here._use_the_wait()
         self._last: Launched | None = None
-        self.while_waiting: Callable[[], None] | None = None  # done while a GPU works off a round's steps
 
     # Who takes part -------------------------------------------------------------------------------------
 
@@ -228,6 +226,11 @@ class Loop:
         self._last = Launched(record, begin_test, time.perf_counter() - began, examined)
         return self._last
 
+    def while_waiting(self, work: Callable[[], None] | None) -> None:
+        """Have something done in every round while a GPU works off its steps; None for nothing more."""
+        if isinstance(self.engine, Lanes):
+            self.engine.before_waiting = work
+
     def settle(self, launched: Launched) -> dict[str, Any]:
         """The record of a round, when its tests are done."""
         began = time.perf_counter()
@@ -335,10 +338,6 @@ class Loop:
         """Have the last round's model tested now, if it is not yet."""
         if self._last is not None:
             self._last.test()
-
-    def _use_the_wait(self) -> None:
-        if self.while_waiting is not None:
-            self.while_waiting()
 
     def _begin_test(self, test: TestSet, server: Server) -> Testing:
         method = self.method

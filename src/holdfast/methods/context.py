@@ -18,9 +18,8 @@ from holdfast.random import generator
 if TYPE_CHECKING:
     from holdfast.methods.base import Tensors, Tree
 
-TEST_SHARE = 8  # one part in so many of a GPU's memory is what a test may fill
-TEST_MOST = 1 << 14  # samples: more at once are no faster
-TEST_COPIES = 4  # of a network's widest layer that it holds at a time: before, after, and as kernels want it
+TEST_PART = 32  # one part in so many of a GPU's memory is what a test's widest layer may fill: several are held at once
+TEST_MOST = 1 << 14  # samples, which keep a GPU busy
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +57,8 @@ class Task:
         """Samples forwarded at once in tests: many keep a GPU busy, few stay in a CPU's cache."""
         if self.device.type != "cuda":
             return 128
-        sample = TEST_COPIES * self.network.most_values(self.lowest) * self.lowest.element_size()
-        return min(max(128, share_bytes(self.device) // TEST_SHARE // sample), TEST_MOST)
+        sample = self.network.most_values(self.lowest) * self.lowest.element_size()
+        return min(max(128, share_bytes(self.device) // TEST_PART // sample), TEST_MOST)
 
     def scalar(self, value: float) -> Tensor:
         """A number as a tensor, to be carried or sent."""

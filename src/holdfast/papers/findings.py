@@ -90,11 +90,11 @@ class Finding:
 
     def __str__(self) -> str:
         """One sentence."""
-        lead = "never there" if not self.ours else f"{self.ours:.1f} times as fast"
-        published = f"{self.published:.1f}"
-        if self.kind == "lead":
-            lead = _apart(self.ours, "ahead", "behind")
-            published = _apart(self.published, "ahead", "behind").removesuffix(lead.partition(" ")[2]).strip()
+        if self.kind == "speed-up":
+            lead = f"{self.ours:.1f} times as fast" if self.ours else "never there"
+            published = f"{self.published:.1f}"
+        else:
+            lead, published = _apart(self.ours, "ahead", "behind"), f"{self.published:+.2f}"
         level = "" if self.level is None else f", {_apart(self.level, 'above', 'below')} the published level"
         verdict = "holds" if self.holds else "falls short"
         pair = f"{self.ahead} over {self.behind} in {self.measure}"
