@@ -335,19 +335,25 @@ def test_losses_and_steps_are_counted(lanes):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_descent(momentum):
+@pytest.mark.parametrize("pull", [0.0, 0.3])
+def test_descent(momentum, pull):
     from holdfast.engine.optim import sgd_
     from holdfast.kernels.conv import filters
 
     shapes = [(2, 20_000), (2, 5, 7), (2, 64, 32, 3, 3), *((2, 3 + i) for i in range(20))]
-    w, g, v = ([torch.randn(shape, device=DEVICE) for shape in shapes] for _ in range(3))
-    w[2], v[2] = (filters(shapes[2], t.device).copy_(t) for t in (w[2], v[2]))  # its gradient lies otherwise
+    w, g, v, sent = ([torch.randn(shape, device=DEVICE) for shape in shapes] for _ in range(4))
+    # its gradient lies otherwise
+    w[2], v[2], sent[2] = (filters(shapes[2], t.device).copy_(t) for t in (w[2], v[2], sent[2]))
+    sent = [of_all[0] for of_all in sent]
     expected = []
-    for weight, slope, moving in zip(w, g, v, strict=True):
+    for weight, slope, moving, there in zip(w, g, v, sent, strict=True):
         step = slope.double() + 0.01 * weight.double() + momentum * moving.double()
+        step += pull * (weight.double() - there)
         expected.append((weight.double() - 0.1 * step, step))
     lr = torch.tensor(0.1, device=DEVICE)
-    sgd_(w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True)
+    sgd_(
+        w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True, pull=pull, sent=sent
+    )  # fmt: skip
     for i, (weight, step) in enumerate(expected):
         assert relative(w[i], weight) < 1e-6
         assert relative(v[i], step) < 1e-6 or not momentum

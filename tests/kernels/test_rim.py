@@ -3,23 +3,28 @@
 import pytest
 import torch
 
-from holdfast.kernels.rim import begin_gradient, left_after, scale_rims_, written
+from holdfast.kernels.rim import begin_gradient, move_rims_, moved_by, written
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_decay_of_many_steps(momentum):
-    w, moving = 1.0, 0.0
+@pytest.mark.parametrize("pull", [0.0, 0.7])
+def test_many_steps_at_once(momentum, pull):
+    w, moving, sent = 1.0, 0.0, 3.0
     for steps in range(1, 40):
-        moving = momentum * moving + 0.2 * w
+        moving = momentum * moving + 0.2 * w + pull * (w - sent)
         w = w - 0.1 * moving
-        assert left_after(steps, 0.1, momentum, 0.2) == pytest.approx(w, rel=1e-12)
+        own, drawn = moved_by(steps, 0.1, momentum, 0.2, pull)
+        assert own * 1.0 + drawn * sent == pytest.approx(w, rel=1e-12)
 
 
-def test_rims_are_scaled_lane_by_lane():
-    w = torch.ones(2, 3, 4, 3, 3)
-    scale_rims_(w, range(1, 3), torch.tensor([1.0, 0.5], dtype=torch.float64))
+def test_rims_are_moved_lane_by_lane():
+    w, sent = torch.ones(3, 3, 4, 3, 3), torch.full((3, 4, 3, 3), 2.0)
+    move_rims_(w, range(1, 3), [(1.0, 0.0), (0.5, 0.0), (0.5, 0.25)], sent)
     assert torch.equal(w[0], torch.ones_like(w[0]))
     assert torch.equal(w[1], torch.tensor([[0.5, 0.5, 0.5], [0.5, 1, 1], [0.5, 1, 1]]).expand_as(w[1]))
+    assert torch.equal(w[2], torch.ones_like(w[2]))  # 0.5 + 0.25 * 2
+    move_rims_(w, range(1, 3), [(1.0, 1.0)] * 3, sent)
+    assert torch.equal(w[2, 0, 0], torch.tensor([[3.0, 3, 3], [3, 1, 1], [3, 1, 1]]))
 
 
 @pytest.mark.parametrize("unread", [False, True])

@@ -64,13 +64,16 @@ def test_fedavg() -> None:
         assert_round_equal(got, local, w)
 
 
-def test_fedprox() -> None:
+@pytest.mark.parametrize("most", [None, 0.3])
+def test_fedprox(most: float | None) -> None:
     mu, w = 0.7, initial_weights()
-    for t, got in enumerate(run(FedProx(mu=mu)).rounds, start=1):
+    for t, got in enumerate(run(FedProx(mu=mu), max_grad_norm=most).rounds, start=1):
         start = w
 
         def gradient(now: Weights, step: Step, start: Weights = start) -> Weights:
-            return combine((1, ce_gradient(now, step)), (mu, now), (-mu, start))
+            whole = combine((1, ce_gradient(now, step)), (mu, now), (-mu, start))
+            scale = 1.0 if most is None else min(1.0, most / (np.sqrt(dot(whole, whole)) + 1e-6))
+            return combine((scale, whole))
 
         local = [descend(w, steps_of(k, t), gradient, lr_at(t)) for k in CLIENTS]
         w = weighted(local)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from holdfast.engine.local import teacher_outputs
-from holdfast.engine.optim import clip_scale
+from holdfast.engine.optim import clip, pulled
 from holdfast.engine.sequential import split_extra
 from holdfast.engine.settings import Settings
 from holdfast.engine.trees import changes
@@ -75,8 +75,9 @@ class Lane:
         if method.overrides("edit_gradient"):
             grads = method.edit_gradient(grads, carry, Local(params, self.sent))
         if settings.max_grad_norm is not None:
-            scale = clip_scale(list(grads.values()), settings.max_grad_norm)
-            grads = {k: g * scale for k, g in grads.items()}
+            weights, slopes, sent = ([tensors[k] for k in params] for tensors in (params, grads, self.sent))
+            clipped = clip(pulled(weights, slopes, sent, method.pull()), settings.max_grad_norm)
+            grads = dict(zip(params, clipped, strict=True))
         return grads, loss, features, logits, fresh
 
     def _task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:

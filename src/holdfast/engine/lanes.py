@@ -26,6 +26,7 @@ from holdfast.engine.local import (
     Result,
     Started,
     learning_rates,
+    pull_of,
 )
 from holdfast.engine.optim import sgd_
 from holdfast.engine.programs import Programs
@@ -40,7 +41,7 @@ from holdfast.engine.trees import (
     where,
     write_lanes,
 )
-from holdfast.kernels.rim import Rims, Written, left_after, scale_rims_, written
+from holdfast.kernels.rim import Rims, Written, move_rims_, moved_by, written
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Task
 
@@ -64,6 +65,7 @@ class Lanes:
         samples clients have."""
         self.method, self.task, self.data, self.settings = method, task, data, settings
         self.side = LocalSide(method, task, data, settings)
+        self.pull = pull_of(method, settings)
         self.lanes, self.width = lanes, width
         self.group = lanes
         self.graphs = task.device.type == "cuda"
@@ -74,9 +76,9 @@ class Lanes:
         self.before_waiting: Callable[[], None] | None = None  # what can be done until it has finished
         self.ahead: Layout | None = None  # of the next round, made while the GPU was at work
         self.programs = Programs(self.graphs)
-        self.sent: Tensors = {k: v.detach().clone() for k, v in task.network.params.items()}
-        self.params = {k: self._stacked(v) for k, v in task.network.params.items()}
-        self.buffers = {k: self._stacked(v) for k, v in task.network.buffers.items()}
+        self.sent = {k: self._stacked(v, 1)[0].copy_(v) for k, v in task.network.params.items()}
+        self.params = {k: self._stacked(v, lanes) for k, v in task.network.params.items()}
+        self.buffers = {k: self._stacked(v, lanes) for k, v in task.network.buffers.items()}
         self.frozen_buffers = {k: v.clone() for k, v in self.buffers.items()}  # as each client started
         self.momentum = {k: torch.zeros_like(v) for k, v in self.params.items()} if settings.momentum else {}
         self.loss = torch.zeros(lanes, dtype=task.dtype, device=task.device)
@@ -96,13 +98,13 @@ class Lanes:
         cohort = settings.sample or sizes.shape[1]
         self.rows = int(np.sort(sizes.max(0))[-cohort:].sum())  # one for each sample
 
-    def _stacked(self, value: Tensor) -> Tensor:
-        """Room for such a tensor in every lane."""
+    def _stacked(self, value: Tensor, lanes: int) -> Tensor:
+        """Room for such a tensor in so many lanes."""
         if value.dim() == 4 and self.task.network.uses_kernels:
             from holdfast.kernels.conv import filters
 
-            return filters((self.lanes, *value.shape), value.device)
-        return torch.empty((self.lanes, *value.shape), dtype=value.dtype, device=value.device)
+            return filters((lanes, *value.shape), value.device)
+        return torch.empty((lanes, *value.shape), dtype=value.dtype, device=value.device)
 
     # A round --------------------------------------------------------------------------------------------
 
@@ -236,7 +238,9 @@ class Lanes:
             if weights is not started.client.sent and name not in self.teachers:
                 self.programs.forget()
                 sent, whole = {**self.frozen_buffers, **self.sent}, {**started.client.buffers, **weights}
-                self.teachers[name] = {k: self._stacked(v).copy_(sent[k]) for k, v in whole.items()}
+                self.teachers[name] = {
+                    k: self._stacked(v, self.lanes).copy_(sent[k]) for k, v in whole.items()
+                }
         for name, values in started.tables.items():
             held, need = self.tables.get(name), leg.row + len(values)
             if held is None or len(held) < need:
@@ -251,7 +255,7 @@ class Lanes:
         """The results of the clients that have just had their last step."""
         if not legs:
             return
-        self._decay_rims(legs, lr)
+        self._move_rims(legs, lr)
         sums = torch.stack(
             [v.sum(tuple(range(1, v.dim()))) if v.dim() > 1 else v for v in self.params.values()]
         ).sum(0)
@@ -266,15 +270,15 @@ class Lanes:
             loss = losses[lane] / leg.steps
             yield self.side.finish(leg.started, params, buffers, momentum, carry, loss, finite[lane])
 
-    def _decay_rims(self, legs: Sequence[Leg], lr: float) -> None:
+    def _move_rims(self, legs: Sequence[Leg], lr: float) -> None:
         """Make of the weights that rested what all the steps of these clients would have made of them."""
         if not self.rims:
             return
-        left = torch.ones(self.lanes, dtype=torch.float64)
+        settings, moved = self.settings, [(1.0, 0.0)] * self.lanes
         for leg in legs:
-            left[leg.lane] = left_after(leg.steps, lr, self.settings.momentum, self.settings.weight_decay)
+            moved[leg.lane] = moved_by(leg.steps, lr, settings.momentum, settings.weight_decay, self.pull)
         for name, taps in self.rims.items():
-            scale_rims_(self.params[name], taps, left)
+            move_rims_(self.params[name], taps, moved, self.sent[name])
 
     # A step ---------------------------------------------------------------------------------------------
 
@@ -323,6 +327,8 @@ class Lanes:
                 weight_decay=settings.weight_decay,
                 kernels=self.task.network.uses_kernels,
                 taps=[rims.get(k) for k in params] if rims else None,
+                pull=self.pull,
+                sent=[self.sent[k] for k in params],
             )
             if method.overrides("after_step"):
                 new, kept = vmap(self.lane.after_step)(params, features, logits, carry, *lanes)

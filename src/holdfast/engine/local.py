@@ -129,6 +129,11 @@ def learning_rates(method: Method, epoch: int, lr: float, task: Task) -> list[fl
     return [lr if rate is None else rate for rate in own]
 
 
+def pull_of(method: Method, settings: Settings) -> float:
+    """The pull that steps add to the gradients they get: none where gradients are clipped, which then have it."""
+    return method.pull() if settings.max_grad_norm is None else 0.0
+
+
 def stay_home(method: Method, task: Task) -> frozenset[str]:
     """Parameters and buffers that a method does not exchange; a layer's statistics stay where its parameters do."""
     network = task.network

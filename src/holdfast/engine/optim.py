@@ -18,8 +18,12 @@ def sgd_(
     weight_decay: float,
     kernels: bool = False,
     taps: Sequence[range | None] | None = None,
+    pull: float = 0.0,
+    sent: Sequence[Tensor] = (),
 ) -> None:
-    """v <- momentum v + (g + weight_decay w);  w <- w - lr v.  ``buffers`` (v) may be empty without momentum.
+    """v <- momentum v + (g + pull (w - sent) + weight_decay w);  w <- w - lr v.
+
+    ``buffers`` (v) may be empty without momentum, and ``sent`` without a pull.
 
     One fused pass over memory; the kernel is the one behind ``torch.optim.SGD(fused=True)``. On a GPU it takes a
     learning rate that lies there only in float32, so float64 goes another way. With ``kernels`` it is a kernel of
@@ -31,11 +35,14 @@ def sgd_(
     if kernels and isinstance(lr, Tensor):
         from holdfast.kernels.descend import descend_, serves
 
-        if serves(params, [*grads, *buffers]):
+        if serves(params, [*grads, *buffers], sent):
             still = [None] * len(params)
-            descend_(params, grads, buffers if momentum else [], lr, momentum, weight_decay, taps or still)
+            descend_(
+                params, grads, buffers if momentum else [], lr, momentum, weight_decay, taps or still, pull, sent
+            )  # fmt: skip
             return
     assert taps is None, "only a kernel of ours lets parts of a tensor rest"
+    grads = pulled(params, grads, sent, pull)
     if isinstance(lr, Tensor) and (lr.dim() > 0 or lr.dtype == torch.float64):
         for i, (w, g) in enumerate(zip(params, grads, strict=True)):
             step = g.add(w, alpha=weight_decay)
@@ -64,7 +71,17 @@ def _lying_as(w: Tensor, g: Tensor) -> Tensor:
     return g if g.stride() == w.stride() else torch.empty_like(w).copy_(g)
 
 
-def clip_scale(grads: Sequence[Tensor], max_norm: float) -> Tensor:
-    """The factor that brings a gradient of larger 2-norm down to ``max_norm``."""
+def pulled(
+    params: Sequence[Tensor], grads: Sequence[Tensor], sent: Sequence[Tensor], pull: float
+) -> list[Tensor]:
+    """Gradients with that of a pull towards what was ``sent``."""
+    if pull == 0:
+        return list(grads)
+    return [g + pull * (w - s) for w, g, s in zip(params, grads, sent, strict=True)]
+
+
+def clip(grads: Sequence[Tensor], max_norm: float) -> list[Tensor]:
+    """A gradient of larger 2-norm brought down to ``max_norm``."""
     norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt()
-    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return [g * scale for g in grads]

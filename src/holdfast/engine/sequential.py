@@ -15,10 +15,11 @@ from holdfast.engine.local import (
     Result,
     Started,
     learning_rates,
+    pull_of,
     teacher_outputs,
 )
 from holdfast.engine.memory import keep_freed_memory
-from holdfast.engine.optim import clip_scale, sgd_
+from holdfast.engine.optim import clip, pulled, sgd_
 from holdfast.engine.settings import Settings
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import Task
@@ -34,7 +35,7 @@ class Sequential:
     def __init__(self, method: Method, task: Task, data: DeviceData, settings: Settings) -> None:
         self.method, self.task, self.settings = method, task, settings
         self.side = LocalSide(method, task, data, settings)
-        self.data = data
+        self.data, self.pull = data, pull_of(method, settings)
         self.net = task.network.net
         if task.network.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -131,17 +132,21 @@ class Sequential:
             if method.overrides("edit_gradient"):
                 edited = method.edit_gradient(dict(zip(self.params, grads, strict=True)), carry, local)
                 grads, idle = [edited[name] for name in self.params], []
+            there: list[Tensor] = []
+            if method.overrides("pull"):
+                there, idle = [sent[name] for name in self.params], []
             if settings.max_grad_norm is not None:
-                scale = clip_scale(grads, settings.max_grad_norm)
-                grads = [g * scale for g in grads]
-            self._descend(grads, idle, batch, lr)
+                grads = clip(pulled(self.param_list, grads, there, method.pull()), settings.max_grad_norm)
+            self._descend(grads, idle, batch, there, lr)
             if method.overrides("after_step"):
                 out = Output(out.features.detach(), out.logits.detach())
                 params, carry = method.after_step(self.params, out, batch, carry)
                 self._assign(params)
         return loss.detach(), carry
 
-    def _descend(self, grads: Sequence[Tensor], idle: Collection[int], batch: Batch, lr: float) -> None:
+    def _descend(
+        self, grads: Sequence[Tensor], idle: Collection[int], batch: Batch, sent: Sequence[Tensor], lr: float
+    ) -> None:
         """A step of all parameters but the ``idle`` ones, which rest, as with torch's optimisers."""
         awake = [i for i in self.everyone if i not in idle] if idle else self.everyone
         members: dict[float, list[int]] = {lr: awake}
@@ -158,6 +163,8 @@ class Sequential:
                 lr=rate,
                 momentum=self.settings.momentum,
                 weight_decay=self.settings.weight_decay,
+                pull=self.pull,
+                sent=[sent[i] for i in chosen] if sent else [],
             )
 
     def _whole_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:

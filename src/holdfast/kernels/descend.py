@@ -16,15 +16,16 @@ _TAKES_TUPLES = tuple(int(part) for part in triton.__version__.split(".")[:2]) >
 
 @triton.jit
 def _descend(
-    ws, gs, vs, lr, lr_lane, momentum, weight_decay,
+    ws, gs, vs, ss, lr, lr_lane, momentum, weight_decay, pull,
     SIZES: tl.constexpr, FIRSTS: tl.constexpr, WITHIN: tl.constexpr, RUNS: tl.constexpr, LENGTHS: tl.constexpr,
     APART: tl.constexpr, BEGIN: tl.constexpr, FILTERS: tl.constexpr, RATED: tl.constexpr, HAS_MOMENTUM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PULLED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """v <- momentum v + (g + weight_decay w);  w <- w - lr v.  Tensor i of a lane has the programs from FIRSTS[i].
+    """v <- momentum v + (g + pull (w - s) + weight_decay w);  w <- w - lr v.  All lanes have the same s.
 
-    With RATED each tensor of each lane has its own lr, and rests where that is 0. A tensor has WITHIN[i] values beside
-    those that always rest; of each of its filters they lie in RUNS[i] runs.
+    Tensor i of a lane has the programs from FIRSTS[i]. With RATED each tensor of each lane has its own lr, and rests
+    where that is 0. A tensor has WITHIN[i] values beside those that always rest; of each of its filters they lie in
+    RUNS[i] runs.
     """
     program = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
@@ -39,19 +40,28 @@ def _descend(
             if WITHIN[i] < SIZES[i]:
                 run = at // LENGTHS[i]
                 at = run // RUNS[i] * FILTERS[i] + BEGIN[i] + run % RUNS[i] * APART[i] + at % LENGTHS[i]
+            shared = at
             at += lane * SIZES[i]
             weight = tl.load(ws[i] + at, mask=real)
-            step = tl.load(gs[i] + at, mask=real) + weight_decay * weight
+            step = tl.load(gs[i] + at, mask=real)
+            if PULLED:
+                step += pull * (weight - tl.load(ss[i] + shared, mask=real))
+            step += weight_decay * weight
             if HAS_MOMENTUM:
                 step += momentum * tl.load(vs[i] + at, mask=real)
                 tl.store(vs[i] + at, step, mask=real)
             tl.store(ws[i] + at, weight - rate * step, mask=real)
 
 
-def serves(ws: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether parameters lie lane after lane without gaps, and each gradient and momentum as its parameter does."""
-    return _TAKES_TUPLES and all(
-        other.stride() == w.stride() and _in_one_piece(w) for w, other in zip(cycle(ws), others, strict=False)
+def serves(ws: Sequence[Tensor], others: Sequence[Tensor], sent: Sequence[Tensor] = ()) -> bool:
+    """Whether parameters lie lane after lane without gaps, and each gradient and momentum as its parameter does, and
+    what was ``sent`` as a lane of it."""
+    return (
+        _TAKES_TUPLES
+        and all(
+            o.stride() == w.stride() and _in_one_piece(w) for w, o in zip(cycle(ws), others, strict=False)
+        )
+        and all(s.stride() == w.stride()[1:] for w, s in zip(ws, sent, strict=False))
     )
 
 
@@ -62,24 +72,25 @@ def _in_one_piece(w: Tensor) -> bool:
 
 def descend_(
     ws: Sequence[Tensor], gs: Sequence[Tensor], vs: Sequence[Tensor], lr: Tensor, momentum: float, weight_decay: float,
-    taps: Sequence[range | None],
+    taps: Sequence[range | None], pull: float = 0.0, sent: Sequence[Tensor] = (),
 ) -> None:  # fmt: skip
-    """The step, in place, for tensors ``[L, ...]``; ``vs`` may be empty.
+    """The step, in place, for tensors ``[L, ...]``; ``vs`` may be empty, and ``sent`` [...] without a ``pull``.
 
     ``lr`` lies on the device in float32: a scalar, or ``[L, tensors]``, where at rate 0 momentum rests too. Of filters
     that have ``taps``, all but those rows and columns rests.
     """
     rated = lr.dim() > 0
     for first in range(0, len(ws), _TOGETHER):
-        w, g, v = (tuple(tensors[first : first + _TOGETHER]) for tensors in (ws, gs, vs))
+        w, g, v, s = (tuple(tensors[first : first + _TOGETHER]) for tensors in (ws, gs, vs, sent))
         sizes = tuple(tensor[0].numel() for tensor in w)
         parts = [_part(*both) for both in zip(w, taps[first : first + _TOGETHER], strict=True)]
         within, runs, lengths, apart, begin, filters = zip(*parts, strict=True)
         firsts = tuple(accumulate((triton.cdiv(size, _BLOCK) for size in within), initial=0))
         _descend[(firsts[-1], len(w[0]))](
-            w, g, v or w, lr[:, first:] if rated else lr, lr.stride(0) if rated else 0, momentum, weight_decay,
+            w, g, v or w, s or w, lr[:, first:] if rated else lr, lr.stride(0) if rated else 0, momentum, weight_decay,
+            pull,
             SIZES=sizes, FIRSTS=firsts, WITHIN=within, RUNS=runs, LENGTHS=lengths, APART=apart, BEGIN=begin,
-            FILTERS=filters, RATED=rated, HAS_MOMENTUM=bool(v), BLOCK=_BLOCK, num_warps=8,
+            FILTERS=filters, RATED=rated, HAS_MOMENTUM=bool(v), PULLED=pull != 0, BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
 
 

@@ -1,16 +1,17 @@
 """The rim of a convolution's kernel, which around small images meets padding alone and so has no gradient.
 
-On images of 32 x 32 it has 62 % of a ResNet-18's weights. Weight decay is all that happens to them in a client's steps,
-so where nobody looks at them meanwhile they rest, and decay once for all the steps.
+On images of 32 x 32 it has 62 % of a ResNet-18's weights. Weight decay, and a pull towards what was sent, are all that
+happens to them in a client's steps, so where nobody looks at them meanwhile they rest, and move once for all the steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 Rims = dict[str, range]
@@ -54,15 +55,25 @@ def begin_gradient(dw: Tensor, taps: range) -> None:
         dw.zero_()
 
 
-def scale_rims_(w: Tensor, taps: range, left: Tensor) -> None:
-    """Multiply the rims of filters ``w`` [L, O, C, R, S] by what is ``left`` of them, ``[L]`` on the CPU."""
-    factor = left.to(w.dtype).view(-1, 1, 1, 1, 1).repeat(1, 1, 1, *w.shape[3:])
-    factor[..., taps.start : taps.stop, taps.start : taps.stop] = 1
+def move_rims_(w: Tensor, taps: range, moved: Sequence[tuple[float, float]], sent: Tensor) -> None:
+    """Make of the rims of filters ``w`` [L, O, C, R, S] so much of themselves, and of what was ``sent`` [O, C, R, S]:
+    two factors for each lane."""
+    factors = (
+        torch.tensor(moved, dtype=w.dtype).T[..., None, None, None, None].repeat(1, 1, 1, 1, *w.shape[3:])
+    )
+    for factor, within in zip(factors, (1, 0), strict=True):
+        factor[..., taps.start : taps.stop, taps.start : taps.stop] = within
     on_gpu = w.device.type == "cuda"  # from pinned memory, so that nobody waits for the copy
-    w.mul_((factor.pin_memory() if on_gpu else factor).to(w.device, non_blocking=True))
+    own, drawn = (factors.pin_memory() if on_gpu else factors).to(w.device, non_blocking=True)
+    w.mul_(own)
+    if any(share for _, share in moved):
+        w.addcmul_(drawn, sent)
 
 
-def left_after(steps: int, lr: float, momentum: float, decay: float) -> float:
-    """What is left of a weight after v <- momentum v + decay w; w <- w - lr v, done ``steps`` times from v = 0."""
-    step = np.array([[1 - lr * decay, -lr * momentum], [decay, momentum]])
-    return float(np.linalg.matrix_power(step, steps)[0, 0])
+def moved_by(steps: int, lr: float, momentum: float, decay: float, pull: float) -> tuple[float, float]:
+    """What a weight w is of itself and of s after v <- momentum v + decay w + pull (w - s); w <- w - lr v, done
+    ``steps`` times from v = 0."""
+    force = np.array([decay + pull, momentum, -pull])  # the new v, of (w, v, s)
+    step = np.array([[1, 0, 0] - lr * force, force, [0, 0, 1]])
+    own, _, drawn = np.linalg.matrix_power(step, steps)[0]
+    return float(own), float(drawn)

@@ -7,7 +7,8 @@ One round, with the hooks in the order in which they are called::
     down, down_to       --- payload, w ------>  start                where training starts (default: w)
                                                 begin                what the client carries through its steps
                                                 tables, teachers     what it looks up for each sample
-                                                +-- each step: task_loss + loss -> edit_gradient -> SGD -> after_step
+                                                +-- each step: task_loss + loss -> edit_gradient, pull
+                                                |              -> SGD -> after_step
                                                 +-- each epoch: after_epoch
     aggregate, update   <-- share, sums ------  share, finish        what it sends, what it remembers
     refine                                      (server-side learning: public data, ensembles, calibration)
@@ -15,8 +16,8 @@ One round, with the hooks in the order in which they are called::
 Hooks inside the step (``task_loss``, ``loss``, ``edit_gradient``, ``after_step``, ``after_epoch``)
 run for many clients at once under ``torch.func.vmap`` and inside CUDA graphs: no branch on a tensor's value,
 no in-place change of an argument, static shapes; what may be absent is a mask. All other hooks run for one
-client, or once on the server, as ordinary PyTorch code; ``rate`` is asked for an epoch, in plain numbers, and holds
-for all clients alike.
+client, or once on the server, as ordinary PyTorch code; ``pull`` and ``rate``, which is asked for an epoch, are plain
+numbers and hold for all clients alike.
 
 Everything that travels or is remembered is a dictionary of tensors, nested where that reads better. What
 clients upload besides their weights is **summed** over clients before a method sees it, so that a client is
@@ -202,6 +203,10 @@ class Method:
     def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
         """The gradient the optimiser gets; terms on the weights alone go here, as their gradient."""
         return grads
+
+    def pull(self) -> float:
+        """μ, where every weight is pulled towards the one that was sent: μ (w - w^{t-1}) is added to its gradient."""
+        return 0.0
 
     def rate(self, name: str, epoch: int, lr: float, task: Task) -> float | None:
         """This parameter's own learning rate in this local epoch, from 0: None for the usual one, 0 where it rests."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holdfast.methods.base import Local, Method, Tensors, Tree
+from holdfast.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,6 @@ class FedProx(Method):
         """μ is a strength."""
         self.require(mu=(self.mu >= 0, "at least 0"))
 
-    def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
+    def pull(self) -> float:
         """The proximal term's gradient is μ (w - w^{t-1})."""
-        if self.mu == 0:
-            return grads
-        return {k: g + self.mu * (local.params[k] - local.sent[k]) for k, g in grads.items()}
+        return self.mu

@@ -30,7 +30,7 @@ EXCLUSIVE = {
 }
 """Hooks that only one part of a stack may have, and what having it means."""
 
-WITHIN_A_STEP = ("task_loss", "loss", "edit_gradient", "rate", "after_step")
+WITHIN_A_STEP = ("task_loss", "loss", "edit_gradient", "pull", "rate", "after_step")
 """Hooks that are not called where a part replaces the whole step."""
 
 
@@ -197,6 +197,10 @@ class Stack(Method):
         for part in self.parts:
             grads = part.edit_gradient(grads, carry.get(part.name, {}), local)
         return grads
+
+    def pull(self) -> float:
+        """All pulls together."""
+        return sum(part.pull() for part in self.parts)
 
     def rate(self, name: str, epoch: int, lr: float, task: Task) -> float | None:  # noqa: D102
         return self._owner("rate").rate(name, epoch, lr, task)
