@@ -1,6 +1,7 @@
 """Batch normalisation and the ReLU behind it over images that lie channels last, and their gradients.
 
-Each is two passes: sums over splits of a lane's rows (a row is one pixel of one image), then what follows from them.
+Each is two passes: sums over splits of a lane's rows (a row is one pixel of one image), then what follows from them;
+or one, where a program can hold all rows of some channels.
 """
 
 from __future__ import annotations
@@ -18,6 +19,18 @@ from holdfast.kernels.function import Gradient, apply, as_lane, in_lanes
 
 _BLOCK = 4096  # values held at a time
 _SPLITS = 32  # of a lane's rows, at most
+_WHOLE = 8192  # values held at a time by a program that has all rows, at most
+_SECTOR = 8  # neighbouring values are read together, so it has as many channels at least
+_LINE = 32  # and at most these, so that there are many such programs
+
+
+@triton.jit
+def _counting(mask, lane, batch, pixels, r, inside, MASKED: tl.constexpr):
+    """1 for each of some rows of a lane, 0 for those that are padding or not inside."""
+    counting = inside.to(tl.float32)
+    if MASKED:
+        counting = tl.load(mask + lane * batch + r // pixels, mask=inside, other=0.0)
+    return counting
 
 
 @triton.jit
@@ -61,14 +74,31 @@ def _moments(
         value = tl.where(
             real, tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0) - near[None, :], 0.0
         )
-        weight = inside.to(tl.float32)
-        if MASKED:
-            weight = tl.load(mask + lane * batch + (start + r) // pixels, mask=inside, other=0.0)
-        first += tl.sum(value * weight[:, None], 0)
-        second += tl.sum(value * value * weight[:, None], 0)
+        counting = _counting(mask, lane, batch, pixels, start + r, inside, MASKED)
+        first += tl.sum(value * counting[:, None], 0)
+        second += tl.sum(value * value * counting[:, None], 0)
     at = (split * lanes + lane) * 2 * C + c
     tl.store(parts + at, first, mask=own)
     tl.store(parts + at + C, second, mask=own)
+
+
+@triton.jit
+def _keep(
+    middle, var, spread, count, momentum, old_mean, old_var, old_count, mean, scale, new_mean, new_var, new_count,
+    lane, c, own, C: tl.constexpr, TRACKS: tl.constexpr,
+):  # fmt: skip
+    """Store the statistics of some channels and, with TRACKS, the running ones after them."""
+    at = lane * C + c
+    tl.store(mean + at, middle, mask=own)
+    tl.store(scale + at, spread, mask=own)
+    if TRACKS:
+        before = tl.load(old_mean + at, mask=own, other=0.0)
+        tl.store(new_mean + at, (1 - momentum) * before + momentum * middle, mask=own)
+        before = tl.load(old_var + at, mask=own, other=0.0)
+        unbiased = var * (count / tl.maximum(count - 1.0, 1.0))
+        tl.store(new_var + at, (1 - momentum) * before + momentum * unbiased, mask=own)
+        if tl.program_id(1) == 0:
+            tl.store(new_count + lane, tl.load(old_count + lane) + 1)
 
 
 @triton.jit
@@ -91,20 +121,13 @@ def _normalise(
     var = tl.maximum(var, 0.0)
     middle = tl.load(x + c, mask=own, other=0.0) + apart
     spread = 1.0 / tl.sqrt(var + eps)
-    at = lane * C + c
     if split == 0:
-        tl.store(mean + at, middle, mask=own)
-        tl.store(scale + at, spread, mask=own)
-        if TRACKS:
-            before = tl.load(old_mean + at, mask=own, other=0.0)
-            tl.store(new_mean + at, (1 - momentum) * before + momentum * middle, mask=own)
-            before = tl.load(old_var + at, mask=own, other=0.0)
-            unbiased = var * (count / tl.maximum(count - 1.0, 1.0))
-            tl.store(new_var + at, (1 - momentum) * before + momentum * unbiased, mask=own)
-            if tl.program_id(1) == 0:
-                tl.store(new_count + lane, tl.load(old_count + lane) + 1)
-    w = tl.load(weight + at, mask=own, other=0.0)
-    b = tl.load(bias + at, mask=own, other=0.0)
+        _keep(
+            middle, var, spread, count, momentum, old_mean, old_var, old_count, mean, scale, new_mean, new_var,
+            new_count, lane, c, own, C, TRACKS,
+        )  # fmt: skip
+    w = tl.load(weight + lane * C + c, mask=own, other=0.0)
+    b = tl.load(bias + lane * C + c, mask=own, other=0.0)
     start = split * per_split
     x += start.to(tl.int64) * C
     y += start.to(tl.int64) * C
@@ -116,6 +139,42 @@ def _normalise(
         if RELU:
             value = tl.where(value < 0, 0.0, value)  # what is no number stays so
         tl.store(y + r[:, None] * C + c[None, :], value, mask=real)
+
+
+@triton.jit
+def _normalise_whole(
+    x, mask, weight, bias, old_mean, old_var, old_count, y, mean, scale, new_mean, new_var, new_count,
+    batch, pixels, eps, momentum,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
+    MASKED: tl.constexpr, TRACKS: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """What `_moments` and `_normalise` do, by programs that hold all rows of their channels."""
+    lane = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    own = c < C
+    r = tl.arange(0, ROWS)
+    inside = r < batch * pixels
+    real = inside[:, None] & own[None, :]
+    at = lane * batch * pixels * C + r[:, None] * C + c[None, :]
+    near = tl.load(x + lane * batch * pixels * C + c, mask=own, other=0.0)  # so what is constant varies by 0
+    value = tl.load(x + at, mask=real, other=0.0) - near[None, :]
+    counting = _counting(mask, lane, batch, pixels, r, inside, MASKED)
+    count = tl.maximum(tl.sum(counting, 0), 1.0)
+    apart = tl.sum(value * counting[:, None], 0) / count
+    value -= apart[None, :]
+    var = tl.sum(value * value * counting[:, None], 0) / count
+    middle = near + apart
+    spread = 1.0 / tl.sqrt(var + eps)
+    _keep(
+        middle, var, spread, count, momentum, old_mean, old_var, old_count, mean, scale, new_mean, new_var,
+        new_count, lane, c, own, C, TRACKS,
+    )  # fmt: skip
+    w = tl.load(weight + lane * C + c, mask=own, other=0.0)
+    b = tl.load(bias + lane * C + c, mask=own, other=0.0)
+    value = value * spread[None, :] * w[None, :] + b[None, :]
+    if RELU:
+        value = tl.where(value < 0, 0.0, value)  # what is no number stays so
+    tl.store(y + at, value, mask=real)
 
 
 @triton.jit
@@ -191,11 +250,40 @@ def _normalise_back(
         g = tl.load(dy + r[:, None] * C + c[None, :], mask=real, other=0.0)
         if RELU:
             g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
-        share = inside.to(tl.float32) / count
-        if MASKED:
-            share *= tl.load(mask + lane * batch + (start + r) // pixels, mask=inside, other=0.0)
+        share = _counting(mask, lane, batch, pixels, start + r, inside, MASKED) / count
         value = (spread * w)[None, :] * (g - share[:, None] * (plain[None, :] + n * along[None, :]))
         tl.store(dx + r[:, None] * C + c[None, :], value, mask=real)
+
+
+@triton.jit
+def _normalise_whole_back(
+    x, dy, mask, weight, bias, mean, scale, dx, dw, db, batch, pixels,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """What `_sums_back` and `_normalise_back` do, by programs that hold all rows of their channels."""
+    lane = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    own = c < C
+    r = tl.arange(0, ROWS)
+    inside = r < batch * pixels
+    real = inside[:, None] & own[None, :]
+    at = lane * batch * pixels * C + r[:, None] * C + c[None, :]
+    middle = tl.load(mean + lane * C + c, mask=own, other=0.0)
+    spread = tl.load(scale + lane * C + c, mask=own, other=0.0)
+    w = tl.load(weight + lane * C + c, mask=own, other=0.0)
+    b = tl.load(bias + lane * C + c, mask=own, other=0.0)
+    n = (tl.load(x + at, mask=real, other=0.0) - middle[None, :]) * spread[None, :]
+    g = tl.load(dy + at, mask=real, other=0.0)
+    if RELU:
+        g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
+    plain = tl.sum(g, 0)
+    along = tl.sum(g * n, 0)
+    tl.store(db + lane * C + c, plain, mask=own)
+    tl.store(dw + lane * C + c, along, mask=own)
+    counting = _counting(mask, lane, batch, pixels, r, inside, MASKED)
+    share = counting / tl.maximum(tl.sum(counting, 0), 1.0)
+    value = (spread * w)[None, :] * (g - share[:, None] * (plain[None, :] + n * along[None, :]))
+    tl.store(dx + at, value, mask=real)
 
 
 @dataclass(frozen=True)
@@ -214,9 +302,12 @@ class _Shape:
     @staticmethod
     def of(x: Tensor) -> _Shape:
         lanes, batch, height, width, channels = x.shape
-        columns = min(64, triton.next_power_of_2(channels))
+        columns, all_rows = min(64, triton.next_power_of_2(channels)), batch * height * width
+        rows = triton.next_power_of_2(all_rows)
+        if rows * min(columns, _SECTOR) <= _WHOLE:
+            columns = min(columns, _LINE, _WHOLE // rows)
+            return _Shape(lanes, batch, height * width, channels, 1, rows, columns, rows)
         rows = _BLOCK // columns
-        all_rows = batch * height * width
         blocks = triton.cdiv(triton.cdiv(all_rows, rows), _SPLITS)  # of rows in a split
         splits = triton.cdiv(all_rows, blocks * rows)
         return _Shape(lanes, batch, height * width, channels, splits, blocks * rows, columns, rows)
@@ -226,8 +317,14 @@ class _Shape:
         return self.splits, triton.cdiv(self.channels, self.columns), self.lanes
 
     @property
+    def whole(self) -> bool:
+        """Whether a program holds all rows of its channels."""
+        return self.splits == 1
+
+    @property
     def tile(self) -> dict[str, int]:
-        return {"C": self.channels, "BLOCK_C": self.columns, "ROWS": self.rows}
+        warps = 8 if self.columns * self.rows > _BLOCK else 4
+        return {"C": self.channels, "BLOCK_C": self.columns, "ROWS": self.rows, "num_warps": warps}
 
     @property
     def sums(self) -> dict[str, int]:
@@ -248,19 +345,25 @@ def _forward(
     x, w, b = _channels_last(x), w.contiguous(), b.contiguous()
     s, y = _Shape.of(x), torch.empty_like(x)
     mean, scale, new_mean, new_var = x.new_empty((4, s.lanes, s.channels)).unbind()
-    parts = x.new_empty((s.splits, s.lanes, 2, s.channels))
     weights = x if mask is None else mask.contiguous()
     count = torch.empty(s.lanes, dtype=torch.int64, device=x.device)
     tracks = all(t is not None for t in old)
     was = [t.contiguous() if t is not None else mean for t in old]
-    _moments[s.grid](
-        x, weights, parts, s.batch, s.pixels, s.per_split, s.lanes, MASKED=mask is not None, **s.tile
-    )
-    _normalise[s.grid](
-        x, weights, w, b, *was, parts, y, mean, scale, new_mean, new_var, count,
-        s.batch, s.pixels, s.per_split, s.splits, s.lanes, eps, momentum,
-        MASKED=mask is not None, TRACKS=tracks, RELU=relu, **s.tile, **s.sums,
-    )  # fmt: skip
+    found, flags = (y, mean, scale, new_mean, new_var, count), {"TRACKS": tracks, "RELU": relu}
+    if s.whole:
+        _normalise_whole[s.grid](
+            x, weights, w, b, *was, *found, s.batch, s.pixels, eps, momentum,
+            MASKED=mask is not None, **flags, **s.tile,
+        )  # fmt: skip
+    else:
+        parts = x.new_empty((s.splits, s.lanes, 2, s.channels))
+        _moments[s.grid](
+            x, weights, parts, s.batch, s.pixels, s.per_split, s.lanes, MASKED=mask is not None, **s.tile
+        )
+        _normalise[s.grid](
+            x, weights, w, b, *was, parts, *found, s.batch, s.pixels, s.per_split, s.splits, s.lanes, eps, momentum,
+            MASKED=mask is not None, **flags, **s.tile, **s.sums,
+        )  # fmt: skip
     return y.permute(0, 1, 4, 2, 3), mean, scale, new_mean, new_var, count
 
 
@@ -272,15 +375,22 @@ def _backward(
     mean, scale = mean.contiguous(), scale.contiguous()
     s, dx = _Shape.of(x), torch.empty_like(x)
     dw, db = x.new_empty((2, s.lanes, s.channels)).unbind()
-    parts = x.new_empty((s.splits, s.lanes, 2, s.channels))
-    _sums_back[s.grid](
-        x, dy, w, b, mean, scale, parts, s.batch, s.pixels, s.per_split, s.lanes, RELU=relu, **s.tile
-    )
-    _normalise_back[s.grid](
-        x, dy, x if mask is None else mask.contiguous(), w, b, mean, scale, parts, dx, dw, db,
-        s.batch, s.pixels, s.per_split, s.splits, s.lanes,
-        MASKED=mask is not None, RELU=relu, **s.tile, **s.sums,
-    )  # fmt: skip
+    weights = x if mask is None else mask.contiguous()
+    if s.whole:
+        _normalise_whole_back[s.grid](
+            x, dy, weights, w, b, mean, scale, dx, dw, db, s.batch, s.pixels,
+            MASKED=mask is not None, RELU=relu, **s.tile,
+        )  # fmt: skip
+    else:
+        parts = x.new_empty((s.splits, s.lanes, 2, s.channels))
+        _sums_back[s.grid](
+            x, dy, w, b, mean, scale, parts, s.batch, s.pixels, s.per_split, s.lanes, RELU=relu, **s.tile
+        )
+        _normalise_back[s.grid](
+            x, dy, weights, w, b, mean, scale, parts, dx, dw, db,
+            s.batch, s.pixels, s.per_split, s.splits, s.lanes,
+            MASKED=mask is not None, RELU=relu, **s.tile, **s.sums,
+        )  # fmt: skip
     return dx.permute(0, 1, 4, 2, 3), dw, db
 
 
