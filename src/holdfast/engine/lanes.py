@@ -41,6 +41,7 @@ from holdfast.engine.trees import (
     where,
     write_lanes,
 )
+from holdfast.kernels.notes import noting
 from holdfast.kernels.rim import Rims, Written, move_rims_, moved_by, written
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Task
@@ -311,7 +312,7 @@ class Lanes:
                 copy_(buffers, fresh)
                 self._count(loss)
                 return
-            with written(unread=bool(self.rims)) as convolved:
+            with written(unread=bool(self.rims)) as convolved, noting():
                 grads, loss, features, logits, fresh = vmap(self.lane.gradient)(
                     params, buffers, carry, *lanes
                 )

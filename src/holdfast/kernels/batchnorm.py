@@ -15,7 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function
 
+from holdfast.kernels.frame import peak
 from holdfast.kernels.function import Gradient, apply, as_lane, in_lanes
+from holdfast.kernels.notes import note_peaks
 
 _BLOCK = 4096  # values held at a time
 _SPLITS = 32  # of a lane's rows, at most
@@ -102,8 +104,15 @@ def _keep(
 
 
 @triton.jit
+def _keep_peak(peaks, lane, most):
+    """Store a program's peak beside those of the others that have the lane."""
+    parts = tl.num_programs(0) * tl.num_programs(1)
+    tl.store(peaks + lane * parts + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), most)
+
+
+@triton.jit
 def _normalise(
-    x, mask, weight, bias, old_mean, old_var, old_count, parts, y, mean, scale, new_mean, new_var, new_count,
+    x, mask, weight, bias, old_mean, old_var, old_count, parts, y, peaks, mean, scale, new_mean, new_var, new_count,
     batch, pixels, per_split, splits, lanes, eps, momentum,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, SPLITS: tl.constexpr,
     MASKED: tl.constexpr, TRACKS: tl.constexpr, RELU: tl.constexpr,
@@ -131,6 +140,7 @@ def _normalise(
     start = split * per_split
     x += start.to(tl.int64) * C
     y += start.to(tl.int64) * C
+    most = 0
     for row in range(0, per_split, ROWS):
         r = row + tl.arange(0, ROWS)
         real = (start + r < batch * pixels)[:, None] & own[None, :]
@@ -139,11 +149,13 @@ def _normalise(
         if RELU:
             value = tl.where(value < 0, 0.0, value)  # what is no number stays so
         tl.store(y + r[:, None] * C + c[None, :], value, mask=real)
+        most = tl.maximum(most, peak(value, real))
+    _keep_peak(peaks, lane, most)
 
 
 @triton.jit
 def _normalise_whole(
-    x, mask, weight, bias, old_mean, old_var, old_count, y, mean, scale, new_mean, new_var, new_count,
+    x, mask, weight, bias, old_mean, old_var, old_count, y, peaks, mean, scale, new_mean, new_var, new_count,
     batch, pixels, eps, momentum,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
     MASKED: tl.constexpr, TRACKS: tl.constexpr, RELU: tl.constexpr,
@@ -175,6 +187,7 @@ def _normalise_whole(
     if RELU:
         value = tl.where(value < 0, 0.0, value)  # what is no number stays so
     tl.store(y + at, value, mask=real)
+    _keep_peak(peaks, lane, peak(value, real))
 
 
 @triton.jit
@@ -214,7 +227,7 @@ def _sums_back(
 
 @triton.jit
 def _normalise_back(
-    x, dy, mask, weight, bias, mean, scale, parts, dx, dw, db, batch, pixels, per_split, splits, lanes,
+    x, dy, mask, weight, bias, mean, scale, parts, dx, peaks, dw, db, batch, pixels, per_split, splits, lanes,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, SPLITS: tl.constexpr,
     MASKED: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
@@ -240,6 +253,7 @@ def _normalise_back(
     spread = tl.load(scale + lane * C + c, mask=own, other=0.0)
     w = tl.load(weight + lane * C + c, mask=own, other=0.0)
     b = tl.load(bias + lane * C + c, mask=own, other=0.0)
+    most = 0
     for row in range(0, per_split, ROWS):
         r = row + tl.arange(0, ROWS)
         inside = start + r < batch * pixels
@@ -253,11 +267,13 @@ def _normalise_back(
         share = _counting(mask, lane, batch, pixels, start + r, inside, MASKED) / count
         value = (spread * w)[None, :] * (g - share[:, None] * (plain[None, :] + n * along[None, :]))
         tl.store(dx + r[:, None] * C + c[None, :], value, mask=real)
+        most = tl.maximum(most, peak(value, real))
+    _keep_peak(peaks, lane, most)
 
 
 @triton.jit
 def _normalise_whole_back(
-    x, dy, mask, weight, bias, mean, scale, dx, dw, db, batch, pixels,
+    x, dy, mask, weight, bias, mean, scale, dx, peaks, dw, db, batch, pixels,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """What `_sums_back` and `_normalise_back` do, by programs that hold all rows of their channels."""
@@ -284,6 +300,7 @@ def _normalise_whole_back(
     share = counting / tl.maximum(tl.sum(counting, 0), 1.0)
     value = (spread * w)[None, :] * (g - share[:, None] * (plain[None, :] + n * along[None, :]))
     tl.store(dx + at, value, mask=real)
+    _keep_peak(peaks, lane, peak(value, real))
 
 
 @dataclass(frozen=True)
@@ -321,6 +338,10 @@ class _Shape:
         """Whether a program holds all rows of its channels."""
         return self.splits == 1
 
+    def peaks(self, x: Tensor) -> Tensor:
+        """Room for the peaks of what each program writes, by lane."""
+        return x.new_empty((self.lanes, self.grid[0] * self.grid[1]), dtype=torch.int32)
+
     @property
     def tile(self) -> dict[str, int]:
         warps = 8 if self.columns * self.rows > _BLOCK else 4
@@ -349,7 +370,8 @@ def _forward(
     count = torch.empty(s.lanes, dtype=torch.int64, device=x.device)
     tracks = all(t is not None for t in old)
     was = [t.contiguous() if t is not None else mean for t in old]
-    found, flags = (y, mean, scale, new_mean, new_var, count), {"TRACKS": tracks, "RELU": relu}
+    peaks = s.peaks(x)
+    found, flags = (y, peaks, mean, scale, new_mean, new_var, count), {"TRACKS": tracks, "RELU": relu}
     if s.whole:
         _normalise_whole[s.grid](
             x, weights, w, b, *was, *found, s.batch, s.pixels, eps, momentum,
@@ -364,7 +386,9 @@ def _forward(
             x, weights, w, b, *was, parts, *found, s.batch, s.pixels, s.per_split, s.splits, s.lanes, eps, momentum,
             MASKED=mask is not None, **flags, **s.tile, **s.sums,
         )  # fmt: skip
-    return y.permute(0, 1, 4, 2, 3), mean, scale, new_mean, new_var, count
+    y = y.permute(0, 1, 4, 2, 3)
+    note_peaks(y, peaks)
+    return y, mean, scale, new_mean, new_var, count
 
 
 def _backward(
@@ -374,11 +398,12 @@ def _backward(
     x, w, b, dy = _channels_last(x), w.contiguous(), b.contiguous(), _channels_last(dy)
     mean, scale = mean.contiguous(), scale.contiguous()
     s, dx = _Shape.of(x), torch.empty_like(x)
+    peaks = s.peaks(x)
     dw, db = x.new_empty((2, s.lanes, s.channels)).unbind()
     weights = x if mask is None else mask.contiguous()
     if s.whole:
         _normalise_whole_back[s.grid](
-            x, dy, weights, w, b, mean, scale, dx, dw, db, s.batch, s.pixels,
+            x, dy, weights, w, b, mean, scale, dx, peaks, dw, db, s.batch, s.pixels,
             MASKED=mask is not None, RELU=relu, **s.tile,
         )  # fmt: skip
     else:
@@ -387,11 +412,13 @@ def _backward(
             x, dy, w, b, mean, scale, parts, s.batch, s.pixels, s.per_split, s.lanes, RELU=relu, **s.tile
         )
         _normalise_back[s.grid](
-            x, dy, weights, w, b, mean, scale, parts, dx, dw, db,
+            x, dy, weights, w, b, mean, scale, parts, dx, peaks, dw, db,
             s.batch, s.pixels, s.per_split, s.splits, s.lanes,
             MASKED=mask is not None, RELU=relu, **s.tile, **s.sums,
         )  # fmt: skip
-    return dx.permute(0, 1, 4, 2, 3), dw, db
+    dx = dx.permute(0, 1, 4, 2, 3)
+    note_peaks(dx, peaks)
+    return dx, dw, db
 
 
 class _BatchNorm(Function):

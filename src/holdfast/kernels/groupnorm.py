@@ -10,14 +10,16 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function
 
+from holdfast.kernels.frame import peak
 from holdfast.kernels.function import Gradient, apply, in_lanes
+from holdfast.kernels.notes import note_peaks
 
 _BLOCK = 4096  # values held at a time
 
 
 @triton.jit
 def _normalise(
-    x, weight, bias, y, mean, scale, per_lane, pixels, eps,
+    x, weight, bias, y, peaks, mean, scale, per_lane, pixels, eps,
     C: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """y = (x - mean) scale weight + bias over the WIDE channels of one group of one image, at least 0 with RELU."""
@@ -45,6 +47,7 @@ def _normalise(
     at = image // per_lane * C + group * WIDE + c
     w = tl.load(weight + at, mask=own, other=0.0)
     b = tl.load(bias + at, mask=own, other=0.0)
+    most = 0
     for row in range(0, pixels, ROWS):
         p = row + tl.arange(0, ROWS)
         real = (p < pixels)[:, None] & own[None, :]
@@ -53,11 +56,13 @@ def _normalise(
         if RELU:
             value = tl.where(value < 0, 0.0, value)  # what is no number stays so
         tl.store(y + p[:, None] * C + c[None, :], value, mask=real)
+        most = tl.maximum(most, peak(value, real))
+    tl.store(peaks + image * tl.num_programs(1) + group, most)
 
 
 @triton.jit
 def _normalise_back(
-    x, dy, weight, bias, mean, scale, dx, dw, db, per_lane, pixels,
+    x, dy, weight, bias, mean, scale, dx, peaks, dw, db, per_lane, pixels,
     C: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """dx of one group of one image, and that image's share of the gradients in weight and bias: dw, db [image, C].
@@ -93,6 +98,7 @@ def _normalise_back(
     count = pixels * WIDE * 1.0
     even = tl.sum(plain * w, 0) / count
     tilt = tl.sum(along * w, 0) / count
+    most = 0
     for row in range(0, pixels, ROWS):
         p = row + tl.arange(0, ROWS)
         real = (p < pixels)[:, None] & own[None, :]
@@ -100,7 +106,10 @@ def _normalise_back(
         g = tl.load(dy + p[:, None] * C + c[None, :], mask=real, other=0.0)
         if RELU:
             g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
-        tl.store(dx + p[:, None] * C + c[None, :], spread * (g * w[None, :] - even - n * tilt), mask=real)
+        value = spread * (g * w[None, :] - even - n * tilt)
+        tl.store(dx + p[:, None] * C + c[None, :], value, mask=real)
+        most = tl.maximum(most, peak(value, real))
+    tl.store(peaks + image * tl.num_programs(1) + group, most)
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -124,13 +133,15 @@ def _forward(
     """Output, and each image's means and scales ``[L, B, groups]``; w and b are ``[L, C]``."""
     x, w, b = _channels_last(x), w.contiguous(), b.contiguous()
     y, mean = torch.empty_like(x), x.new_empty((*x.shape[:2], groups))
-    scale = torch.empty_like(mean)
+    scale, peaks = torch.empty_like(mean), torch.empty_like(mean, dtype=torch.int32)
     grid, constants = _shapes(x, groups)
     _normalise[grid](
-        x, w, b, y, mean, scale, x.shape[1], x.shape[2] * x.shape[3], eps,
+        x, w, b, y, peaks, mean, scale, x.shape[1], x.shape[2] * x.shape[3], eps,
         RELU=relu, **constants,
     )  # fmt: skip
-    return y.permute(0, 1, 4, 2, 3), mean, scale
+    y = y.permute(0, 1, 4, 2, 3)
+    note_peaks(y, peaks.flatten(1))
+    return y, mean, scale
 
 
 def _backward(
@@ -140,13 +151,15 @@ def _backward(
     x, w, b, dy = _channels_last(x), w.contiguous(), b.contiguous(), _channels_last(dy)
     lanes, batch, height, width, channels = x.shape
     dx, dw = torch.empty_like(x), x.new_empty((lanes, batch, channels))
-    db = torch.empty_like(dw)
+    db, peaks = torch.empty_like(dw), torch.empty_like(mean, dtype=torch.int32)
     grid, constants = _shapes(x, mean.shape[-1])
     _normalise_back[grid](
-        x, dy, w, b, mean, scale, dx, dw, db, batch, height * width,
+        x, dy, w, b, mean, scale, dx, peaks, dw, db, batch, height * width,
         RELU=relu, **constants,
     )  # fmt: skip
-    return dx.permute(0, 1, 4, 2, 3), dw.sum(1), db.sum(1)
+    dx = dx.permute(0, 1, 4, 2, 3)
+    note_peaks(dx, peaks.flatten(1))
+    return dx, dw.sum(1), db.sum(1)
 
 
 class _GroupNorm(Function):
