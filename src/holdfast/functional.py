@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 
 def kl_divergence(
-    teacher_log_probs: Tensor, student_log_probs: Tensor, weight: Tensor | float = 1.0
+    teacher_log_probs: Tensor, student_log_probs: Tensor, weight: Tensor | None = None
 ) -> Tensor:
     """Σ_c weight^c p^c (log p^c - log q^c) for each sample: ``[B]`` from log-probabilities ``[B, C]``."""
-    return (weight * teacher_log_probs.exp() * (teacher_log_probs - student_log_probs)).sum(-1)
+    probs = teacher_log_probs.exp() if weight is None else weight * teacher_log_probs.exp()
+    return (probs * (teacher_log_probs - student_log_probs)).sum(-1)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -23,6 +24,14 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     if torch._C._functorch.is_functorch_wrapped_tensor(logits):
         return -F.log_softmax(logits, dim=-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
     return F.cross_entropy(logits, y, reduction="none")
+
+
+def smooth_l1(difference: Tensor) -> Tensor:
+    """d²/2 within ±1 and |d| - 1/2 beyond, of each value."""
+    slope = difference.detach().clamp(
+        -1, 1
+    )  # which is its gradient; under vmap torch's own takes a dozen operations
+    return slope * (difference - slope / 2)
 
 
 def nearness(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:

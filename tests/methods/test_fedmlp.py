@@ -136,8 +136,10 @@ def test_the_nearest_of_several_is_by_distance() -> None:
     method = replace(OFF, use_inter_task=True)
     _, carry = begun(prepared(method, FEDERATION))
     far, near = torch.tensor([5.0, 0, 0, 0, 0, 0]).double(), torch.tensor([0, 0, 0, 0, 0, 1.0]).double()
-    carry["neighbours"][0], carry["neighbours"][1] = far, near
-    carry["exists"][:2] = True
+    for i, neighbour in enumerate((far, near)):
+        carry["neighbours"][i], carry["lengths"][i] = neighbour, neighbour.square().sum()
+        carry["goals"][4 + i] = neighbour.log_softmax(0)
+    carry["anything"] = torch.tensor(True)
     h = torch.tensor([[0.5, 0, 0, 0, 0, 1.0]], dtype=torch.float64)
     p, q = torch.softmax(h[0], 0), torch.softmax(near, 0)
     assert loss_of(method, h, [3], carry) == pytest.approx(float((p * (p / q).log()).sum()))
@@ -150,7 +152,7 @@ def test_semantic_prototypes_hold_only_minority_classes() -> None:
     state = loop.server.state
     client, _ = begun(training)
     carry = method.begin(method.down(loop.server), {}, client)
-    assert carry["rare"].tolist() == [False, True, False, False]  # class 3 has no prototype
+    assert carry["counts"].tolist() == [[0, 1, 0, 0]]  # class 3 has no prototype
     h = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert loss_of(method, h, [0, 2, 0], carry) == 0
     goal = state["semantic"][state["cluster"][1]]
@@ -162,7 +164,7 @@ def test_semantic_prototypes_hold_only_minority_classes() -> None:
 def test_equally_frequent_classes_have_no_minority() -> None:
     method = replace(OFF, use_semantic=True)
     even = world([0, 0, 1], [1, 2, 2, 3, 3])
-    assert not begun(prepared(method, even))[1]["rare"].any()
+    assert not begun(prepared(method, even))[1]["counts"].any()
     assert close(learnt(method, even, 3), learnt(FedAvg(), even, 3))
 
 

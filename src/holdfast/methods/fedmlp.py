@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.data.skew import minority_classes
-from holdfast.functional import class_means, kl_divergence, nearness
+from holdfast.functional import class_means, kl_divergence, nearness, smooth_l1
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.clustering import Clustering, cluster
 from holdfast.methods.context import Client, Task
@@ -102,21 +102,37 @@ class FedMLP(Method):
 
     def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The prototypes that each class, or each sample of a new class, is held to."""
-        carry: Tree = {}
-        if self._from_server:
-            carry |= {"global": payload["prototypes"], "known": payload["known"]}
+        return self._from_federation(payload, client) | self._from_memory(state, client)
+
+    def _from_federation(self, payload: Tree, client: Client) -> Tree:
+        """g_k and, as the last, the P of k's cluster: ``held`` [terms, C, d], and where they count [terms, C]."""
+        if not self._from_server:
+            return {}
+        prototypes, known = payload["prototypes"], payload["known"]
+        held, counts = ([prototypes], [known]) if self.use_prototype else ([], [])
         if self._semantic:
-            semantic, known = torch.zeros_like(payload["prototypes"]), payload["known"]
+            semantic = torch.zeros_like(prototypes)
             semantic[known] = payload["semantic"][payload["cluster"][known]]
             minority = torch.from_numpy(minority_classes(client.task.class_counts.cpu().numpy()))
-            carry |= {"semantic": semantic, "rare": minority.to(known.device) & known}
-        if self.use_inter_task:
-            memory, remembered = state["memory"], state["remembered"]
-            means, _ = self._clusters(memory[remembered], client.task, client.generator("clusters"))
-            neighbours, exists = _nothing(client.task)
-            neighbours[: len(means)], exists[: len(means)] = means, True
-            carry |= {"memory": memory, "remembered": remembered, "neighbours": neighbours, "exists": exists}
-        return carry
+            held, counts = [*held, semantic], [*counts, minority.to(known.device) & known]
+        return {"held": torch.stack(held), "counts": torch.stack(counts).to(prototypes.dtype)}
+
+    def _from_memory(self, state: Tree, client: Client) -> Tree:
+        """What is remembered, and O with its squared lengths; ``goals`` are log σ of both, one after the other."""
+        if not self.use_inter_task:
+            return {}
+        memory, remembered = state["memory"], state["remembered"]
+        means, _ = self._clusters(memory[remembered], client.task, client.generator("clusters"))
+        neighbours, exists = _nothing(client.task)
+        neighbours[: len(means)], exists[: len(means)] = means, True
+        lengths = torch.where(
+            exists, neighbours.square().sum(-1), torch.inf
+        )  # one that is not there is never nearest
+        goals = F.log_softmax(torch.cat([memory, neighbours]), dim=-1)
+        return {
+            "memory": memory, "remembered": remembered, "anything": remembered.any(),
+            "neighbours": neighbours, "lengths": lengths, "goals": goals,
+        }  # fmt: skip
 
     def _clusters(self, prototypes: Tensor, task: Task, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Semantic prototypes ``[V, d]`` and each prototype's cluster ``[n]``."""
@@ -129,32 +145,32 @@ class FedMLP(Method):
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
         """L_P + L_I + α L_S, as far as they are on."""
         terms, h, y = [], out.features, batch.y
+        if self._from_server:
+            counts = carry["counts"][:, y]
+            distances = counts * self._distance(h - carry["held"][:, y])  # [terms, B]
         if self.use_prototype:
-            terms.append(batch.mean(carry["known"][y] * self._distance(h, carry["global"][y])))
+            terms.append(batch.mean(distances[0]))
         if self.use_inter_task:
             terms.append(batch.mean(self._inter_task(h, y, carry)))
         if self._semantic:
-            rare = carry["rare"][y].to(h.dtype)
-            distance = batch.mean(rare * self._distance(h, carry["semantic"][y]))
-            share = batch.mean(rare)  # distance / share is the mean over the rare samples
-            terms.append(self.alpha * distance / torch.where(share > 0, share, 1.0))
+            share = batch.mean(counts[-1])  # the mean distance over this share is that of the rare samples
+            terms.append(self.alpha * batch.mean(distances[-1]) / torch.where(share > 0, share, 1.0))
         return torch.stack(terms).sum() if terms else None
 
-    def _distance(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """SmoothL1 of each sample: ``[B]``."""
-        each = F.smooth_l1_loss(features, prototypes, reduction="none")
+    def _distance(self, difference: Tensor) -> Tensor:
+        """SmoothL1 of each sample: ``[..., B]`` from ``[..., B, d]``."""
+        each = smooth_l1(difference)
         return each.mean(-1) if self.smooth_l1 == "mean" else each.sum(-1)
 
     def _inter_task(self, h: Tensor, y: Tensor, carry: Tree) -> Tensor:
         """The divergence of each sample from what is remembered: ``[B]``."""
-        neighbours = carry["neighbours"]
-        apart = neighbours.square().sum(-1) - 2 * h.detach() @ neighbours.T  # and ‖h‖², the same for all
-        nearest = neighbours[torch.where(carry["exists"], apart, torch.inf).argmin(-1)]
-        goal = torch.where(carry["remembered"][y].unsqueeze(-1), carry["memory"][y], nearest)
-        feature, memory = F.log_softmax(h, dim=-1), F.log_softmax(goal, dim=-1)
-        both = (feature, memory) if self.inter_task_kl == "feature-memory" else (memory, feature)
-        anything: Tensor = carry["exists"].any()
-        return anything * kl_divergence(*both)
+        apart = carry["lengths"] - 2 * h.detach() @ carry["neighbours"].T  # and ‖h‖², the same for all
+        remembered = carry["remembered"]
+        row = torch.where(remembered[y], y, len(remembered) + apart.argmin(-1))
+        feature, goal = F.log_softmax(h, dim=-1), carry["goals"][row]
+        both = (feature, goal) if self.inter_task_kl == "feature-memory" else (goal, feature)
+        divergence: Tensor = carry["anything"] * kl_divergence(*both)
+        return divergence
 
     def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send the prototypes of the current task and remember them, and the classifier."""
