@@ -13,7 +13,11 @@ from torch import nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F
 
+import holdfast as hf
+from holdfast.data.federation import Federation
 from holdfast.data.preprocess import Preprocess
+from holdfast.engine.settings import Settings
+from holdfast.training import Memories, Training
 
 pytestmark = [pytest.mark.gpu, needs_triton]
 
@@ -619,6 +623,77 @@ def test_a_residual_network_with_batch_norms_and_its_stem(monkeypatch):
             assert relative(got[name], value.double()) < 1e-4, name
 
 
+def residual_block():
+    """One that ends as those of lanes do, and the same before kernels are installed."""
+    from holdfast.models.layers import BatchNorm
+    from holdfast.models.resnet import _Residual
+
+    norm = BatchNorm(nn.BatchNorm2d(6), tracks=True)
+    norm.pure = True
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.running_mean)
+    plain = _Residual(nn.Sequential(nn.Tanh(), norm), nn.Sigmoid()).to(DEVICE)
+    fast = copy.deepcopy(plain)
+    fast.branch[1].own_kernels = True
+    return plain, fast
+
+
+def test_a_residual_block_ends_in_one_kernel(monkeypatch):
+    from holdfast import kernels
+    from holdfast.kernels import batchnorm
+
+    added, batch_norm = [], batchnorm.batch_norm
+    monkeypatch.setattr(batchnorm, "batch_norm", lambda *a: added.append(a[-1] is not None) or batch_norm(*a))
+    (plain, fast), x = residual_block(), torch.randn(5, 6, 3, 4, device=DEVICE)
+    kernels.install(fast)
+    assert relative(fast(x).detach(), plain(x)) < 1e-6
+    assert added == [True]
+    assert plain.state_dict().keys() == fast.state_dict().keys()
+    plain.eval(), fast.eval()
+    assert torch.equal(fast(x), plain(x))  # by running statistics: torch's way
+    assert added == [True]
+
+
+@pytest.mark.parametrize("hooked", ["branch", "branch.1", "relu", "shortcut"])
+def test_hooks_see_each_step_of_a_residual_block(hooked):
+    from holdfast import kernels
+
+    blocks, x, seen = residual_block(), torch.randn(5, 6, 3, 4, device=DEVICE), []
+    for block in blocks:
+        block.get_submodule(hooked).register_forward_hook(lambda module, inputs, y: seen.append(y) or 2 * y)
+    plain, fast = blocks
+    kernels.install(fast)
+    assert relative(fast(x).detach(), plain(x)) < 1e-6
+    assert relative(seen[1].detach(), seen[0]) < 1e-6
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_residual_networks_are_trained_as_one_client_after_another(norm, monkeypatch):
+    from holdfast import kernels
+    from holdfast.models.resnet import ResNet
+
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (14, 3, 8, 8), dtype=np.uint8), rng.integers(0, 4, 14)
+    dataset = hf.Dataset.from_arrays(x, y, x, y, preprocess=Preprocess((0.5,) * 3, (0.5,) * 3))
+    federation = Federation(dataset, np.arange(14), np.array([0, 7, 14]))
+    settings = Settings(rounds=1, batch_size=4, lr=0.002, momentum=0.9)
+    torch.manual_seed(0)
+    model = ResNet((1, 1), (3, 3), 1, norm=norm).build((3, 8, 8), 4)
+    ended = []
+    for engine in ("sequential", "lanes"):
+        if engine == "lanes":
+            monkeypatch.setattr(kernels, "unavailable", lambda device, dtype: None)
+        training = Training(
+            hf.FedAvg(), model, federation, settings, engine=engine, device=DEVICE, precision="float32",
+            own_kernels=engine == "lanes",
+        )  # fmt: skip
+        loop = training.loop(Memories(None, None))
+        loop.round(1)
+        ended.append({**loop.server.params, **loop.server.buffers})
+    for name, want in ended[0].items():
+        assert relative(ended[1][name], want.double()) < 1e-4, name
+
+
 @takes_minutes
 def test_residual_networks_under_vmap_and_grad(monkeypatch):
     from holdfast import kernels
@@ -663,8 +738,8 @@ def test_residual_networks_under_vmap_and_grad(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("relu", [False, True])
-def test_batch_norm_its_statistics_and_gradients(shape, passes, masked, relu):
+@pytest.mark.parametrize("follows", ["nothing", "relu", "sum"])
+def test_batch_norm_its_statistics_and_gradients(shape, passes, masked, follows):
     from holdfast.kernels.batchnorm import _channels_last, _Shape, batch_norm
 
     lanes, batch, channels, *_ = shape
@@ -674,30 +749,35 @@ def test_batch_norm_its_statistics_and_gradients(shape, passes, masked, relu):
     mask = (
         torch.arange(batch, device=DEVICE) < torch.tensor([[batch], [batch - 1], [2]], device=DEVICE)[:lanes]
     )
-    mask, dy = mask.float(), torch.randn(shape, device=DEVICE)
+    mask, dy, added = mask.float(), torch.randn(shape, device=DEVICE), torch.randn(shape, device=DEVICE)
     met = torch.arange(7, 7 + lanes, device=DEVICE)
 
-    def ours(x, w, b, mean, var, met, mask, dy):
-        y, *fresh = batch_norm(x, w, b, (mean, var, met), mask if masked else None, 1e-5, 0.1, relu)
+    def normalised(x, w, b, added, running, mask):
+        mask, added = mask if masked else None, added if follows == "sum" else None
+        return batch_norm(x, w, b, running, mask, 1e-5, 0.1, follows == "relu", added)
+
+    def ours(x, w, b, added, mean, var, met, mask, dy):
+        y, *fresh = normalised(x, w, b, added, (mean, var, met), mask)
         return (y.square() * dy).sum(), (y, *fresh)  # where ReLU may round either way the gradient is small
 
-    def untracked(x, w, b, mask):
-        return batch_norm(x, w, b, (None,) * 3, mask if masked else None, 1e-5, 0.1, relu)[0]
+    def untracked(x, w, b, added, mask):
+        return normalised(x, w, b, added, (None,) * 3, mask)[0]
 
-    def exact(x, w, b, mean, var, met, mask, dy):
+    def exact(x, w, b, added, mean, var, met, mask, dy):
         weight = (mask if masked else torch.ones_like(mask)).view(-1, 1, 1, 1).expand(-1, 1, *x.shape[2:])
         count = weight.sum()
         now = (x * weight).sum((0, 2, 3)) / count
         spread = ((x - now.view(-1, 1, 1)).square() * weight).sum((0, 2, 3)) / count
         y = (x - now.view(-1, 1, 1)) / (spread + 1e-5).sqrt().view(-1, 1, 1)
         y = y * w.view(-1, 1, 1) + b.view(-1, 1, 1)
-        y = F.relu(y) if relu else y
+        y = F.relu(y + added) if follows == "sum" else F.relu(y) if follows == "relu" else y
         fresh = 0.9 * mean + 0.1 * now, 0.9 * var + 0.1 * spread * count / (count - 1), met + 1
         return (y.square() * dy).sum(), (y, *fresh)
 
-    given = (x, w, b, mean, var, met, mask, dy)
-    found, kept = vmap(grad(ours, argnums=(0, 1, 2), has_aux=True))(*given)
-    wanted, truth = vmap(grad(exact, argnums=(0, 1, 2), has_aux=True))(*(t.double() for t in given))
+    given = (x, w, b, added, mean, var, met, mask, dy)
+    wrt = (0, 1, 2, 3) if follows == "sum" else (0, 1, 2)
+    found, kept = vmap(grad(ours, wrt, has_aux=True))(*given)
+    wanted, truth = vmap(grad(exact, wrt, has_aux=True))(*(t.double() for t in given))
     for value, reference in zip((*found, *kept), (*wanted, *truth), strict=True):
         assert relative(value, reference) < 1e-5
-    assert torch.equal(vmap(untracked)(x, w, b, mask), kept[0])
+    assert torch.equal(vmap(untracked)(x, w, b, added, mask), kept[0])

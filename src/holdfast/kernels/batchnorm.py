@@ -1,5 +1,6 @@
-"""Batch normalisation and the ReLU behind it over images that lie channels last, and their gradients.
+"""Batch normalisation and what follows it in a network, over images that lie channels last, and their gradients.
 
+What follows is a ReLU, or the end of a residual block: something is added, and the sum rectified.
 Each is two passes: sums over splits of a lane's rows (a row is one pixel of one image), then what follows from them;
 or one, where a program can hold all rows of some channels.
 """
@@ -111,13 +112,23 @@ def _keep_peak(peaks, lane, most):
 
 
 @triton.jit
+def _followed(value, added, at, real, ADDS: tl.constexpr, RELU: tl.constexpr):
+    """What is made of normalised values at some places."""
+    if ADDS:
+        value += tl.load(added + at, mask=real, other=0.0)
+    if RELU:
+        value = tl.where(value < 0, 0.0, value)  # what is no number stays so
+    return value
+
+
+@triton.jit
 def _normalise(
-    x, mask, weight, bias, old_mean, old_var, old_count, parts, y, peaks, mean, scale, new_mean, new_var, new_count,
-    batch, pixels, per_split, splits, lanes, eps, momentum,
+    x, mask, weight, bias, added, old_mean, old_var, old_count, parts, y, peaks, mean, scale, new_mean, new_var,
+    new_count, batch, pixels, per_split, splits, lanes, eps, momentum,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, SPLITS: tl.constexpr,
-    MASKED: tl.constexpr, TRACKS: tl.constexpr, RELU: tl.constexpr,
+    MASKED: tl.constexpr, TRACKS: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """y = (x - mean) scale weight + bias, at least 0 with RELU; the first split also keeps the statistics."""
+    """y = (x - mean) scale weight + bias, and what follows; the first split also keeps the statistics."""
     split = tl.program_id(0)
     lane = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -140,25 +151,26 @@ def _normalise(
     start = split * per_split
     x += start.to(tl.int64) * C
     y += start.to(tl.int64) * C
+    added += (lane * batch * pixels + start) * C
     most = 0
     for row in range(0, per_split, ROWS):
         r = row + tl.arange(0, ROWS)
         real = (start + r < batch * pixels)[:, None] & own[None, :]
-        value = tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0)
+        at = r[:, None] * C + c[None, :]
+        value = tl.load(x + at, mask=real, other=0.0)
         value = (value - middle[None, :]) * spread[None, :] * w[None, :] + b[None, :]
-        if RELU:
-            value = tl.where(value < 0, 0.0, value)  # what is no number stays so
-        tl.store(y + r[:, None] * C + c[None, :], value, mask=real)
+        value = _followed(value, added, at, real, ADDS, RELU)
+        tl.store(y + at, value, mask=real)
         most = tl.maximum(most, peak(value, real))
     _keep_peak(peaks, lane, most)
 
 
 @triton.jit
 def _normalise_whole(
-    x, mask, weight, bias, old_mean, old_var, old_count, y, peaks, mean, scale, new_mean, new_var, new_count,
+    x, mask, weight, bias, added, old_mean, old_var, old_count, y, peaks, mean, scale, new_mean, new_var, new_count,
     batch, pixels, eps, momentum,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
-    MASKED: tl.constexpr, TRACKS: tl.constexpr, RELU: tl.constexpr,
+    MASKED: tl.constexpr, TRACKS: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """What `_moments` and `_normalise` do, by programs that hold all rows of their channels."""
     lane = tl.program_id(2).to(tl.int64)
@@ -183,19 +195,28 @@ def _normalise_whole(
     )  # fmt: skip
     w = tl.load(weight + lane * C + c, mask=own, other=0.0)
     b = tl.load(bias + lane * C + c, mask=own, other=0.0)
-    value = value * spread[None, :] * w[None, :] + b[None, :]
-    if RELU:
-        value = tl.where(value < 0, 0.0, value)  # what is no number stays so
+    value = _followed(value * spread[None, :] * w[None, :] + b[None, :], added, at, real, ADDS, RELU)
     tl.store(y + at, value, mask=real)
     _keep_peak(peaks, lane, peak(value, real))
 
 
 @triton.jit
+def _followed_back(g, n, w, b, y, dz, at, real, ADDS: tl.constexpr, RELU: tl.constexpr):
+    """dz, the gradient in normalised values at some places; kept with ADDS, as it is also that in what was added."""
+    if ADDS:
+        g = tl.where(tl.load(y + at, mask=real, other=0.0) > 0, g, 0.0)
+        tl.store(dz + at, g, mask=real)
+    elif RELU:
+        g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
+    return g
+
+
+@triton.jit
 def _sums_back(
-    x, dy, weight, bias, mean, scale, parts, batch, pixels, per_split, lanes,
-    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, RELU: tl.constexpr,
+    x, dy, y, weight, bias, mean, scale, parts, dz, batch, pixels, per_split, lanes,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """Σ dy and Σ dy n of each channel over one split, with n = (x - mean) scale."""
+    """Σ dz and Σ dz n of each channel over one split, with n = (x - mean) scale."""
     split = tl.program_id(0)
     lane = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -203,6 +224,8 @@ def _sums_back(
     start = split * per_split
     x += (lane * batch * pixels + start) * C
     dy += (lane * batch * pixels + start) * C
+    y += (lane * batch * pixels + start) * C
+    dz += (lane * batch * pixels + start) * C
     middle = tl.load(mean + lane * C + c, mask=own, other=0.0)
     spread = tl.load(scale + lane * C + c, mask=own, other=0.0)
     w = tl.load(weight + lane * C + c, mask=own, other=0.0)
@@ -212,12 +235,10 @@ def _sums_back(
     for row in range(0, per_split, ROWS):
         r = row + tl.arange(0, ROWS)
         real = (start + r < batch * pixels)[:, None] & own[None, :]
-        n = (tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0) - middle[None, :]) * spread[
-            None, :
-        ]
-        g = tl.load(dy + r[:, None] * C + c[None, :], mask=real, other=0.0)
-        if RELU:
-            g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
+        at = r[:, None] * C + c[None, :]
+        n = (tl.load(x + at, mask=real, other=0.0) - middle[None, :]) * spread[None, :]
+        g = tl.load(dy + at, mask=real, other=0.0)
+        g = _followed_back(g, n, w, b, y, dz, at, real, ADDS, RELU)
         plain += tl.sum(g, 0)
         along += tl.sum(g * n, 0)
     at = (split * lanes + lane) * 2 * C + c
@@ -231,9 +252,9 @@ def _normalise_back(
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, SPLITS: tl.constexpr,
     MASKED: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """dx = scale weight (dy - (Σ dy + n Σ dy n) / count), the sums' part for rows that are no padding.
+    """dx = scale weight (dz - (Σ dz + n Σ dz n) / count), the sums' part for rows that are no padding.
 
-    The first split also keeps the gradients in weight, Σ dy n, and bias, Σ dy.
+    The first split also keeps the gradients in weight, Σ dz n, and bias, Σ dz.
     """
     split = tl.program_id(0)
     lane = tl.program_id(2).to(tl.int64)
@@ -273,8 +294,9 @@ def _normalise_back(
 
 @triton.jit
 def _normalise_whole_back(
-    x, dy, mask, weight, bias, mean, scale, dx, peaks, dw, db, batch, pixels,
-    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr, RELU: tl.constexpr,
+    x, dy, y, mask, weight, bias, mean, scale, dx, peaks, dw, db, dz, batch, pixels,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
+    MASKED: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """What `_sums_back` and `_normalise_back` do, by programs that hold all rows of their channels."""
     lane = tl.program_id(2).to(tl.int64)
@@ -290,8 +312,7 @@ def _normalise_whole_back(
     b = tl.load(bias + lane * C + c, mask=own, other=0.0)
     n = (tl.load(x + at, mask=real, other=0.0) - middle[None, :]) * spread[None, :]
     g = tl.load(dy + at, mask=real, other=0.0)
-    if RELU:
-        g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
+    g = _followed_back(g, n, w, b, y, dz, at, real, ADDS, RELU)
     plain = tl.sum(g, 0)
     along = tl.sum(g * n, 0)
     tl.store(db + lane * C + c, plain, mask=own)
@@ -358,7 +379,7 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def _forward(
-    x: Tensor, w: Tensor, b: Tensor, old: tuple[Tensor | None, ...], mask: Tensor | None,
+    x: Tensor, w: Tensor, b: Tensor, added: Tensor | None, old: tuple[Tensor | None, ...], mask: Tensor | None,
     eps: float, momentum: float, relu: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Output, mean and scale of the batch, and the running mean and variance after it and the count of batches
@@ -370,11 +391,13 @@ def _forward(
     count = torch.empty(s.lanes, dtype=torch.int64, device=x.device)
     tracks = all(t is not None for t in old)
     was = [t.contiguous() if t is not None else mean for t in old]
+    given = (w, b, x if added is None else _channels_last(added), *was)
     peaks = s.peaks(x)
-    found, flags = (y, peaks, mean, scale, new_mean, new_var, count), {"TRACKS": tracks, "RELU": relu}
+    found = (y, peaks, mean, scale, new_mean, new_var, count)
+    flags = {"TRACKS": tracks, "ADDS": added is not None, "RELU": relu}
     if s.whole:
         _normalise_whole[s.grid](
-            x, weights, w, b, *was, *found, s.batch, s.pixels, eps, momentum,
+            x, weights, *given, *found, s.batch, s.pixels, eps, momentum,
             MASKED=mask is not None, **flags, **s.tile,
         )  # fmt: skip
     else:
@@ -383,7 +406,7 @@ def _forward(
             x, weights, parts, s.batch, s.pixels, s.per_split, s.lanes, MASKED=mask is not None, **s.tile
         )
         _normalise[s.grid](
-            x, weights, w, b, *was, parts, *found, s.batch, s.pixels, s.per_split, s.splits, s.lanes, eps, momentum,
+            x, weights, *given, parts, *found, s.batch, s.pixels, s.per_split, s.splits, s.lanes, eps, momentum,
             MASKED=mask is not None, **flags, **s.tile, **s.sums,
         )  # fmt: skip
     y = y.permute(0, 1, 4, 2, 3)
@@ -392,67 +415,73 @@ def _forward(
 
 
 def _backward(
-    relu: bool, dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mask: Tensor | None, mean: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients in x, w and b, all with lanes first."""
+    relu: bool, dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mask: Tensor | None, mean: Tensor, scale: Tensor,
+    y: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients in x, w and b and, where something was added to give ``y``, in that: all with lanes first."""
     x, w, b, dy = _channels_last(x), w.contiguous(), b.contiguous(), _channels_last(dy)
     mean, scale = mean.contiguous(), scale.contiguous()
     s, dx = _Shape.of(x), torch.empty_like(x)
     peaks = s.peaks(x)
     dw, db = x.new_empty((2, s.lanes, s.channels)).unbind()
     weights = x if mask is None else mask.contiguous()
+    adds = y is not None
+    y, dz = (x, dy) if y is None else (_channels_last(y), torch.empty_like(dy))
     if s.whole:
         _normalise_whole_back[s.grid](
-            x, dy, weights, w, b, mean, scale, dx, peaks, dw, db, s.batch, s.pixels,
-            MASKED=mask is not None, RELU=relu, **s.tile,
+            x, dy, y, weights, w, b, mean, scale, dx, peaks, dw, db, dz, s.batch, s.pixels,
+            MASKED=mask is not None, ADDS=adds, RELU=relu, **s.tile,
         )  # fmt: skip
     else:
         parts = x.new_empty((s.splits, s.lanes, 2, s.channels))
         _sums_back[s.grid](
-            x, dy, w, b, mean, scale, parts, s.batch, s.pixels, s.per_split, s.lanes, RELU=relu, **s.tile
-        )
-        _normalise_back[s.grid](
-            x, dy, weights, w, b, mean, scale, parts, dx, peaks, dw, db,
-            s.batch, s.pixels, s.per_split, s.splits, s.lanes,
-            MASKED=mask is not None, RELU=relu, **s.tile, **s.sums,
+            x, dy, y, w, b, mean, scale, parts, dz, s.batch, s.pixels, s.per_split, s.lanes,
+            ADDS=adds, RELU=relu, **s.tile,
         )  # fmt: skip
-    dx = dx.permute(0, 1, 4, 2, 3)
+        _normalise_back[s.grid](
+            x, dz, weights, w, b, mean, scale, parts, dx, peaks, dw, db,
+            s.batch, s.pixels, s.per_split, s.splits, s.lanes,
+            MASKED=mask is not None, RELU=relu and not adds, **s.tile, **s.sums,
+        )  # fmt: skip
+    dx, dz = (t.permute(0, 1, 4, 2, 3) for t in (dx, dz))
     note_peaks(dx, peaks)
-    return dx, dw, db
+    return (dx, dw, db, dz) if adds else (dx, dw, db)
 
 
 class _BatchNorm(Function):
-    """Images normalised by their batch, with a ReLU behind if asked for; also its statistics."""
+    """Images normalised by their batch, and what follows; also its statistics."""
 
     @staticmethod
     def forward(
-        x: Tensor, w: Tensor, b: Tensor, mean: Tensor | None, var: Tensor | None, count: Tensor | None,
-        mask: Tensor | None, eps: float, momentum: float, relu: bool,
+        x: Tensor, w: Tensor, b: Tensor, added: Tensor | None, mean: Tensor | None, var: Tensor | None,
+        count: Tensor | None, mask: Tensor | None, eps: float, momentum: float, relu: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        x, w, b, *old, mask = as_lane((x, w, b, mean, var, count, mask))
-        return tuple(t[0] for t in _forward(x, w, b, tuple(old), mask, eps, momentum, relu))
+        x, w, b, added, *old, mask = as_lane((x, w, b, added, mean, var, count, mask))
+        return tuple(t[0] for t in _forward(x, w, b, added, tuple(old), mask, eps, momentum, relu))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, w, b, *_, mask, _, _, ctx.relu = inputs
+        x, w, b, added, *_, mask, _, _, ctx.relu = inputs
+        y, mean, scale, *_ = output
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, w, b, mask, *output[1:3])
+        ctx.save_for_backward(x, w, b, mask, mean, scale, None if added is None else y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *apply(_BatchNormBack, ctx.relu, grads[0], *ctx.saved_tensors), *[None] * 7
+        found = apply(_BatchNormBack, ctx.relu, grads[0], *ctx.saved_tensors)
+        return *found, *[None] * (11 - len(found))
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *inputs: Any
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        x, w, b, *old, mask = in_lanes(info, in_dims[:7], inputs[:7])
-        return _forward(x, w, b, tuple(old), mask, *inputs[7:]), (0,) * 6
+        x, w, b, added, *old, mask = in_lanes(info, in_dims[:8], inputs[:8])
+        return _forward(x, w, b, added, tuple(old), mask, *inputs[8:]), (0,) * 6
 
 
 class _BatchNormBack(Gradient):
-    """The gradients of `_BatchNorm` in x, w and b."""
+    """The gradients of `_BatchNorm` in x, w, b and what was added."""
 
     @staticmethod
     def forward(relu: bool, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -462,16 +491,19 @@ class _BatchNormBack(Gradient):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], relu: bool, *tensors: Tensor | None
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return _backward(relu, *in_lanes(info, in_dims[1:], tensors)), (0, 0, 0)
+        found = _backward(relu, *in_lanes(info, in_dims[1:], tensors))
+        return found, (0,) * len(found)
 
 
 def batch_norm(
     x: Tensor, w: Tensor, b: Tensor, running: tuple[Tensor | None, ...], mask: Tensor | None,
-    eps: float, momentum: float, relu: bool,
+    eps: float, momentum: float, relu: bool, added: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Images ``[B, C, H, W]`` normalised by their batch, at least 0 if ``relu``; can be differentiated once.
 
-    Also the ``running`` mean and variance ``[C]`` and count of batches after this one. ``mask`` [B] has 0 for padding.
+    Where other images are to be ``added``, the sum is at least 0. Also the ``running`` mean and variance ``[C]`` and
+    count of batches after this one. ``mask`` [B] has 0 for padding.
     """
-    y, _, _, *after = apply(_BatchNorm, x, w, b, *running, mask, eps, momentum, relu)
+    relu = relu or added is not None
+    y, _, _, *after = apply(_BatchNorm, x, w, b, added, *running, mask, eps, momentum, relu)
     return y, *after

@@ -88,10 +88,16 @@ class LaneMean(nn.Module):
 class LaneSequential(nn.Sequential):
     """A Sequential whose layers do the ReLU, or the ReLU and pooling, that follow them; taken apart, they do not."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """One after another."""
+    @property
+    def adds(self) -> bool:
+        """Whether its last layer can add something to what it gives and rectify the sum, with no hook to see it."""
+        last = [nn.Identity(), *self][-1]
+        return getattr(last, "adds", False) and not last._forward_hooks
+
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """One after another; the last with what is to be ``added``, which only one that ``adds`` can be given."""
         layers, at = [*self, *[nn.Identity()] * 2], 0
-        while at < len(self):
+        while at < len(self) - (added is not None):
             layer, relu, pool = layers[at : at + 3]
             follows = is_plain(relu, nn.ReLU)
             if follows and isinstance(layer, LaneConv2d) and isinstance(pool, LaneMaxPool2d) and pool.halves:
@@ -101,7 +107,7 @@ class LaneSequential(nn.Sequential):
             else:
                 x, done = layer(x), 1
             at += done
-        return x
+        return x if added is None else layers[at](x, added=added)
 
 
 class _Convolve(Function):

@@ -23,7 +23,7 @@ class BatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
-    rectifies = True
+    rectifies = adds = True
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, tracks: bool) -> None:
         super().__init__()
@@ -44,10 +44,11 @@ class BatchNorm(nn.Module):
             norm.momentum is not None
         )
 
-    def forward(self, x: Tensor, rectified: bool = False) -> Tensor:
-        """Normalise each channel of ``[B, C, ...]``; a pure one does the ReLU behind it too, if ``rectified``."""
+    def forward(self, x: Tensor, rectified: bool = False, added: Tensor | None = None) -> Tensor:
+        """Normalise each channel of ``[B, C, ...]``; a pure one does the ReLU behind it too, if ``rectified``, or that
+        of the sum with what is ``added``."""
         if self.pure or x.numel() == x.shape[1]:
-            y = self._pure_forward(x, rectified)
+            y = self._pure_forward(x, rectified, added)
             if not self.pure:
                 for name, value in self.fresh.items():
                     self.get_buffer(name).copy_(value)
@@ -61,21 +62,24 @@ class BatchNorm(nn.Module):
             self.weight, self.bias, batch_statistics, self.momentum, self.eps,
         )  # fmt: skip
 
-    def _pure_forward(self, x: Tensor, rectified: bool) -> Tensor:
+    def _pure_forward(self, x: Tensor, rectified: bool, added: Tensor | None) -> Tensor:
         by_batch = self.training or not self.tracks
         affine = self.weight is not None and self.bias is not None
-        if self.own_kernels and by_batch and x.dim() == 4 and affine:
-            return self._by_kernels(x, rectified)
+        alike = added is None or added.shape == x.shape
+        if self.own_kernels and by_batch and x.dim() == 4 and affine and alike:
+            return self._by_kernels(x, rectified, added)
         y = self._by_torch(x)
+        if added is not None:
+            return (y + added).relu()
         return y.relu() if rectified else y
 
-    def _by_kernels(self, x: Tensor, rectified: bool) -> Tensor:
+    def _by_kernels(self, x: Tensor, rectified: bool, added: Tensor | None) -> Tensor:
         from holdfast.kernels.batchnorm import batch_norm
 
         names = ("running_mean", "running_var", "num_batches_tracked")
         running = tuple(self.get_buffer(name) for name in names) if self.tracks else (None,) * 3
         y, *after = batch_norm(
-            x, self.weight, self.bias, running, self.mask, self.eps, self.momentum, rectified
+            x, self.weight, self.bias, running, self.mask, self.eps, self.momentum, rectified, added
         )
         if self.training and self.tracks:
             self.fresh = dict(zip(names, after, strict=True))

@@ -8,6 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from holdfast.errors import HoldfastError
+from holdfast.kernels import is_plain
 from holdfast.models.dense import Layers, head, sequence
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
@@ -27,7 +28,11 @@ class _Residual(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.relu(self.branch(x) + self.shortcut(x))
+        out: Tensor
+        if getattr(self.branch, "adds", False) and is_plain(self.relu, nn.ReLU):  # the branch does all of it
+            out = self.branch(x, added=self.shortcut(x))
+        else:
+            out = self.relu(self.branch(x) + self.shortcut(x))
         return out
 
 
