@@ -115,7 +115,12 @@ def test_pooling_by_overlapping_windows(shape, compiled):
 
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [("ntd-cifar", (3, 32, 32)), ("cnn", (3, 9, 7)), (ResNet((1, 1), (3, 3), 1), (3, 32, 32))],
+    [
+        ("ntd-cifar", (3, 32, 32)),
+        ("cnn", (3, 9, 7)),
+        (ResNet((1, 1), (3, 3), 1), (3, 32, 32)),
+        (ResNet((1, 1), (3, 3), 1, norm="group"), (3, 32, 32)),
+    ],
 )
 def test_whole_steps_and_tests_of_networks(model, shape, compiled, monkeypatch):
     """With nothing computed, so that all values are whatever memory held."""

@@ -545,23 +545,30 @@ def test_narrow_layers_with_shared_weights_or_samples(size):
 @pytest.mark.parametrize(
     "shape", [(3, 5, 64, 32, 32, 2), (2, 3, 512, 4, 4, 2), (1, 2, 6, 5, 7, 3), (2, 2, 4, 9, 3, 1)]
 )
-@pytest.mark.parametrize("relu", [False, True])
-def test_group_norm_and_its_gradients(shape, relu):
-    from holdfast.kernels import groupnorm
+@pytest.mark.parametrize("follows", ["nothing", "relu", "sum"])
+def test_group_norm_and_its_gradients(shape, follows):
+    from holdfast.kernels.groupnorm import group_norm
 
     lanes, batch, channels, height, width, groups = shape
     x = 3 * torch.randn(lanes, batch, channels, height, width, device=DEVICE) + 20
     w, b = (torch.randn(lanes, channels, device=DEVICE) for _ in range(2))
-    exact = [t.double().requires_grad_() for t in (x, w, b)]
-    reference = torch.stack([F.group_norm(t[0], groups, t[1], t[2]) for t in zip(*exact, strict=True)])
-    reference = F.relu(reference) if relu else reference
-    dy = (torch.randn_like(reference) * reference.detach()).float()  # small where ReLU may round either way
-    want = torch.autograd.grad(reference, exact, dy.double())
+    added, dy = (torch.randn_like(x) for _ in range(2))
+
+    def ours(x, w, b, added, dy):
+        y = group_norm(x, w, b, groups, 1e-5, follows == "relu", added if follows == "sum" else None)
+        return (y.square() * dy).sum(), y  # where ReLU may round either way the gradient is small
+
+    def exact(x, w, b, added, dy):
+        y = F.group_norm(x, groups, w, b)
+        y = F.relu(y + added) if follows == "sum" else F.relu(y) if follows == "relu" else y
+        return (y.square() * dy).sum(), y
+
+    wrt = (0, 1, 2, 3) if follows == "sum" else (0, 1, 2)
+    wanted, truth = vmap(grad(exact, wrt, has_aux=True))(*(t.double() for t in (x, w, b, added, dy)))
     for at in (x, x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)):  # channels first, and last
-        y, mean, scale = groupnorm._forward(at, w, b, groups, 1e-5, relu)
-        assert relative(y, reference) < 1e-5
-        for value, truth in zip(groupnorm._backward(relu, dy, at, w, b, mean, scale), want, strict=True):
-            assert relative(value, truth) < 1e-5
+        found, y = vmap(grad(ours, wrt, has_aux=True))(at, w, b, added, dy)
+        for value, reference in zip((*found, y), (*wanted, truth), strict=True):
+            assert relative(value, reference) < 1e-5
 
 
 class Tapped(nn.Module):
@@ -623,42 +630,41 @@ def test_a_residual_network_with_batch_norms_and_its_stem(monkeypatch):
             assert relative(got[name], value.double()) < 1e-4, name
 
 
-def residual_block():
-    """One that ends as those of lanes do, and the same before kernels are installed."""
+def residual_blocks(norm):
+    """One as lanes have it before kernels are installed, and one that may have them."""
     from holdfast.models.layers import BatchNorm
     from holdfast.models.resnet import _Residual
 
-    norm = BatchNorm(nn.BatchNorm2d(6), tracks=True)
-    norm.pure = True
-    nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.running_mean)
-    plain = _Residual(nn.Sequential(nn.Tanh(), norm), nn.Sigmoid()).to(DEVICE)
+    layer = BatchNorm(nn.BatchNorm2d(6), tracks=True) if norm == "batch" else nn.GroupNorm(2, 6)
+    layer.pure = True
+    for tensor in (*layer.parameters(), *list(layer.buffers())[:1]):
+        nn.init.normal_(tensor)
+    plain = _Residual(nn.Sequential(nn.Tanh(), layer), nn.Sigmoid()).to(DEVICE)
     fast = copy.deepcopy(plain)
     fast.branch[1].own_kernels = True
     return plain, fast
 
 
-def test_a_residual_block_ends_in_one_kernel(monkeypatch):
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_residual_block_ends_in_one_kernel(norm, monkeypatch):
     from holdfast import kernels
-    from holdfast.kernels import batchnorm
 
-    added, batch_norm = [], batchnorm.batch_norm
-    monkeypatch.setattr(batchnorm, "batch_norm", lambda *a: added.append(a[-1] is not None) or batch_norm(*a))
-    (plain, fast), x = residual_block(), torch.randn(5, 6, 3, 4, device=DEVICE)
+    (plain, fast), x = residual_blocks(norm), torch.randn(5, 6, 3, 4, device=DEVICE)
     kernels.install(fast)
-    assert relative(fast(x).detach(), plain(x)) < 1e-6
-    assert added == [True]
     assert plain.state_dict().keys() == fast.state_dict().keys()
-    plain.eval(), fast.eval()
-    assert torch.equal(fast(x), plain(x))  # by running statistics: torch's way
-    assert added == [True]
+    monkeypatch.setattr(fast.relu, "forward", None)  # it is not asked
+    assert relative(fast(x).detach(), plain(x)) < 1e-6
+    plain.eval()
+    fast.eval()
+    assert relative(fast(x).detach(), plain(x)) < 1e-6  # by running statistics, if there are any
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("hooked", ["branch", "branch.1", "relu", "shortcut"])
-def test_hooks_see_each_step_of_a_residual_block(hooked):
+def test_hooks_see_each_step_of_a_residual_block(hooked, norm):
     from holdfast import kernels
 
-    blocks, x, seen = residual_block(), torch.randn(5, 6, 3, 4, device=DEVICE), []
+    blocks, x, seen = residual_blocks(norm), torch.randn(5, 6, 3, 4, device=DEVICE), []
     for block in blocks:
         block.get_submodule(hooked).register_forward_hook(lambda module, inputs, y: seen.append(y) or 2 * y)
     plain, fast = blocks
@@ -740,11 +746,12 @@ def test_residual_networks_under_vmap_and_grad(monkeypatch):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("follows", ["nothing", "relu", "sum"])
 def test_batch_norm_its_statistics_and_gradients(shape, passes, masked, follows):
-    from holdfast.kernels.batchnorm import _channels_last, _Shape, batch_norm
+    from holdfast.kernels.batchnorm import _Shape, batch_norm
+    from holdfast.kernels.follow import channels_last
 
     lanes, batch, channels, *_ = shape
     x = 3 * torch.randn(shape, device=DEVICE) + 20
-    assert _Shape.of(_channels_last(x)).whole == (passes == 1)
+    assert _Shape.of(channels_last(x)).whole == (passes == 1)
     w, b, mean, var = (torch.rand(lanes, channels, device=DEVICE) for _ in range(4))
     mask = (
         torch.arange(batch, device=DEVICE) < torch.tensor([[batch], [batch - 1], [2]], device=DEVICE)[:lanes]

@@ -1,6 +1,5 @@
 """Batch normalisation and what follows it in a network, over images that lie channels last, and their gradients.
 
-What follows is a ReLU, or the end of a residual block: something is added, and the sum rectified.
 Each is two passes: sums over splits of a lane's rows (a row is one pixel of one image), then what follows from them;
 or one, where a program can hold all rows of some channels.
 """
@@ -16,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function
 
+from holdfast.kernels.follow import channels_last, followed, followed_back
 from holdfast.kernels.frame import peak
 from holdfast.kernels.function import Gradient, apply, as_lane, in_lanes
 from holdfast.kernels.notes import note_peaks
@@ -112,16 +112,6 @@ def _keep_peak(peaks, lane, most):
 
 
 @triton.jit
-def _followed(value, added, at, real, ADDS: tl.constexpr, RELU: tl.constexpr):
-    """What is made of normalised values at some places."""
-    if ADDS:
-        value += tl.load(added + at, mask=real, other=0.0)
-    if RELU:
-        value = tl.where(value < 0, 0.0, value)  # what is no number stays so
-    return value
-
-
-@triton.jit
 def _normalise(
     x, mask, weight, bias, added, old_mean, old_var, old_count, parts, y, peaks, mean, scale, new_mean, new_var,
     new_count, batch, pixels, per_split, splits, lanes, eps, momentum,
@@ -159,7 +149,7 @@ def _normalise(
         at = r[:, None] * C + c[None, :]
         value = tl.load(x + at, mask=real, other=0.0)
         value = (value - middle[None, :]) * spread[None, :] * w[None, :] + b[None, :]
-        value = _followed(value, added, at, real, ADDS, RELU)
+        value = followed(value, added, at, real, ADDS, RELU)
         tl.store(y + at, value, mask=real)
         most = tl.maximum(most, peak(value, real))
     _keep_peak(peaks, lane, most)
@@ -195,20 +185,9 @@ def _normalise_whole(
     )  # fmt: skip
     w = tl.load(weight + lane * C + c, mask=own, other=0.0)
     b = tl.load(bias + lane * C + c, mask=own, other=0.0)
-    value = _followed(value * spread[None, :] * w[None, :] + b[None, :], added, at, real, ADDS, RELU)
+    value = followed(value * spread[None, :] * w[None, :] + b[None, :], added, at, real, ADDS, RELU)
     tl.store(y + at, value, mask=real)
     _keep_peak(peaks, lane, peak(value, real))
-
-
-@triton.jit
-def _followed_back(g, n, w, b, y, dz, at, real, ADDS: tl.constexpr, RELU: tl.constexpr):
-    """dz, the gradient in normalised values at some places; kept with ADDS, as it is also that in what was added."""
-    if ADDS:
-        g = tl.where(tl.load(y + at, mask=real, other=0.0) > 0, g, 0.0)
-        tl.store(dz + at, g, mask=real)
-    elif RELU:
-        g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
-    return g
 
 
 @triton.jit
@@ -238,7 +217,9 @@ def _sums_back(
         at = r[:, None] * C + c[None, :]
         n = (tl.load(x + at, mask=real, other=0.0) - middle[None, :]) * spread[None, :]
         g = tl.load(dy + at, mask=real, other=0.0)
-        g = _followed_back(g, n, w, b, y, dz, at, real, ADDS, RELU)
+        g = followed_back(g, n, w, b, y, at, real, ADDS, RELU)
+        if ADDS:
+            tl.store(dz + at, g, mask=real)
         plain += tl.sum(g, 0)
         along += tl.sum(g * n, 0)
     at = (split * lanes + lane) * 2 * C + c
@@ -312,7 +293,9 @@ def _normalise_whole_back(
     b = tl.load(bias + lane * C + c, mask=own, other=0.0)
     n = (tl.load(x + at, mask=real, other=0.0) - middle[None, :]) * spread[None, :]
     g = tl.load(dy + at, mask=real, other=0.0)
-    g = _followed_back(g, n, w, b, y, dz, at, real, ADDS, RELU)
+    g = followed_back(g, n, w, b, y, at, real, ADDS, RELU)
+    if ADDS:
+        tl.store(dz + at, g, mask=real)
     plain = tl.sum(g, 0)
     along = tl.sum(g * n, 0)
     tl.store(db + lane * C + c, plain, mask=own)
@@ -373,25 +356,20 @@ class _Shape:
         return {"BATCH": triton.next_power_of_2(self.batch), "SPLITS": triton.next_power_of_2(self.splits)}
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    """``[L, B, H, W, C]`` from ``[L, B, C, H, W]``, without a copy where it lies so already."""
-    return x.permute(0, 1, 3, 4, 2).contiguous()
-
-
 def _forward(
     x: Tensor, w: Tensor, b: Tensor, added: Tensor | None, old: tuple[Tensor | None, ...], mask: Tensor | None,
     eps: float, momentum: float, relu: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Output, mean and scale of the batch, and the running mean and variance after it and the count of batches
     (to be ignored, if none were given): all with lanes first. ``mask`` [L, B] has 0 for padding, None without any."""
-    x, w, b = _channels_last(x), w.contiguous(), b.contiguous()
+    x, w, b = channels_last(x), w.contiguous(), b.contiguous()
     s, y = _Shape.of(x), torch.empty_like(x)
     mean, scale, new_mean, new_var = x.new_empty((4, s.lanes, s.channels)).unbind()
     weights = x if mask is None else mask.contiguous()
     count = torch.empty(s.lanes, dtype=torch.int64, device=x.device)
     tracks = all(t is not None for t in old)
     was = [t.contiguous() if t is not None else mean for t in old]
-    given = (w, b, x if added is None else _channels_last(added), *was)
+    given = (w, b, x if added is None else channels_last(added), *was)
     peaks = s.peaks(x)
     found = (y, peaks, mean, scale, new_mean, new_var, count)
     flags = {"TRACKS": tracks, "ADDS": added is not None, "RELU": relu}
@@ -419,14 +397,14 @@ def _backward(
     y: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The gradients in x, w and b and, where something was added to give ``y``, in that: all with lanes first."""
-    x, w, b, dy = _channels_last(x), w.contiguous(), b.contiguous(), _channels_last(dy)
+    x, w, b, dy = channels_last(x), w.contiguous(), b.contiguous(), channels_last(dy)
     mean, scale = mean.contiguous(), scale.contiguous()
     s, dx = _Shape.of(x), torch.empty_like(x)
     peaks = s.peaks(x)
     dw, db = x.new_empty((2, s.lanes, s.channels)).unbind()
     weights = x if mask is None else mask.contiguous()
     adds = y is not None
-    y, dz = (x, dy) if y is None else (_channels_last(y), torch.empty_like(dy))
+    y, dz = (x, dy) if y is None else (channels_last(y), torch.empty_like(dy))
     if s.whole:
         _normalise_whole_back[s.grid](
             x, dy, y, weights, w, b, mean, scale, dx, peaks, dw, db, dz, s.batch, s.pixels,

@@ -1,4 +1,5 @@
-"""Group normalisation and the ReLU behind it in one pass over images that lie channels last, and their gradients."""
+"""Group normalisation and what follows it in a network, in one pass over images that lie channels last, and their
+gradients."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function
 
+from holdfast.kernels.follow import channels_last, followed, followed_back
 from holdfast.kernels.frame import peak
-from holdfast.kernels.function import Gradient, apply, in_lanes
+from holdfast.kernels.function import Gradient, apply, as_lane, in_lanes
 from holdfast.kernels.notes import note_peaks
 
 _BLOCK = 4096  # values held at a time
@@ -19,15 +21,17 @@ _BLOCK = 4096  # values held at a time
 
 @triton.jit
 def _normalise(
-    x, weight, bias, y, peaks, mean, scale, per_lane, pixels, eps,
-    C: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, RELU: tl.constexpr,
+    x, weight, bias, added, y, peaks, mean, scale, per_lane, pixels, eps,
+    C: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
+    ADDS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """y = (x - mean) scale weight + bias over the WIDE channels of one group of one image, at least 0 with RELU."""
+    """y = (x - mean) scale weight + bias over the WIDE channels of one group of one image, and what follows."""
     image = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     c = tl.arange(0, BLOCK_C)
     own = c < WIDE
     x += image * pixels * C + group * WIDE
+    added += image * pixels * C + group * WIDE
     y += image * pixels * C + group * WIDE
     near = tl.load(x)  # sums of what is left of it lose no digits, wherever the values lie
     first = tl.zeros((BLOCK_C,), tl.float32)
@@ -44,30 +48,31 @@ def _normalise(
     middle = near + apart
     tl.store(mean + image * tl.num_programs(1) + group, middle)
     tl.store(scale + image * tl.num_programs(1) + group, spread)
-    at = image // per_lane * C + group * WIDE + c
-    w = tl.load(weight + at, mask=own, other=0.0)
-    b = tl.load(bias + at, mask=own, other=0.0)
+    channel = image // per_lane * C + group * WIDE + c
+    w = tl.load(weight + channel, mask=own, other=0.0)
+    b = tl.load(bias + channel, mask=own, other=0.0)
     most = 0
     for row in range(0, pixels, ROWS):
         p = row + tl.arange(0, ROWS)
         real = (p < pixels)[:, None] & own[None, :]
-        value = tl.load(x + p[:, None] * C + c[None, :], mask=real, other=0.0)
+        at = p[:, None] * C + c[None, :]
+        value = tl.load(x + at, mask=real, other=0.0)
         value = (value - middle) * spread * w[None, :] + b[None, :]
-        if RELU:
-            value = tl.where(value < 0, 0.0, value)  # what is no number stays so
-        tl.store(y + p[:, None] * C + c[None, :], value, mask=real)
+        value = followed(value, added, at, real, ADDS, RELU)
+        tl.store(y + at, value, mask=real)
         most = tl.maximum(most, peak(value, real))
     tl.store(peaks + image * tl.num_programs(1) + group, most)
 
 
 @triton.jit
 def _normalise_back(
-    x, dy, weight, bias, mean, scale, dx, peaks, dw, db, per_lane, pixels,
-    C: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, RELU: tl.constexpr,
+    x, dy, y, weight, bias, mean, scale, dx, peaks, dw, db, dz, per_lane, pixels,
+    C: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
+    ADDS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """dx of one group of one image, and that image's share of the gradients in weight and bias: dw, db [image, C].
 
-    With n = (x - mean) scale and g = weight dy: dx = scale (g - mean(g) - n mean(g n)).
+    With n = (x - mean) scale and g = weight dz: dx = scale (g - mean(g) - n mean(g n)).
     """
     image = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
@@ -76,21 +81,23 @@ def _normalise_back(
     start = image * pixels * C + group * WIDE
     x += start
     dy += start
+    y += start
     dx += start
+    dz += start
     middle = tl.load(mean + image * tl.num_programs(1) + group)
     spread = tl.load(scale + image * tl.num_programs(1) + group)
-    at = image // per_lane * C + group * WIDE + c
-    w = tl.load(weight + at, mask=own, other=0.0)
-    b = tl.load(bias + at, mask=own, other=0.0)
+    channel = image // per_lane * C + group * WIDE + c
+    w = tl.load(weight + channel, mask=own, other=0.0)
+    b = tl.load(bias + channel, mask=own, other=0.0)
     plain = tl.zeros((BLOCK_C,), tl.float32)
     along = tl.zeros((BLOCK_C,), tl.float32)
     for row in range(0, pixels, ROWS):
         p = row + tl.arange(0, ROWS)
         real = (p < pixels)[:, None] & own[None, :]
-        n = (tl.load(x + p[:, None] * C + c[None, :], mask=real, other=0.0) - middle) * spread
-        g = tl.load(dy + p[:, None] * C + c[None, :], mask=real, other=0.0)
-        if RELU:
-            g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
+        at = p[:, None] * C + c[None, :]
+        n = (tl.load(x + at, mask=real, other=0.0) - middle) * spread
+        g = tl.load(dy + at, mask=real, other=0.0)
+        g = followed_back(g, n, w, b, y, at, real, ADDS, RELU)
         plain += tl.sum(g, 0)
         along += tl.sum(g * n, 0)
     tl.store(db + image * C + group * WIDE + c, plain, mask=own)
@@ -102,19 +109,16 @@ def _normalise_back(
     for row in range(0, pixels, ROWS):
         p = row + tl.arange(0, ROWS)
         real = (p < pixels)[:, None] & own[None, :]
-        n = (tl.load(x + p[:, None] * C + c[None, :], mask=real, other=0.0) - middle) * spread
-        g = tl.load(dy + p[:, None] * C + c[None, :], mask=real, other=0.0)
-        if RELU:
-            g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
+        at = p[:, None] * C + c[None, :]
+        n = (tl.load(x + at, mask=real, other=0.0) - middle) * spread
+        g = tl.load(dy + at, mask=real, other=0.0)
+        g = followed_back(g, n, w, b, y, at, real, ADDS, RELU)
+        if ADDS:
+            tl.store(dz + at, g, mask=real)
         value = spread * (g * w[None, :] - even - n * tilt)
-        tl.store(dx + p[:, None] * C + c[None, :], value, mask=real)
+        tl.store(dx + at, value, mask=real)
         most = tl.maximum(most, peak(value, real))
     tl.store(peaks + image * tl.num_programs(1) + group, most)
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """``[L, B, H, W, C]`` from ``[L, B, C, H, W]``, without a copy where it lies so already."""
-    return x.permute(0, 1, 3, 4, 2).contiguous()
 
 
 def _shapes(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
@@ -128,16 +132,17 @@ def _shapes(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
 
 
 def _forward(
-    x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool
+    x: Tensor, w: Tensor, b: Tensor, added: Tensor | None, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, and each image's means and scales ``[L, B, groups]``; w and b are ``[L, C]``."""
-    x, w, b = _channels_last(x), w.contiguous(), b.contiguous()
+    x, w, b = channels_last(x), w.contiguous(), b.contiguous()
     y, mean = torch.empty_like(x), x.new_empty((*x.shape[:2], groups))
     scale, peaks = torch.empty_like(mean), torch.empty_like(mean, dtype=torch.int32)
     grid, constants = _shapes(x, groups)
     _normalise[grid](
-        x, w, b, y, peaks, mean, scale, x.shape[1], x.shape[2] * x.shape[3], eps,
-        RELU=relu, **constants,
+        x, w, b, x if added is None else channels_last(added), y, peaks, mean, scale,
+        x.shape[1], x.shape[2] * x.shape[3], eps,
+        ADDS=added is not None, RELU=relu, **constants,
     )  # fmt: skip
     y = y.permute(0, 1, 4, 2, 3)
     note_peaks(y, peaks.flatten(1))
@@ -145,67 +150,79 @@ def _forward(
 
 
 def _backward(
-    relu: bool, dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients in x, w and b, all with lanes first."""
-    x, w, b, dy = _channels_last(x), w.contiguous(), b.contiguous(), _channels_last(dy)
+    relu: bool, dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, scale: Tensor, y: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The gradients in x, w and b and, where something was added to give ``y``, in that: all with lanes first."""
+    x, w, b, dy = channels_last(x), w.contiguous(), b.contiguous(), channels_last(dy)
     lanes, batch, height, width, channels = x.shape
     dx, dw = torch.empty_like(x), x.new_empty((lanes, batch, channels))
     db, peaks = torch.empty_like(dw), torch.empty_like(mean, dtype=torch.int32)
+    adds = y is not None
+    y, dz = (x, dy) if y is None else (channels_last(y), torch.empty_like(dy))
     grid, constants = _shapes(x, mean.shape[-1])
     _normalise_back[grid](
-        x, dy, w, b, mean, scale, dx, peaks, dw, db, batch, height * width,
-        RELU=relu, **constants,
+        x, dy, y, w, b, mean, scale, dx, peaks, dw, db, dz, batch, height * width,
+        ADDS=adds, RELU=relu, **constants,
     )  # fmt: skip
-    dx = dx.permute(0, 1, 4, 2, 3)
+    dx, dz = (t.permute(0, 1, 4, 2, 3) for t in (dx, dz))
     note_peaks(dx, peaks.flatten(1))
-    return dx, dw.sum(1), db.sum(1)
+    found = dx, dw.sum(1), db.sum(1)
+    return (*found, dz) if adds else found
 
 
 class _GroupNorm(Function):
-    """Normalised images, with a ReLU behind if asked for; also what the gradients need of it."""
+    """Normalised images, and what follows; also what the gradients need of it."""
 
     @staticmethod
     def forward(
-        x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool
+        x: Tensor, w: Tensor, b: Tensor, added: Tensor | None, groups: int, eps: float, relu: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        y, mean, scale = _forward(x[None], w[None], b[None], groups, eps, relu)
+        x, w, b, added = as_lane((x, w, b, added))
+        y, mean, scale = _forward(x, w, b, added, groups, eps, relu)
         return y[0], mean[0], scale[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, w, b, _, _, ctx.relu = inputs
-        ctx.mark_non_differentiable(*output[1:])
+        x, w, b, added, _, _, ctx.relu = inputs
+        y, *kept = output
+        ctx.mark_non_differentiable(*kept)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, w, b, *output[1:])
+        ctx.save_for_backward(x, w, b, *kept, None if added is None else y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *apply(_GroupNormBack, ctx.relu, grads[0], *ctx.saved_tensors), None, None, None
+        found = apply(_GroupNormBack, ctx.relu, grads[0], *ctx.saved_tensors)
+        return *found, *[None] * (7 - len(found))
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float,
-        relu: bool,
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, b: Tensor, added: Tensor | None, groups: int,
+        eps: float, relu: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
-        x, w, b = in_lanes(info, in_dims[:3], (x, w, b))
-        return _forward(x, w, b, groups, eps, relu), (0, 0, 0)
+        x, w, b, added = in_lanes(info, in_dims[:4], (x, w, b, added))
+        return _forward(x, w, b, added, groups, eps, relu), (0, 0, 0)
 
 
 class _GroupNormBack(Gradient):
-    """The gradients of `_GroupNorm` in x, w and b."""
+    """The gradients of `_GroupNorm` in x, w, b and what was added."""
 
     @staticmethod
-    def forward(relu: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(g[0] for g in _backward(relu, *(t[None] for t in tensors)))
+    def forward(relu: bool, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(g[0] for g in _backward(relu, *as_lane(tensors)))
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], relu: bool, *tensors: Tensor
+        info: Any, in_dims: tuple[int | None, ...], relu: bool, *tensors: Tensor | None
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return _backward(relu, *in_lanes(info, in_dims[1:], tensors)), (0, 0, 0)
+        found = _backward(relu, *in_lanes(info, in_dims[1:], tensors))
+        return found, (0,) * len(found)
 
 
-def group_norm(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool) -> Tensor:
-    """Images ``[B, C, H, W]``, normalised by group, at least 0 if ``relu``; can be differentiated once."""
-    return cast(Tensor, apply(_GroupNorm, x, w, b, groups, eps, relu)[0])
+def group_norm(
+    x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool, added: Tensor | None = None
+) -> Tensor:
+    """Images ``[B, C, H, W]``, normalised by group, at least 0 if ``relu``; can be differentiated once.
+
+    Where other images are to be ``added``, the sum is at least 0.
+    """
+    return cast(Tensor, apply(_GroupNorm, x, w, b, added, groups, eps, relu or added is not None)[0])

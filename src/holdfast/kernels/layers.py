@@ -65,15 +65,18 @@ class LaneLinear(nn.Linear):
 
 
 class LaneGroupNorm(nn.GroupNorm):
-    """A group normalisation with weights, and the ReLU behind it if ``rectified``."""
+    """A group normalisation with weights, and the ReLU behind it if ``rectified``, or that of the sum with what is
+    ``added``."""
 
-    rectifies = True
+    rectifies = adds = True
 
-    def forward(self, x: Tensor, rectified: bool = False) -> Tensor:
+    def forward(self, x: Tensor, rectified: bool = False, added: Tensor | None = None) -> Tensor:
         """Images ``[B, C, H, W]``; other shapes go torch's way."""
-        if x.dim() == 4:
-            return group_norm(x, self.weight, self.bias, self.num_groups, self.eps, rectified)
+        if x.dim() == 4 and (added is None or added.shape == x.shape):
+            return group_norm(x, self.weight, self.bias, self.num_groups, self.eps, rectified, added)
         y = super().forward(x)
+        if added is not None:
+            return F.relu(y + added)
         return F.relu(y) if rectified else y
 
 
