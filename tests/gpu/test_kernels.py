@@ -390,24 +390,25 @@ def test_largest_values():
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 3, 2), (3, 4, 70, 1, 1), (2, 40, 6, 8, 8)])
-@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("follows", [None, "relu", "sum"])
 @pytest.mark.parametrize("kind", ["batch", "group"])
-def test_norms_note_the_largest_values_they_write(shape, relu, kind):
+def test_norms_note_the_largest_values_they_write(shape, follows, kind):
     from holdfast.kernels import batchnorm, groupnorm
     from holdfast.kernels.notes import noted_peaks, noting
 
-    lanes, channels = shape[0], shape[2]
-    x, dy = (torch.randn(shape, device=DEVICE) for _ in range(2))
+    lanes, channels, relu = shape[0], shape[2], follows is not None
+    x, dy, other = (torch.randn(shape, device=DEVICE) for _ in range(3))
     x[0] *= 100
     w, b = (torch.randn(lanes, channels, device=DEVICE) for _ in range(2))
+    added = other if follows == "sum" else None
     with noting():
         if kind == "batch":
-            y, mean, scale, *_ = batchnorm._forward(x, w, b, (None,) * 3, None, 1e-5, 0.1, relu)
-            dx, *_ = batchnorm._backward(relu, dy, x, w, b, None, mean, scale)
+            y, mean, scale, *_ = batchnorm._forward(x, w, b, added, (None,) * 3, None, 1e-5, 0.1, relu)
+            after = None if added is None else y
+            dx, *_ = batchnorm._backward(relu, dy, x, w, b, None, mean, scale, after)
         else:
-            groups = channels if channels < 7 else 2
-            y, mean, scale = groupnorm._forward(x, w, b, groups, 1e-5, relu)
-            dx, *_ = groupnorm._backward(relu, dy, x, w, b, mean, scale)
+            y, mean, scale = groupnorm._forward(x, w, b, added, 1 if channels == 5 else 2, 1e-5, relu)
+            dx, *_ = groupnorm._backward(relu, dy, x, w, b, mean, scale, None if added is None else y)
         for images in (y, dx):
             found = noted_peaks(images)
             assert torch.equal(found.amax(1).view(torch.float32), images.abs().amax((1, 2, 3, 4)))
