@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from holdfast.engine import programs
 from holdfast.engine.lanes import Lanes
-from holdfast.engine.tape import Tape, Unrepeatable
+from holdfast.engine.tape import Room, Tape, Unrepeatable
 from holdfast.methods import FedAvg
 
 PLENTY = 2**30
@@ -43,7 +43,7 @@ def test_replays_follow_their_inputs() -> None:
     for tensor, value in zip(state, start, strict=True):
         tensor.copy_(value)
     rate.fill_(0.1)
-    tape = Tape(step, PLENTY)  # the first step
+    tape = Tape(step, Room(PLENTY))  # the first step
     for _ in range(5):
         rate.mul_(0.5)
         tape()
@@ -57,7 +57,7 @@ def test_results_that_are_given_another_shape_later(capfd: pytest.CaptureFixture
         mean = x.mean((2, 3))  # [2, 3]
         out.copy_(mean.t_().unsqueeze_(1))
 
-    tape = Tape(work, PLENTY)
+    tape = Tape(work, Room(PLENTY))
     for _ in range(3):
         x.normal_()
         tape()
@@ -73,7 +73,7 @@ def test_changes_in_place_begin_anew() -> None:
         scratch[1:].add_(x[1:])  # written through a view
         total.add_(scratch.clone().mul_(2))
 
-    tape = Tape(work, PLENTY)
+    tape = Tape(work, Room(PLENTY))
     x.fill_(1.0)
     tape()
     assert total.tolist() == [0.0, 4.0, 6.0, 8.0]
@@ -87,7 +87,7 @@ def test_constants_and_unread_results_are_left_out() -> None:
         _ = x.exp().sum()
         torch.add(x, places, out=out)
 
-    tape = Tape(work, PLENTY)
+    tape = Tape(work, Room(PLENTY))
     x.fill_(10.0)
     tape()
     assert len(tape.calls) == 1
@@ -106,13 +106,41 @@ def test_constants_and_unread_results_are_left_out() -> None:
 )
 def test_what_depends_on_values_or_chance_is_refused(work: object) -> None:
     with pytest.raises(Unrepeatable):
-        Tape(work, PLENTY)  # type: ignore[arg-type]
+        Tape(work, Room(PLENTY))  # type: ignore[arg-type]
 
 
 def test_memory_is_bounded() -> None:
-    assert Tape(lambda: torch.zeros(100) + 1, 2**10).bytes == 800
+    out = torch.zeros(100)
+    room = Room(1200)
+    Tape(lambda: out.add_((out + 1) * torch.ones(100)), room)
+    assert room.left == 0  # two results and a constant, 400 bytes each
     with pytest.raises(Unrepeatable):
-        Tape(lambda: torch.zeros(100) + 1, 799)
+        Tape(lambda: out + 1, room)
+
+
+def test_results_take_the_place_of_those_nobody_reads_any_more() -> None:
+    x, out, room = torch.randn(100), torch.zeros(100), Room(PLENTY)
+
+    def work() -> None:
+        early = x.exp()
+        late = early
+        for _ in range(5):
+            late = late.sin() + 1
+        out.copy_(early * late)
+
+    def other() -> None:
+        out.add_(x.exp().cos())
+
+    tapes = [(Tape(each, room), each) for each in (work, other)]
+    assert [block.nbytes() for block in room.blocks] == [400] * 3  # early, and two in turns
+    for tape, each in tapes * 2:
+        x.normal_()
+        before = out.clone()
+        each()
+        expected = out.clone()
+        out.copy_(before)
+        tape()
+        assert torch.equal(out, expected)
 
 
 def test_lanes_replay_tapes_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

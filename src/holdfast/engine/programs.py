@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.engine.tape import Tape, Unrepeatable
+from holdfast.engine.tape import Room, Tape, Unrepeatable
 
 TAPE_BYTES = 256 * 2**20  # that recorded steps may keep; larger models spend their time in arithmetic anyway
 
@@ -23,7 +23,6 @@ class Programs:
         self.cuda = cuda
         self.ready: dict[Hashable, Program | None] = {}  # None: as it is
         self._met: set[Hashable] = set()
-        self._taped = 0  # bytes that recorded steps keep
         self._pool = self._new_pool()
 
     def get(self, key: Hashable, step: Program, state: Callable[[], list[Tensor]]) -> Program:
@@ -41,17 +40,17 @@ class Programs:
     def forget(self) -> None:
         """Make all steps ready anew, since they know addresses that are no longer right."""
         self.ready.clear()
-        self._pool, self._taped = self._new_pool(), 0
+        self._pool = self._new_pool()
 
     def _new_pool(self) -> Any:
-        """GPU memory that all steps may use, since they run one after another."""
-        return torch.cuda.graph_pool_handle() if self.cuda else None
+        """Memory that all steps may use, since they run one after another."""
+        return torch.cuda.graph_pool_handle() if self.cuda else Room(TAPE_BYTES)
 
     def _record(self, step: Program, state: list[Tensor]) -> Program | None:
         """The tape of a step, or None where a tape would not do the same."""
         before = [t.clone() for t in state]
         try:
-            tape = Tape(step, TAPE_BYTES - self._taped)
+            tape = Tape(step, self._pool)
         except Unrepeatable:
             _put_back(state, before)
             return None
@@ -60,7 +59,6 @@ class Programs:
         tape()
         same = all(_same_bits(*pair) for pair in zip(state, after, strict=True))
         _put_back(state, before)
-        self._taped += tape.bytes * same
         return tape if same else None
 
     def _capture(self, step: Program, state: list[Tensor]) -> Program:

@@ -1,7 +1,7 @@
 """A step's arithmetic written down once and done again without Python's part in it: a CUDA graph for the CPU.
 
 ``vmap``, ``grad`` and autograd decide anew in every step what is to be computed, though it is always the same. A
-`Tape` listens below them, where only plain tensor operations arrive, and keeps the memory each of them wrote to. So
+`Tape` listens below them, where only plain tensor operations arrive, and gives each of them memory to write to. So
 a replay allocates nothing and makes no views; tensors that were there before (weights, tables, counters) are read
 and written where they lie, with whatever they hold then.
 """
@@ -42,6 +42,9 @@ class Unrepeatable(Exception):
     """A tape cannot do this: a value goes to Python, something is drawn at random, or it takes too much memory."""
 
 
+_Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
 class _Entry(NamedTuple):
     call: Callable[..., Any]
     args: tuple[Any, ...]
@@ -50,19 +53,32 @@ class _Entry(NamedTuple):
     writes: frozenset[int]
 
 
+class Room:
+    """Memory for the results of tapes, which share it: only one of them runs at a time."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.left = most_bytes
+        self.blocks: list[torch.UntypedStorage] = []
+
+    def new_block(self, size: int) -> torch.UntypedStorage:
+        """More of it."""
+        self.left -= size
+        self.blocks.append(torch.empty(size, dtype=torch.uint8).untyped_storage())
+        return self.blocks[-1]
+
+
 class Tape:
     """The operations of one call of ``work``, which is done while recording; calling the tape does it again.
 
-    It keeps the memory of all results, ``bytes``, at most ``most_bytes``.
+    Their results lie in a ``room``, which must have place for all of them together.
     """
 
-    def __init__(self, work: Callable[[], None], most_bytes: int) -> None:
-        recorder = _Recorder(most_bytes)
+    def __init__(self, work: Callable[[], None], room: Room) -> None:
+        recorder = _Recorder(room.left)
         with recorder:
             work()
-        self.bytes = recorder.bytes
         entries = _needed(_changing(recorder.entries), recorder.fresh)
-        self.calls = [(entry.call, entry.args, entry.kwargs) for entry in entries]
+        self.calls = _housed(entries, recorder.fresh, room)
 
     def __call__(self) -> None:
         """Do the recorded operations once more, in the same memory."""
@@ -114,7 +130,7 @@ def _repeatable(func: Any, args: tuple[Any, ...]) -> bool:
 
 def _into(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Sequence[Tensor], places: Sequence[int]
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+) -> _Call:
     """The same operation, writing those of its results that have these places where they are."""
     if func in _COPIES:
         return _ATEN.copy_.default._op, (made[0], args[0]), {}
@@ -130,12 +146,12 @@ def _into(
             kept = kwargs  # of a reduction, say: the type it works in
         return variant._op, args, kept | dict(zip(names, made, strict=True))
 
-    def work_and_copy(*args: Any, **kwargs: Any) -> None:
+    def work_and_copy(made: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
         results = list(_tensors(func(*args, **kwargs)))
         for place, target in zip(places, made, strict=True):
             target.copy_(results[place])
 
-    return work_and_copy, args, kwargs
+    return work_and_copy, (made, *args), kwargs
 
 
 def _out_variant(func: Any) -> Any:
@@ -178,6 +194,36 @@ def _needed(entries: Sequence[_Entry], fresh: dict[int, Tensor]) -> list[_Entry]
             needed |= entry.reads
             kept.append(entry)
     return kept[::-1]
+
+
+def _housed(entries: Sequence[_Entry], fresh: dict[int, Tensor], room: Room) -> list[_Call]:
+    """What these entries call, with results where those lay that nobody reads any more: caches hold more of them."""
+    last = {storage: at for at, entry in enumerate(entries) for storage in entry.reads | entry.writes}
+    free, homes = list(room.blocks), dict[int, torch.UntypedStorage]()
+    calls = []
+    for at, entry in enumerate(entries):
+        for storage in entry.writes & fresh.keys() - homes.keys():
+            size = fresh[storage].untyped_storage().nbytes()
+            large_enough = [place for place, block in enumerate(free) if block.nbytes() >= size]
+            smallest = min(large_enough, key=lambda place: free[place].nbytes(), default=None)
+            homes[storage] = room.new_block(size) if smallest is None else free.pop(smallest)
+        calls.append((entry.call, _moved(entry.args, homes), _moved(entry.kwargs, homes)))
+        free += [homes[storage] for storage in homes if last[storage] == at]
+    constants = last.keys() & fresh.keys() - homes.keys()
+    room.left -= sum(fresh[storage].untyped_storage().nbytes() for storage in constants)
+    return calls
+
+
+def _moved(value: Any, homes: dict[int, torch.UntypedStorage]) -> Any:
+    """An argument of an operation, whose tensors lie in their storages' new homes."""
+    if isinstance(value, Tensor) and _storage(value) in homes:
+        home = homes[_storage(value)]
+        return value.new_empty(0).set_(home, value.storage_offset(), value.size(), value.stride())
+    if isinstance(value, (tuple, list)):
+        return type(value)(_moved(item, homes) for item in value)
+    if isinstance(value, dict):
+        return {key: _moved(item, homes) for key, item in value.items()}
+    return value
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
