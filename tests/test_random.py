@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import numpy as np
+
 import holdfast
 from holdfast.random import counter_key, generator
 
@@ -67,3 +69,9 @@ def test_a_key_is_the_same_on_every_machine():
 def test_every_argument_makes_another_key():
     given = [(0, "a"), (1, "a"), (0, "b"), (0, "a", 0), (0, "a", 1), (0, "a", 0, 1), (0, "a", 1, 0)]
     assert len({counter_key(*of) for of in given}) == len(given)
+
+
+def test_a_generator_is_philox_with_the_key():
+    key = counter_key(3, "batches", 1, 2)
+    expected = np.random.Generator(np.random.Philox(key=key))
+    assert (generator(3, "batches", 1, 2).permutation(100) == expected.permutation(100)).all()

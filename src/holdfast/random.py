@@ -8,6 +8,8 @@ from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import DTypeLike
 
 _MASK = (1 << 64) - 1
 
@@ -33,6 +35,18 @@ def counter_key(seed: int, purpose: str, *counters: int) -> int:
     return key
 
 
+class _Key(ISeedSequence):
+    """A generator's key. Given as ``key``, NumPy asks the operating system for a seed that it does not use."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> np.ndarray:
+        """The key as Philox wants it: two words of 64 bits."""
+        return np.array([self.key, 0], np.uint64)
+
+
 def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
     """A NumPy generator of its own for one choice, e.g. ``generator(seed, "batches", round, client, epoch)``."""
-    return np.random.Generator(np.random.Philox(key=counter_key(seed, purpose, *counters)))
+    key = _Key(counter_key(seed, purpose, *counters))
+    return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # any ISeedSequence will do
