@@ -161,8 +161,10 @@ class Loop:
         """Who trains in a round, and who was sampled but drops out."""
         if self._drawn is None or self._drawn[0] != round:
             sampled = self.participants(round)
-            drawn = generator(self.settings.seed, "dropout", round).random(len(sampled))
-            lost = drawn < self.settings.dropout
+            lost = np.zeros(len(sampled), bool)
+            if self.settings.dropout:
+                drawn = generator(self.settings.seed, "dropout", round).random(len(sampled))
+                lost = drawn < self.settings.dropout
             self._drawn = (round, sampled[~lost], sampled[lost])
         return self._drawn[1], self._drawn[2]
 
