@@ -260,7 +260,7 @@ class Lanes:
         sums = torch.stack(
             [v.sum(tuple(range(1, v.dim()))) if v.dim() > 1 else v for v in self.params.values()]
         ).sum(0)
-        kept = (self.params, self.buffers, self.momentum)
+        kept = (self.params, self.buffers, self.momentum if self.settings.keep_momentum else {})
         trained = [{k: v.unbind() for k, v in tensors.items()} for tensors in kept]
         carried = copies_of_lanes(self.carry, [leg.lane for leg in legs])  # it may outlive the lane
         finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # here the GPU is waited for
@@ -390,8 +390,8 @@ class Lanes:
 
             count_(self.loss, loss, self.cursor)
         else:
-            self.loss[: len(loss)] += loss
-            self.cursor += 1
+            self.loss[: len(loss)].add_(loss)
+            self.cursor.add_(1)
 
     def _end_epoch(self, lanes: Sequence[int]) -> None:
         """``after_epoch`` for the lanes that have just finished one."""

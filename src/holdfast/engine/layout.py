@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -33,18 +35,18 @@ def assign_lanes(planned: Sequence[Planned], lanes: int) -> list[Leg]:
     """Deal clients to lanes, longest first to the least loaded; busier lanes get lower numbers."""
     order = sorted(range(len(planned)), key=lambda i: -planned[i].plan.steps)
     queues: list[list[int]] = [[] for _ in range(min(lanes, len(planned)))]
-    loads = np.zeros(len(queues), np.int64)
+    loads = [(0, queue) for queue in range(len(queues))]  # a heap: the least loaded comes first
     for i in order:
-        lane = int(loads.argmin())
-        queues[lane].append(i)
-        loads[lane] += planned[i].plan.steps
-    rows = np.concatenate([[0], np.cumsum([len(p.ids) for p in planned])])
+        load, queue = loads[0]
+        queues[queue].append(i)
+        heapreplace(loads, (load + planned[i].plan.steps, queue))
+    rows = list(accumulate((len(p.ids) for p in planned), initial=0))
     legs = []
-    for lane, queue in enumerate(sorted(range(len(queues)), key=lambda q: -loads[q])):
+    for lane, (_, queue) in enumerate(sorted(loads, key=lambda entry: (-entry[0], entry[1]))):
         at = 0
         for i in queues[queue]:
             steps = planned[i].plan.steps
-            legs.append(Leg(planned[i], lane, at, at + steps - 1, int(rows[i])))
+            legs.append(Leg(planned[i], lane, at, at + steps - 1, rows[i]))
             at += steps
     return legs
 
@@ -70,32 +72,30 @@ def lay_out(
     """
     legs = assign_lanes(planned, lanes)
     steps = max(leg.last for leg in legs) + 1
-    shape = (steps, lanes, width)
+    sizes = np.zeros((steps, lanes), np.int64)
+    for leg in legs:
+        sizes[leg.first : leg.last + 1, leg.lane] = leg.planned.plan.sizes
+    real = np.arange(width) < sizes[..., None]
     # Sample ids, rows of tables, epoch and dropout key, side by side: a step picks them up in one go.
     places = np.zeros((steps, lanes, 2 * width + 2), np.int64)
     ids, rows = places[..., :width], places[..., width : 2 * width]
-    mask = np.zeros(shape, np.float32)
-    draws = np.zeros((*shape, 5) if augments else (0, 0, 0, 5), np.int16)
-    largest, smallest = np.zeros(steps, np.int64), np.full(steps, width)
+    draws = np.zeros((steps, lanes, width, 5) if augments else (0, 0, 0, 5), np.int16)
     for leg in legs:
         plan, span = leg.planned.plan, slice(leg.first, leg.last + 1)
-        real = np.arange(width) < plan.sizes[:, None]
-        np.maximum(largest[span], plan.sizes, out=largest[span])
-        np.minimum(smallest[span], plan.sizes, out=smallest[span])
-        rows[span, leg.lane][real] = plan.order + leg.row
-        ids[span, leg.lane][real] = leg.planned.ids[plan.order]
-        mask[span, leg.lane] = real
+        taken = real[span, leg.lane]
+        rows[span, leg.lane][taken] = plan.order + leg.row
+        ids[span, leg.lane][taken] = leg.planned.ids[plan.order]
         places[span, leg.lane, -2] = plan.epoch
         if plan.drawn is not None:
-            draws[span, leg.lane][real] = plan.drawn
+            draws[span, leg.lane][taken] = plan.drawn
         if len(plan.keys):
             places[span, leg.lane, -1] = plan.keys
     half = -(-width // 2)
-    widths = np.where(narrow & (largest <= half), half, width)
-    padded = smallest < widths
+    widths = np.where(narrow & (sizes.max(1) <= half), half, width)
+    padded = np.where(sizes, sizes, width).min(1) < widths
     arrays: dict[str, np.ndarray] = {"places": places}
     if padded.any():
-        arrays["mask"] = mask
+        arrays["mask"] = real.astype(np.float32)
     if augments:
         arrays["draws"] = draws
     tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
