@@ -788,4 +788,4 @@ def test_batch_norm_its_statistics_and_gradients(shape, passes, masked, follows)
     wanted, truth = vmap(grad(exact, wrt, has_aux=True))(*(t.double() for t in given))
     for value, reference in zip((*found, *kept), (*wanted, *truth), strict=True):
         assert relative(value, reference) < 1e-5
-    assert torch.equal(vmap(untracked)(x, w, b, added, mask), kept[0])
+    assert relative(vmap(untracked)(x, w, b, added, mask), kept[0].double()) < 1e-6
