@@ -46,6 +46,8 @@ from holdfast.kernels.rim import Rims, Written, move_rims_, moved_by, written
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Task
 
+READY_BYTES = 256 * 2**20  # of samples that a CPU makes ready for the model once, not in every step
+
 
 class Lanes:
     """Trains the clients of a round side by side."""
@@ -70,6 +72,9 @@ class Lanes:
         self.lanes, self.width = lanes, width
         self.group = lanes
         self.graphs = task.device.type == "cuda"
+        ready_bytes = data.x.numel() * data.dtype.itemsize
+        if not self.graphs and not data.preprocess.augments and ready_bytes <= READY_BYTES:
+            self.data = data.made_ready()
         self.upcoming: Callable[[int], Sequence[Job]] | None = (
             None  # a later round's clients, if they are known
         )

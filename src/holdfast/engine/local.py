@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -35,6 +35,10 @@ class DeviceData:
         return self.preprocess(
             self.x.index_select(0, torch.from_numpy(ids).to(self.x.device)), dtype=self.dtype
         )
+
+    def made_ready(self) -> DeviceData:
+        """The same samples, not augmented, stored as the model takes them."""
+        return replace(self, x=self.preprocess(self.x, dtype=self.dtype), preprocess=Preprocess())
 
     def labelled(self, ids: np.ndarray) -> tuple[Tensor, Tensor]:
         """The same, with their labels."""
