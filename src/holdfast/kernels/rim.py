@@ -58,9 +58,8 @@ def begin_gradient(dw: Tensor, taps: range) -> None:
 def move_rims_(w: Tensor, taps: range, moved: Sequence[tuple[float, float]], sent: Tensor) -> None:
     """Make of the rims of filters ``w`` [L, O, C, R, S] so much of themselves, and of what was ``sent`` [O, C, R, S]:
     two factors for each lane."""
-    factors = (
-        torch.tensor(moved, dtype=w.dtype).T[..., None, None, None, None].repeat(1, 1, 1, 1, *w.shape[3:])
-    )
+    each = torch.tensor(moved, dtype=w.dtype).T
+    factors = each.view(2, -1, 1, 1, 1, 1).repeat(1, 1, 1, 1, *w.shape[3:])
     for factor, within in zip(factors, (1, 0), strict=True):
         factor[..., taps.start : taps.stop, taps.start : taps.stop] = within
     on_gpu = w.device.type == "cuda"  # from pinned memory, so that nobody waits for the copy

@@ -125,9 +125,8 @@ class FedMLP(Method):
         means, _ = self._clusters(memory[remembered], client.task, client.generator("clusters"))
         neighbours, exists = _nothing(client.task)
         neighbours[: len(means)], exists[: len(means)] = means, True
-        lengths = torch.where(
-            exists, neighbours.square().sum(-1), torch.inf
-        )  # one that is not there is never nearest
+        # One that is not there is never nearest.
+        lengths = torch.where(exists, neighbours.square().sum(-1), torch.inf)
         goals = F.log_softmax(torch.cat([memory, neighbours]), dim=-1)
         return {
             "memory": memory, "remembered": remembered, "anything": remembered.any(),
