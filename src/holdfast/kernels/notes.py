@@ -40,6 +40,11 @@ def noted_peaks(x: Tensor) -> Tensor | None:
     """The peaks of ``x``, if they were noted and it is among the latest."""
     for images, peaks in _noted or ():
         # They are held until now, so no other tensor can have got their memory.
-        if (images.data_ptr(), images.shape, images.stride()) == (x.data_ptr(), x.shape, x.stride()):
+        if place(images) == place(x):
             return peaks
     return None
+
+
+def place(tensor: Tensor) -> tuple[int, ...]:
+    """What tells a tensor from others while it is held: where it lies in memory, and how."""
+    return (tensor.data_ptr(), *tensor.shape, *tensor.stride())

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.kernels.notes import place
+
 Rims = dict[str, range]
 """The rows and columns of a filter within its rim, by the parameter's name."""
 
@@ -28,8 +30,8 @@ class Written:
     def untouched(self, grads: Mapping[str, Tensor]) -> Rims:
         """Those of ``grads`` that are what a convolution wrote, and nothing else: nothing was added to them."""
         # They are held until now, so no other tensor can have got their memory.
-        taps = {(g.data_ptr(), g.shape, g.stride()): within for g, within in self.gradients}
-        found = {name: taps.get((g.data_ptr(), g.shape, g.stride())) for name, g in grads.items()}
+        taps = {place(g): within for g, within in self.gradients}
+        found = {name: taps.get(place(g)) for name, g in grads.items()}
         return {name: within for name, within in found.items() if within is not None}
 
 
