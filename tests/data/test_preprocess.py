@@ -148,3 +148,11 @@ def test_presets_say_what_the_papers_do():
     assert preprocess_for("emnist", "fedfa") == Preprocess()
     assert not any(p.augments for name in ("plain", "fedfa", "fedka") for p in PRESETS[name].values())
     assert preprocess_for("my-own") == Preprocess()
+
+
+@pytest.mark.parametrize(
+    "p", [Preprocess(), Preprocess(MEAN, STD), Preprocess((0.9,), (0.1,)), PRESETS["plain"]["cifar10"]]
+)
+def test_no_byte_becomes_more_than_the_largest(p):
+    every = torch.arange(256, dtype=torch.uint8).expand(1, 3, 1, 256)
+    assert float(p(every).abs().max()) == pytest.approx(p.largest())

@@ -90,6 +90,24 @@ def test_convolutions(shape, compiled, monkeypatch):
     assert_nothing_is_overwritten(compiled, "_windows", "_window_sums")
 
 
+@pytest.mark.parametrize(
+    "shape", [(1, 500, 3, 32, 32, 5, 2), (1, 500, 32, 16, 64, 5, 2), (10, 50, 6, 8, 16, 3, 1)]
+)
+def test_convolution_and_pooling_in_one_pass(shape, compiled, monkeypatch):
+    from holdfast.kernels import conv_pool
+    from holdfast.kernels.geometry import Geometry
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    lanes, batch, channels, size, outputs, kernel, pad = shape
+    x, w = (
+        torch.empty(lanes, batch, channels, size, size),
+        torch.empty(lanes, outputs, channels, kernel, kernel),
+    )
+    conv_pool._forward(x, w, None, Geometry((size, size), kernel, 1, pad), True)
+    assert_nothing_is_overwritten(compiled, "_pooled_windows")
+    assert_no_constant_can_be_lost(compiled)
+
+
 @pytest.mark.parametrize("outputs", [10, 64])
 def test_classifiers(outputs, compiled, monkeypatch):
     from holdfast.kernels import narrow

@@ -150,9 +150,9 @@ def test_pooling_keeps_what_is_no_number():
     x = torch.randn(2, 4, 4, 4, device=DEVICE)
     x[1, 2, 3, 0] = float("nan")
     want = F.max_pool2d(F.relu(x), 2)
-    y, code = pool.forward(x)
-    assert torch.equal(y.isnan(), want.isnan())
-    assert int(code[1, 2, 1, 0]) == 2
+    y, code = pool.forward(x[None])
+    assert torch.equal(y[0].isnan(), want.isnan())
+    assert int(code[0, 1, 2, 1, 0]) == 2
 
 
 @takes_minutes
@@ -183,20 +183,70 @@ def test_more_values_than_32_bits_count(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 8, 6), (2, 32, 32, 32), (7, 1, 2, 2)])
-def test_relu_and_pooling(shape, monkeypatch):
+@pytest.mark.parametrize("flat", [False, True])
+def test_relu_and_pooling(shape, flat, monkeypatch):
     from holdfast.kernels import frame, pool
 
     x = torch.randn(shape, device=DEVICE)
     exact = x.double().requires_grad_()
     reference = F.max_pool2d(F.relu(exact), 2)
     dy = torch.randn_like(reference).float()
-    y, code = pool.forward(x)
-    assert torch.equal(y, reference.float())
+    y, code = pool.forward(x[None], flat)
+    assert torch.equal(y[0], reference.float())
+    assert y[0].is_contiguous() or not flat
     (want,) = torch.autograd.grad(reference, exact, dy.double())
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    framed = frame.unpool(dy[None], code[None], frame.Frame(0, (shape[2], shape[3])))
+    framed = frame.unpool(dy[None], code, frame.Frame(0, (shape[2], shape[3])))
     got = framed.values[0].permute(0, 3, 1, 2)[:, : shape[1], : shape[2], : shape[3]]  # frames are rounded up
     assert torch.equal(got, want.float())
+
+
+@pytest.mark.parametrize(
+    "shape",  # lanes with images, with weights; batch, channels, height, width, outputs; kernel, stride, padding
+    [
+        (2, 2, 3, 3, 32, 32, 32, 5, 1, 2),
+        (3, 3, 2, 32, 16, 16, 64, 5, 1, 2),
+        (2, 1, 5, 4, 8, 12, 16, 3, 1, 1),
+        (1, 1, 3, 2, 8, 12, 5, 3, 1, 2),
+        (1, 3, 4, 1, 12, 12, 64, 5, 1, 0),
+    ],
+)
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_convolution_and_pooling_in_one_pass(shape, flat, biased, monkeypatch):
+    from holdfast.kernels import conv_pool
+    from holdfast.kernels.geometry import Geometry
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    lanes, own, batch, channels, height, width, outputs, kernel, stride, padding = shape
+    x = torch.randn(lanes, batch, channels, height, width, device=DEVICE)
+    w = torch.randn(own, outputs, channels, kernel, kernel, device=DEVICE) / kernel
+    bias = torch.randn(own, outputs, device=DEVICE) if biased else None
+    x[-1] *= 1000
+    geometry = Geometry((height, width), kernel, stride, padding)
+    assert conv_pool.serves(outputs, geometry)
+
+    def exact(x, w, b):
+        return F.max_pool2d(F.relu(F.conv2d(x, w, b, stride, padding)), 2)
+
+    def ours(x, w, b):
+        return conv_pool.convolve_and_pool(x, w, b, geometry, flat)
+
+    with torch.no_grad():
+        dims = [None if len(t) < max(lanes, own) else 0 for t in (x, w)]
+        dims.append(dims[1] if biased else None)
+        alike = [
+            t[0] if dim is None and t is not None else t for t, dim in zip((x, w, bias), dims, strict=True)
+        ]
+        got = vmap(ours, tuple(dims))(*alike)
+        assert got.stride(-1) == (1 if flat else outputs)
+        for lane, y in enumerate(got):
+            x1, w1, b1 = (None if t is None else t[lane % len(t)].double() for t in (x, w, bias))
+            assert relative(y, exact(x1, w1, b1)) < 5e-4
+        single = [None if t is None else t[0] for t in (x, w, bias)]
+        assert torch.equal(ours(*single), got[0])
+        single[0] = torch.full_like(single[0], float("nan"))
+        assert ours(*single).isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -414,6 +464,29 @@ def test_norms_note_the_largest_values_they_write(shape, follows, kind):
             assert torch.equal(found.amax(1).view(torch.float32), images.abs().amax((1, 2, 3, 4)))
 
 
+def test_pooling_and_products_note_the_largest_values_they_write(monkeypatch):
+    from holdfast.kernels import layers
+    from holdfast.kernels.geometry import Geometry
+    from holdfast.kernels.notes import noted_peaks, noting
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    x = torch.randn(2, 3, 4, 12, 12, device=DEVICE)
+    x[1] *= 100
+    w = torch.randn(2, 6, 4, 3, 3, device=DEVICE)
+    geometry = Geometry((12, 12), 3, 1, 1)
+    with noting():
+        y, *kept = layers._forward(x, w, None, geometry, True, False)
+        *between, code = kept
+        dx, *_ = layers._backward(geometry, True, torch.randn_like(y), w, *between, code)
+        for images in (y, dx):
+            found = noted_peaks(images)
+            assert torch.equal(found.amax(1).view(torch.float32), images.abs().amax((1, 2, 3, 4)))
+    with noting():
+        flat, *_ = layers._forward(x, w, None, geometry, True, True)
+        assert noted_peaks(flat) is None  # it is no image any more
+        assert torch.equal(flat, y)
+
+
 @pytest.mark.parametrize("shape", [(3, 50, 10), (2, 7, 100), (1, 1, 2), (4, 300, 62), (2, 3, 1000)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_mean_cross_entropy(shape, masked):
@@ -437,6 +510,18 @@ def test_mean_cross_entropy(shape, masked):
     # A loss near 0 is a difference of logits: what they are rounded to is left of it.
     assert float(ours[1].sum()) == pytest.approx(float(want), rel=1e-5, abs=1e-6)
     assert torch.allclose(ours[0].double(), slope, rtol=1e-4, atol=1e-7)
+
+
+def test_the_gradient_of_an_addend():
+    from holdfast.kernels.entropy import mean_cross_entropy
+
+    logits, labels = torch.randn(2, 3, 4, device=DEVICE), torch.tensor([[0, 3, 1], [2, 2, 0]], device=DEVICE)
+
+    def objective(z, y, addend):
+        return mean_cross_entropy(z, y, None, addend) + (z * z).sum()
+
+    plain, addend = (vmap(grad_and_value(objective), (0, 0, None))(logits, labels, a) for a in (False, True))
+    assert all(map(torch.equal, plain, addend))
 
 
 def test_cross_entropy_of_what_is_no_number():

@@ -95,6 +95,15 @@ class Preprocess:
         full = 1.0 if x.is_floating_point() else 255.0
         return _constants(self.mean or (0.0,), self.std or (1.0,), full, x.ndim - 2, x.device, dtype)
 
+    def largest(self) -> float:
+        """A bound of what stored bytes, 0 to 255, become: no value is above it, or below its negative."""
+        ends = [
+            (end - m) / s
+            for m, s in zip(self.mean or (0.0,), self.std or (1.0,), strict=True)
+            for end in (0, 1)
+        ]
+        return max(map(abs, ends))
+
     def _move(self, x: Tensor, draws: Tensor) -> Tensor:
         """Crop and flip by saying, for every output pixel, which input pixel it shows."""
         height, width = x.shape[-2:]

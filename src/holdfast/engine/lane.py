@@ -84,7 +84,7 @@ class Lane:
         if self.task.network.uses_kernels and not self.method.overrides("task_loss"):
             from holdfast.kernels.entropy import mean_cross_entropy
 
-            return mean_cross_entropy(out.logits, batch.y, batch.mask)
+            return mean_cross_entropy(out.logits, batch.y, batch.mask, addend=True)
         return self.method.task_loss(out, batch, carry)
 
     def after_step(

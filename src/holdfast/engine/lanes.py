@@ -306,7 +306,7 @@ class Lanes:
     def _step(self, n: int, width: int, masked: bool) -> None:
         """One batch of each of the first n lanes."""
         method, settings = self.method, self.settings
-        with torch.no_grad():
+        with torch.no_grad(), noting():
             lanes = self._batches(n, width, masked)
             params = {k: v[:n] for k, v in self.params.items()}
             buffers = {k: v[:n] for k, v in self.buffers.items()}
@@ -317,7 +317,7 @@ class Lanes:
                 copy_(buffers, fresh)
                 self._count(loss)
                 return
-            with written(unread=bool(self.rims)) as convolved, noting():
+            with written(unread=bool(self.rims)) as convolved:
                 grads, loss, features, logits, fresh = vmap(self.lane.gradient)(
                     params, buffers, carry, *lanes
                 )

@@ -11,19 +11,22 @@ Each lane's images are scaled by a power of two to the range of a half; sums are
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.frame import Padded, halves, pad, scale_to_half
+from holdfast.kernels.frame import Padded, halves, pad, peak, scale_to_half
 from holdfast.kernels.geometry import Geometry
+from holdfast.kernels.notes import note_peaks
 from holdfast.kernels.rim import begin_gradient
 
 _PROCESSORS = 132  # of an H200
 _PROGRAMS = 2 * _PROCESSORS  # of a weight gradient
 _BLOCKS = 2  # of rows that one of them does at least
-_WEIGHT_SCALE = 256.0  # weights are small: this keeps 2.4e-7 to 255 within a half's full precision
+WEIGHT_SCALE = 256.0  # weights are small: this keeps 2.4e-7 to 255 within a half's full precision
 
 
 @triton.jit
@@ -63,11 +66,11 @@ def _spread(
 
 @triton.jit
 def _windows(
-    x, w, bias, y, largest, rows, x_lane, w_lane, bias_lane, each,
+    x, w, bias, y, peaks, largest, rows, x_lane, w_lane, bias_lane, each,
     PH: tl.constexpr, PW: tl.constexpr, CP: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     O: tl.constexpr, R: tl.constexpr, SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr,
-    CHUNKS: tl.constexpr, TURNED: tl.constexpr, BIAS: tl.constexpr, HALF: tl.constexpr, WEIGHT_SCALE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    CHUNKS: tl.constexpr, TURNED: tl.constexpr, BIAS: tl.constexpr, NOTED: tl.constexpr,
+    HALF: tl.constexpr, WEIGHT_SCALE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y[m, n] = Σ_k x[start(m) + k] w[n, k] (+ bias): one lane and one tile of y a program.
 
@@ -109,8 +112,12 @@ def _windows(
         acc *= 1.0 / scale_to_half(tl.load(largest + lane * each)) * (1.0 / WEIGHT_SCALE)
     if BIAS:
         acc += tl.load(bias + lane * bias_lane + n % O, mask=n < N, other=0.0)[None, :]
+    real = (m < rows)[:, None] & (n < N)[None, :]
+    if NOTED:
+        part = (lane * tl.num_programs(0) + tl.program_id(0)) * tl.num_programs(2) + tl.program_id(2)
+        tl.store(peaks + part, peak(acc, real))
     out = y + (lane * rows + m)[:, None] * N + n[None, :]
-    tl.store(out, acc, mask=(m < rows)[:, None] & (n < N)[None, :])
+    tl.store(out, acc, mask=real)
 
 
 @triton.jit(do_not_specialize=["blocks", "lanes"])
@@ -244,22 +251,35 @@ def _fold(
         tl.store(dw + place, total, mask=inside)
 
 
-def _share(outputs: int, across: int, kernel: int, stride: int) -> int:
-    """How many neighbouring outputs share a window: as long as it is read less often than it grows."""
-    share = 1
-    while (
-        halves()
-        and 2 * share * outputs <= 128
-        and across % (2 * share) == 0
-        and 5 * (kernel + (2 * share - 1) * stride) <= 8 * kernel
-    ):
-        share *= 2
-    return share
+@dataclass(frozen=True)
+class Windows:
+    """How images are read: neighbouring outputs ``share`` a window, so many each; its rows are a ``run`` of values."""
 
+    share: int
+    run: int
 
-def _chunk(run: int) -> int:
-    """How many of a run's values one product takes."""
-    return 64 if run % 64 == 0 else 32 if run > 16 else 16
+    @staticmethod
+    def of(outputs: int, channels: int, across: int, kernel: int, stride: int) -> Windows:
+        """Outputs share a window as long as it is read less often than it grows; ``across`` are those of a row."""
+        share = 1
+        while (
+            halves()
+            and 2 * share * outputs <= 128
+            and across % (2 * share) == 0
+            and 5 * (kernel + (2 * share - 1) * stride) <= 8 * kernel
+        ):
+            share *= 2
+        return Windows(share, (kernel + (share - 1) * stride) * channels)
+
+    @property
+    def chunk(self) -> int:
+        """How many of a run's values one product takes."""
+        return 64 if self.run % 64 == 0 else 32 if self.run > 16 else 16
+
+    @property
+    def chunks(self) -> int:
+        """How many products a run takes."""
+        return -(-self.run // self.chunk)
 
 
 def _tile(n: int, most: int) -> int:
@@ -285,12 +305,13 @@ def _sum_tiles(n: int, rows: int) -> tuple[int, int, int, int]:
 
 
 def _product(
-    x: Padded, w: Tensor, bias: Tensor | None, out: tuple[int, int], stride: int, before: Tensor | None = None
+    x: Padded, w: Tensor, bias: Tensor | None, out: tuple[int, int], stride: int, before: Tensor | None = None,
+    noted: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Each lane's windows of ``x`` times its weights ``w`` [L or 1, O, C, R, S]: ``[L, B, O, *out]``.
 
     Also returns the weights as they were spread. Those that a forward convolution had are given to its gradient as
-    ``before``; then w is that convolution's, and turned about.
+    ``before``; then w is that convolution's, and turned about. The result's peaks are ``noted`` if asked for.
     """
     back = before is not None
     if back:
@@ -298,31 +319,33 @@ def _product(
     _, batch, height, width, channels = x.values.shape
     lanes = max(w.shape[0], x.values.shape[0])
     outputs, kernel = w.shape[1], (w.shape[3], w.shape[4])
-    share = _share(outputs, out[1], kernel[1], stride)
-    run = (kernel[1] + (share - 1) * stride) * channels
-    chunk = _chunk(run)
-    chunks = triton.cdiv(run, chunk)
+    read = Windows.of(outputs, channels, out[1], kernel[1], stride)
+    share, chunk, chunks = read.share, read.chunk, read.chunks
     if before is not None and before.numel() == w.numel() and share == 1 and w.shape[2] % chunk == 0:
         spread, turned = before, True  # they lack nothing, and a product takes values of one pixel alone
     else:
-        spread, turned = _spread_out(w, channels, share, stride, chunks * chunk, x.values.dtype, back), False
+        spread, turned = spread_out(w, channels, share, stride, chunks * chunk, x.values.dtype, back), False
     rows = batch * out[0] * out[1] // share
     y = torch.empty((lanes, batch, *out, outputs), dtype=torch.float32, device=w.device)
     block_m, block_n, warps, stages = _product_tiles(share * outputs, rows, lanes)
     grid = (triton.cdiv(rows, block_m), lanes, triton.cdiv(share * outputs, block_n))
+    peaks = torch.empty((lanes, grid[0] * grid[2]), dtype=torch.int32, device=w.device)
     _windows[grid](
-        x.values, spread, spread if bias is None else bias, y, x.largest,
+        x.values, spread, spread if bias is None else bias, y, peaks, x.largest,
         rows, x.lane, spread.stride(0) if len(spread) > 1 else 0, outputs if bias is not None and len(bias) > 1 else 0,
         x.each,
         PH=height, PW=width, CP=channels, OH=out[0], OW=out[1], O=outputs, R=kernel[0], SHARE=share, STRIDE=stride,
-        RUN=run, CHUNKS=chunks, TURNED=turned, BIAS=bias is not None, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE,
-        BM=block_m, BN=block_n, BK=chunk, num_warps=warps, num_stages=stages,
+        RUN=read.run, CHUNKS=chunks, TURNED=turned, BIAS=bias is not None, NOTED=noted, HALF=halves(),
+        WEIGHT_SCALE=WEIGHT_SCALE, BM=block_m, BN=block_n, BK=chunk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return y.permute(0, 1, 4, 2, 3), spread
+    y = y.permute(0, 1, 4, 2, 3)
+    if noted:
+        note_peaks(y, peaks)
+    return y, spread
 
 
-def _spread_out(
-    w: Tensor, channels: int, share: int, stride: int, run: int, dtype: torch.dtype, back: bool
+def spread_out(
+    w: Tensor, channels: int, share: int, stride: int, run: int, dtype: torch.dtype, back: bool = False
 ) -> Tensor:
     """The weights ``[L or 1, O, C, R, S]`` as `_windows` reads them, ``[L or 1, share O, R, run]``."""
     lanes, outputs, real, height, width = w.shape
@@ -332,7 +355,7 @@ def _spread_out(
     _spread[(tiles, triton.cdiv(run, channels) * height * share, lanes)](
         w, spread, *w.stride(),
         C=real, CP=channels, O=outputs, R=height, S=width, SHARE=share, STRIDE=stride,
-        RUN=run, FLIP=back, HALF=halves(), WEIGHT_SCALE=_WEIGHT_SCALE, BLOCK_O=block_o, BLOCK_C=block_c,
+        RUN=run, FLIP=back, HALF=halves(), WEIGHT_SCALE=WEIGHT_SCALE, BLOCK_O=block_o, BLOCK_C=block_c,
     )  # fmt: skip
     return spread
 
@@ -354,13 +377,15 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry) -> tu
 
 
 def gradients(
-    dy: Padded, x: Padded, w: Tensor, spread: Tensor, geometry: Geometry, of_input: bool
+    dy: Padded, x: Padded, w: Tensor, spread: Tensor, geometry: Geometry, of_input: bool, noted: bool = False
 ) -> tuple[Tensor, ...]:
-    """The gradients of `forward` in x (if wanted), w and bias; dy lies in its `Geometry.frame_of_gradient`."""
+    """The gradients of `forward` in x (if wanted, its peaks ``noted`` or not), w and bias; dy lies in its
+    `Geometry.frame_of_gradient`."""
     dw, db = _weight_gradient(x, dy, (w.shape[1], w.shape[2]), geometry, of_input)
     if not of_input:
         return dw, db
-    return _product(dy, geometry.used(w), None, geometry.size, 1, spread)[0], dw, db
+    dx, _ = _product(dy, geometry.used(w), None, geometry.size, 1, spread, noted)
+    return dx, dw, db
 
 
 def _weight_gradient(

@@ -68,27 +68,37 @@ class _MeanCrossEntropy(Function):
     """The loss, and its gradient for when it is asked for."""
 
     @staticmethod
-    def forward(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(logits: Tensor, labels: Tensor, mask: Tensor | None, addend: bool) -> tuple[Tensor, Tensor]:
         loss, slope = _forward(logits[None], labels[None], None if mask is None else mask[None])
         return loss[0], slope[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.addend = inputs[3]
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.saved_tensors[0] * grads[0], None, None
+        (slope,) = ctx.saved_tensors
+        return slope if ctx.addend else slope * grads[0], None, None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], logits: Tensor, labels: Tensor, mask: Tensor | None
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        logits: Tensor,
+        labels: Tensor,
+        mask: Tensor | None,
+        addend: bool,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return _forward(*in_lanes(info, in_dims, (logits, labels, mask))), (0, 0)
+        return _forward(*in_lanes(info, in_dims[:3], (logits, labels, mask))), (0, 0)
 
 
-def mean_cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over a batch, of the samples that ``mask`` has 1 for, as a scalar that can be differentiated once."""
-    return cast(Tensor, apply(_MeanCrossEntropy, logits, labels, mask)[0])
+def mean_cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None, addend: bool = False) -> Tensor:
+    """The mean over a batch, of the samples that ``mask`` has 1 for, as a scalar that can be differentiated once.
+
+    An ``addend`` of what is differentiated, or all of it, has 1 as its gradient, which need not be multiplied by.
+    """
+    return cast(Tensor, apply(_MeanCrossEntropy, logits, labels, mask, addend)[0])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.nn import functional as F
 
-from holdfast.kernels import conv, is_plain, narrow, pool
+from holdfast.kernels import conv, conv_pool, is_plain, narrow, pool
 from holdfast.kernels.bias import add_bias
 from holdfast.kernels.frame import Padded, pad, unpool
 from holdfast.kernels.function import Gradient, apply, as_lane, with_lanes
@@ -40,12 +41,14 @@ class LaneConv2d(nn.Module):
             and module.padding[0] < module.kernel_size[0]
         )
 
-    def forward(self, x: Tensor, pooled: bool = False) -> Tensor:
-        """``[B, O, OH, OW]`` from ``[B, C, H, W]``; half as high and wide if ``pooled``."""
+    def forward(self, x: Tensor, pooled: bool = False, flat: bool = False) -> Tensor:
+        """``[B, O, OH, OW]`` from ``[B, C, H, W]``; half as high and wide if ``pooled``, and ``flat`` soon if so."""
         size = (x.shape[-2], x.shape[-1])
         geometry = Geometry(size, self.weight.shape[-1], self.stride, self.padding)
         at_once = pooled and not (geometry.out[0] % 2 or geometry.out[1] % 2)
-        y = cast(Tensor, apply(_Convolve, x, self.weight, self.bias, geometry, at_once)[0])
+        if at_once and not torch.is_grad_enabled() and conv_pool.serves(len(self.weight), geometry):
+            return conv_pool.convolve_and_pool(x, self.weight, self.bias, geometry, flat)
+        y = cast(Tensor, apply(_Convolve, x, self.weight, self.bias, geometry, at_once, flat)[0])
         return F.max_pool2d(F.relu(y), 2) if pooled and not at_once else y
 
 
@@ -99,12 +102,12 @@ class LaneSequential(nn.Sequential):
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         """One after another; the last with what is to be ``added``, which only one that ``adds`` can be given."""
-        layers, at = [*self, *[nn.Identity()] * 2], 0
+        layers, at = [*self, *[nn.Identity()] * 3], 0
         while at < len(self) - (added is not None):
-            layer, relu, pool = layers[at : at + 3]
+            layer, relu, pool, flatten = layers[at : at + 4]
             follows = is_plain(relu, nn.ReLU)
             if follows and isinstance(layer, LaneConv2d) and isinstance(pool, LaneMaxPool2d) and pool.halves:
-                x, done = layer(x, pooled=True), 3
+                x, done = layer(x, pooled=True, flat=is_plain(flatten, nn.Flatten)), 3
             elif follows and getattr(layer, "rectifies", False):  # it knows how to
                 x, done = layer(x, rectified=True), 2
             else:
@@ -118,15 +121,15 @@ class _Convolve(Function):
 
     @staticmethod
     def forward(
-        x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, pooled: bool
+        x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, pooled: bool, flat: bool
     ) -> tuple[Tensor, ...]:
         x, w, bias = as_lane((x, w, bias))
-        y, *kept = _forward(x, w, bias, geometry, pooled)
+        y, *kept = _forward(x, w, bias, geometry, pooled, flat)
         return y[0], *(t[0] for t in kept)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, w, bias, ctx.geometry, _ = inputs
+        _, w, bias, ctx.geometry, *_ = inputs
         ctx.biased = bias is not None
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)  # or zeros would be written as the gradients of what is only kept
@@ -137,29 +140,29 @@ class _Convolve(Function):
         of_input = ctx.needs_input_grad[0]
         found = apply(_ConvolveBack, ctx.geometry, of_input, grads[0], *ctx.saved_tensors)
         dx, dw, db = found if of_input else (None, *found)
-        return dx, dw, db if ctx.biased else None, None, None
+        return dx, dw, db if ctx.biased else None, None, None, None
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry,
-        pooled: bool,
+        pooled: bool, flat: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:  # fmt: skip
         x, w = (with_lanes(t, dim) for t, dim in zip((x, w), in_dims, strict=False))
         bias = None if bias is None else with_lanes(bias, in_dims[2])
-        y, *kept = _forward(x, w, bias, geometry, pooled)
+        y, *kept = _forward(x, w, bias, geometry, pooled, flat)
         shared = [len(t) < len(y) for t in kept]  # all lanes have the same images, or weights
         found = [t[0] if same else t for t, same in zip(kept, shared, strict=True)]
         return (y, *found), (0, *(None if same else 0 for same in shared))
 
 
 def _forward(
-    x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, pooled: bool
+    x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, pooled: bool, flat: bool
 ) -> tuple[Tensor, ...]:
     """Output, padded images, their largest values, spread weights and, with pooling, its code: all with lanes first."""
     y, padded, spread = conv.forward(x, w, None if bias is None else bias.contiguous(), geometry)
     if not pooled:
         return y, padded.values, padded.largest, spread
-    y, code = (t.view(len(y), -1, *t.shape[1:]) for t in pool.forward(y.flatten(0, 1)))
+    y, code = pool.forward(y, flat)
     return y, padded.values, padded.largest, spread, code
 
 
@@ -186,4 +189,7 @@ def _backward(
     """The gradients in x (if wanted), w and bias; with a ``code``, dy is that behind ReLU and pooling."""
     frame = geometry.frame_of_gradient(of_input)
     framed = pad(dy, frame) if code is None else unpool(dy, code.expand(len(dy), *code.shape[1:]), frame)
-    return conv.gradients(framed, Padded(values, largest), w, spread, geometry, of_input)
+    # Behind pooling are networks without norms: the layer below is one of these too, and wants the peaks.
+    return conv.gradients(
+        framed, Padded(values, largest), w, spread, geometry, of_input, noted=code is not None
+    )

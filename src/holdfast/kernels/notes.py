@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 _LATEST = 4  # images that are remembered: they are held as long, and soon read
+_MOST_PARTS = 1024  # of a lane: all who read its images read the peaks of all of them
 
 _noted: deque[tuple[Tensor, Tensor]] | None = (
     None  # of this process: gradients are computed in threads of torch's
@@ -32,7 +33,7 @@ def noting() -> Iterator[None]:
 
 def note_peaks(x: Tensor, peaks: Tensor) -> None:
     """The ``peaks`` [L, P] of each lane's parts of the images ``x`` [L, ...], as `holdfast.kernels.frame` has them."""
-    if _noted is not None:
+    if _noted is not None and peaks.shape[1] <= _MOST_PARTS:
         _noted.append((x, peaks))
 
 

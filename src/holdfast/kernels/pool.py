@@ -1,4 +1,4 @@
-"""ReLU and 2x2 max-pooling in one pass, between convolutions whose images lie channels last."""
+"""ReLU and 2x2 max-pooling in one pass, behind convolutions whose images lie channels last."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.kernels.follow import channels_last
+from holdfast.kernels.notes import note_peaks
+
 _BLOCK = 1024
 
 
 @triton.jit
-def _relu_pool(x, y, code, total, W, C, BLOCK: tl.constexpr):
-    """y = max(0, the four values of a window); ``code`` says which of them won, 4 if none was above 0."""
+def _relu_pool(x, y, code, peaks, each, image, W, C, FLAT: tl.constexpr, BLOCK: tl.constexpr):
+    """y = max(0, the four values of a window); ``code`` says which of them won, 4 if none was above 0.
+
+    A lane has ``each`` of y, an image so many. With FLAT its channels come first in y.
+    """
+    lane = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    real = at < total
+    real = at < each
+    x += lane * 4 * each
     corner = at // (W // 2 * C) * (2 * W * C) + at // C % (W // 2) * (2 * C) + at % C
     best = tl.zeros((BLOCK,), tl.float32)
     won = tl.full((BLOCK,), 4, tl.int32)
@@ -22,15 +30,31 @@ def _relu_pool(x, y, code, total, W, C, BLOCK: tl.constexpr):
         value = tl.load(x + corner + place // 2 * (W * C) + place % 2 * C, mask=real, other=0.0)
         won = tl.where((value > best) | (value != value), place, won)
         best = tl.maximum(value, best, propagate_nan=tl.PropagateNan.ALL)  # as torch does
-    tl.store(y + at, best, mask=real)
-    tl.store(code + at, won.to(tl.uint8), mask=real)
+    tl.store(code + lane * each + at, won.to(tl.uint8), mask=real)
+    most = tl.max(best.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
+    tl.store(peaks + lane * tl.num_programs(0) + tl.program_id(0), most)
+    if FLAT:
+        at = at // image * image + at % C * (image // C) + at % image // C
+    tl.store(y + lane * each + at, best, mask=real)
 
 
-def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Pooled values and the code of each, ``[N, C, H/2, W/2]``, from ``[N, C, H, W]`` with even H and W."""
-    n, channels, height, width = x.shape
-    x = x.contiguous(memory_format=torch.channels_last)
-    y = torch.empty((n, height // 2, width // 2, channels), dtype=x.dtype, device=x.device)
-    code = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
-    _relu_pool[(triton.cdiv(y.numel(), _BLOCK),)](x, y, code, y.numel(), width, channels, BLOCK=_BLOCK)
-    return y.permute(0, 3, 1, 2), code.permute(0, 3, 1, 2)
+def forward(x: Tensor, flat: bool = False) -> tuple[Tensor, Tensor]:
+    """Pooled values and the code of each, ``[L, B, C, H/2, W/2]``, from ``[L, B, C, H, W]`` with even H and W.
+
+    All lie channels last, but for pooled values that are to be made ``flat``.
+    """
+    lanes, batch, channels, height, width = x.shape
+    x = channels_last(x)
+    after = (lanes, batch, height // 2, width // 2, channels)
+    y, code = torch.empty(after, device=x.device), torch.empty(after, dtype=torch.uint8, device=x.device)
+    parts = triton.cdiv(y[0].numel(), _BLOCK)
+    peaks = torch.empty((lanes, parts), dtype=torch.int32, device=x.device)
+    _relu_pool[(parts, lanes)](
+        x, y, code, peaks, y[0].numel(), y[0, 0].numel(), width, channels, FLAT=flat, BLOCK=_BLOCK
+    )
+    if flat:
+        y = y.view(lanes, batch, channels, height // 2, width // 2)
+    else:
+        y = y.permute(0, 1, 4, 2, 3)
+        note_peaks(y, peaks)
+    return y, code.permute(0, 1, 4, 2, 3)
