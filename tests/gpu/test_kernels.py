@@ -465,9 +465,9 @@ def test_norms_note_the_largest_values_they_write(shape, follows, kind):
 
 
 def test_pooling_and_products_note_the_largest_values_they_write(monkeypatch):
-    from holdfast.kernels import layers
+    from holdfast.kernels import conv_pool, layers
     from holdfast.kernels.geometry import Geometry
-    from holdfast.kernels.notes import noted_peaks, noting
+    from holdfast.kernels.notes import note_bound, note_peaks, noted_peaks, noting
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     x = torch.randn(2, 3, 4, 12, 12, device=DEVICE)
@@ -485,6 +485,14 @@ def test_pooling_and_products_note_the_largest_values_they_write(monkeypatch):
         flat, *_ = layers._forward(x, w, None, geometry, True, True)
         assert noted_peaks(flat) is None  # it is no image any more
         assert torch.equal(flat, y)
+        once = conv_pool._forward(x, w, None, geometry, False)
+        found = noted_peaks(once)
+        assert torch.equal(found.amax(1).view(torch.float32), once.amax((1, 2, 3, 4)))
+    with noting():
+        note_bound(x, 12.5)
+        assert noted_peaks(x).view(torch.float32).tolist() == [[12.5]] * 2
+        note_peaks(y, torch.zeros(2, 5000, dtype=torch.int32, device=DEVICE))
+        assert noted_peaks(y) is None  # too many to be read again and again
 
 
 @pytest.mark.parametrize("shape", [(3, 50, 10), (2, 7, 100), (1, 1, 2), (4, 300, 62), (2, 3, 1000)])

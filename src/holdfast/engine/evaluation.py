@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from holdfast.data.dataset import Dataset
+from holdfast.kernels.notes import note_bound, noting
 from holdfast.methods.base import Tensors
 from holdfast.methods.context import Task
 from holdfast.models.network import Output
@@ -47,6 +49,7 @@ class TestSet:
         _, _, self.x, self.y = dataset.on(device)
         if limit is not None:
             self.x, self.y = (t.index_select(0, self.places) for t in (self.x, self.y))
+        self.bytes = self.x.dtype == torch.uint8
         self.ready = device.type == "cuda" and self.x.numel() * task.dtype.itemsize <= READY_BYTES
         if self.ready:
             self.x = self.preprocess(self.x, dtype=task.dtype)
@@ -107,7 +110,9 @@ class TestSet:
 
         many = vmap(forward, in_dims=(0, 0, None))
         for x in self._inputs(len(models)):
-            yield [Output(*of_one) for of_one in zip(*many(params, buffers, x), strict=True)]
+            with self._noting(x):
+                outs = many(params, buffers, x)
+            yield [Output(*of_one) for of_one in zip(*outs, strict=True)]
 
     def _share_a_body(self, models: Sequence[tuple[Tensors, Tensors]]) -> bool:
         network, (params, buffers) = self.task.network, models[0]
@@ -123,7 +128,9 @@ class TestSet:
         network = self.task.network
         for x in self._inputs():
             if network.uses_kernels:
-                yield network.pure(params, buffers, x, train=False)[0]
+                with self._noting(x):
+                    out, _ = network.pure(params, buffers, x, train=False)
+                yield out
             else:
                 yield network.apply(params, buffers, network.arranged(x))
 
@@ -131,6 +138,14 @@ class TestSet:
         batch = max(128, self.task.evaluation_batch // models)
         parts = torch.split(self.x, batch)
         return iter(parts) if self.ready else (self.preprocess(x, dtype=self.task.dtype) for x in parts)
+
+    @contextmanager
+    def _noting(self, x: Tensor) -> Iterator[None]:
+        """What kernels in here need to know of the samples ``x``, and of what the others write."""
+        with noting():
+            if self.bytes:
+                note_bound(x.unsqueeze(0), self.preprocess.largest())
+            yield
 
     def _judge(self, scores: Tensor, watch: Stopwatch) -> Testing:
         correct = scores.argmax(-1) == self.y

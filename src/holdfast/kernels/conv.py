@@ -293,10 +293,10 @@ def _product_tiles(n: int, rows: int, lanes: int) -> tuple[int, int, int, int]:
         return 64, columns, 4, 2
     if lanes * rows >= 128 * _PROCESSORS:
         return 128, columns, 8 if columns == 128 else 4, 3
-    tiles = lanes * triton.cdiv(rows, 64)  # small ones, so that every processor has one
-    while columns > 32 and tiles * triton.cdiv(n, columns) < _PROCESSORS:
+    tiles = lanes * triton.cdiv(rows, 64)  # small ones, so that most processors have one
+    while columns > 32 and 3 * tiles * triton.cdiv(n, columns) < 2 * _PROCESSORS:
         columns //= 2
-    return 64, columns, 4, 4
+    return 64, columns, 4, 3 if columns == 128 else 4
 
 
 def _sum_tiles(n: int, rows: int) -> tuple[int, int, int, int]:

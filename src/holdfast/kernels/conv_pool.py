@@ -11,9 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.kernels.conv import WEIGHT_SCALE, Windows, spread_out
-from holdfast.kernels.frame import halves, pad, scale_to_half
+from holdfast.kernels.frame import halves, pad, peak, scale_to_half
 from holdfast.kernels.function import Gradient, apply, with_lanes
 from holdfast.kernels.geometry import Geometry
+from holdfast.kernels.notes import note_peaks
 
 _ROWS, _COLUMNS, _WARPS, _STAGES = 64, 64, 4, 3  # of a tile
 
@@ -25,7 +26,7 @@ def _larger(a, b):
 
 @triton.jit
 def _pooled_windows(
-    x, w, bias, y, largest, rows, x_lane, w_lane, bias_lane, each,
+    x, w, bias, y, peaks, largest, rows, x_lane, w_lane, bias_lane, each,
     PH: tl.constexpr, PW: tl.constexpr, CP: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     O: tl.constexpr, R: tl.constexpr, SHARE: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr,
     CHUNKS: tl.constexpr, BIAS: tl.constexpr, FLAT: tl.constexpr, WEIGHT_SCALE: tl.constexpr,
@@ -75,13 +76,16 @@ def _pooled_windows(
     if BIAS:
         value += tl.load(bias + lane * bias_lane + n % O, mask=n < N, other=0.0)[None, :]
     value = tl.where(value < 0, 0.0, value)  # what is no number stays so
+    real = (m < rows)[:, None] & (n < N)[None, :]
+    part = (lane * tl.num_programs(0) + tl.program_id(0)) * tl.num_programs(2) + tl.program_id(2)
+    tl.store(peaks + part, peak(value, real))
     if FLAT:
         pixel = (m % (ACROSS * HIGH) * (SHARE // 2))[:, None] + (n // O)[None, :]
         place = (m // (ACROSS * HIGH))[:, None].to(tl.int64) * O + (n % O)[None, :]
         place = place * (ACROSS * HIGH * (SHARE // 2)) + pixel
     else:
         place = m[:, None].to(tl.int64) * N + n[None, :]
-    tl.store(y + lane * rows * N + place, value, mask=(m < rows)[:, None] & (n < N)[None, :])
+    tl.store(y + lane * rows * N + place, value, mask=real)
 
 
 def serves(outputs: int, geometry: Geometry) -> bool:
@@ -104,15 +108,21 @@ def _forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, flat
         (lanes, batch, *((outputs, high, wide) if flat else (high, wide, outputs))), device=w.device
     )
     wide = min(_COLUMNS, max(16, triton.next_power_of_2(columns)))
-    _pooled_windows[(triton.cdiv(rows, _ROWS), lanes, triton.cdiv(columns, wide))](
-        padded.values, spread, spread if bias is None else bias.contiguous(), y, padded.largest,
+    grid = (triton.cdiv(rows, _ROWS), lanes, triton.cdiv(columns, wide))
+    peaks = torch.empty((lanes, grid[0] * grid[2]), dtype=torch.int32, device=w.device)
+    _pooled_windows[grid](
+        padded.values, spread, spread if bias is None else bias.contiguous(), y, peaks, padded.largest,
         rows, padded.lane, spread.stride(0) if len(spread) > 1 else 0,
         outputs if bias is not None and len(bias) > 1 else 0, padded.each,
         PH=height, PW=width, CP=channels, OH=out[0], OW=out[1], O=outputs, R=kernel, SHARE=s.share, STRIDE=stride,
         RUN=s.run, CHUNKS=s.chunks, BIAS=bias is not None, FLAT=flat, WEIGHT_SCALE=WEIGHT_SCALE,
         BM=_ROWS, BN=wide, BK=s.chunk, num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
-    return y if flat else y.permute(0, 1, 4, 2, 3)
+    if flat:
+        return y
+    y = y.permute(0, 1, 4, 2, 3)
+    note_peaks(y, peaks.amax(1, keepdim=True))
+    return y
 
 
 class _ConvolveAndPool(Gradient):

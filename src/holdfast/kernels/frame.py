@@ -11,7 +11,9 @@ from torch import Tensor
 
 from holdfast.kernels.notes import note_peaks, noted_peaks
 
-_MOST_PARTS = 64  # of a lane, of which each has its peak
+_MOST_PARTS = (
+    256  # of all lanes, of which each has its peak; a lane has this, or a quarter if there are several
+)
 SLACK = tl.constexpr(64)  # zeros behind the last image, for windows that are rounded up
 
 
@@ -101,7 +103,7 @@ def peaks(x: Tensor) -> Tensor:
     if not (x.is_contiguous() or x.permute(0, 1, 3, 4, 2).is_contiguous()):
         return x.abs().amax((1, 2, 3, 4)).view(torch.int32)[:, None]
     each, block = x[0].numel(), 4096
-    blocks = triton.cdiv(each, _MOST_PARTS * block)
+    blocks = triton.cdiv(each, block * (_MOST_PARTS if len(x) == 1 else _MOST_PARTS // 4))
     found = torch.empty((len(x), triton.cdiv(each, blocks * block)), dtype=torch.int32, device=x.device)
     _peaks[found.T.shape](x, found, each, x.stride(0), blocks, BLOCK=block)
     note_peaks(x, found)  # for the other convolution of a residual's branches

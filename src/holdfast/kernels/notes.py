@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
+import torch
 from torch import Tensor
 
 _LATEST = 4  # images that are remembered: they are held as long, and soon read
@@ -35,6 +37,18 @@ def note_peaks(x: Tensor, peaks: Tensor) -> None:
     """The ``peaks`` [L, P] of each lane's parts of the images ``x`` [L, ...], as `holdfast.kernels.frame` has them."""
     if _noted is not None and peaks.shape[1] <= _MOST_PARTS:
         _noted.append((x, peaks))
+
+
+def note_bound(x: Tensor, largest: float) -> None:
+    """That no value of the images ``x`` [L, ...] is larger."""
+    note_peaks(x, _bounds(largest, len(x), x.device))
+
+
+@lru_cache(256)
+def _bounds(largest: float, lanes: int, device: torch.device) -> Tensor:
+    """Kept: a CUDA graph cannot copy new ones from the host."""
+    with torch.inference_mode(False):
+        return torch.full((lanes, 1), largest, device=device).view(torch.int32)
 
 
 def noted_peaks(x: Tensor) -> Tensor | None:

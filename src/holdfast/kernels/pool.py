@@ -14,10 +14,13 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _relu_pool(x, y, code, peaks, each, image, W, C, FLAT: tl.constexpr, BLOCK: tl.constexpr):
+def _relu_pool(
+    x, y, code, peaks, each,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """y = max(0, the four values of a window); ``code`` says which of them won, 4 if none was above 0.
 
-    A lane has ``each`` of y, an image so many. With FLAT its channels come first in y.
+    A lane has ``each`` values of y. With FLAT an image's channels come first in y.
     """
     lane = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -34,7 +37,8 @@ def _relu_pool(x, y, code, peaks, each, image, W, C, FLAT: tl.constexpr, BLOCK: 
     most = tl.max(best.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
     tl.store(peaks + lane * tl.num_programs(0) + tl.program_id(0), most)
     if FLAT:
-        at = at // image * image + at % C * (image // C) + at % image // C
+        PIXELS: tl.constexpr = H // 2 * (W // 2)
+        at = at // (PIXELS * C) * (PIXELS * C) + at % C * PIXELS + at // C % PIXELS
     tl.store(y + lane * each + at, best, mask=real)
 
 
@@ -50,7 +54,7 @@ def forward(x: Tensor, flat: bool = False) -> tuple[Tensor, Tensor]:
     parts = triton.cdiv(y[0].numel(), _BLOCK)
     peaks = torch.empty((lanes, parts), dtype=torch.int32, device=x.device)
     _relu_pool[(parts, lanes)](
-        x, y, code, peaks, y[0].numel(), y[0, 0].numel(), width, channels, FLAT=flat, BLOCK=_BLOCK
+        x, y, code, peaks, y[0].numel(), H=height, W=width, C=channels, FLAT=flat, BLOCK=_BLOCK
     )
     if flat:
         y = y.view(lanes, batch, channels, height // 2, width // 2)

@@ -3,15 +3,13 @@ cut out."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from holdfast.data.preprocess import Preprocess
-from holdfast.kernels.notes import note_peaks
+from holdfast.kernels.notes import note_bound
 
 
 @triton.jit
@@ -91,12 +89,5 @@ def read(
         HALF_CUT=0 if draws is None else preprocess.cutout // 2, BLOCK=block,
     )  # fmt: skip
     if x.dtype == torch.uint8:
-        note_peaks(out, _peaks(preprocess.largest(), lanes, x.device))
+        note_bound(out, preprocess.largest())
     return out, labels, rows, real, epoch, key
-
-
-@lru_cache(256)
-def _peaks(largest: float, lanes: int, device: torch.device) -> Tensor:
-    """A bound of every lane's values, for `note_peaks`. Kept: a CUDA graph cannot copy new ones from the host."""
-    with torch.inference_mode(False):
-        return torch.full((lanes, 1), largest, device=device).view(torch.int32)
