@@ -41,6 +41,7 @@ from holdfast.engine.trees import (
     where,
     write_lanes,
 )
+from holdfast.kernels.halved import Reading, reading
 from holdfast.kernels.notes import noting
 from holdfast.kernels.rim import Rims, Written, move_rims_, moved_by, written
 from holdfast.methods.base import Method, Tensors, Tree
@@ -93,6 +94,9 @@ class Lanes:
                               device=task.device)  # fmt: skip
         self.lane = Lane(method, task, settings, self.side.cache_teachers, self.sent, self.lr)
         self.rims: Rims | None = None  # of filters that rest there, as the first step finds
+        self.halves: dict[str, tuple[range, Tensor]] | None = (
+            None  # of such parts of filters, as it finds too
+        )
         self.rates = self.lr.new_zeros((settings.epochs, len(self.params)))  # where a method has its own
         self.cursor = torch.zeros(1, dtype=torch.int64, device=task.device)
         self.carry: Tree = {}
@@ -233,6 +237,7 @@ class Lanes:
         still = dict.fromkeys(self.momentum, self.zero)
         write_lanes(self.momentum, [one.momentum or still for one in started], lanes)
         write_lanes({"loss": self.loss}, [{"loss": self.zero}] * len(lanes), lanes)
+        self._halve(slice(min(lanes), max(lanes) + 1))
 
     def _fit(self, started: Started, leg: Leg) -> None:
         """Make room for what this client carries; shapes are the same for every client of a method."""
@@ -296,6 +301,7 @@ class Lanes:
         )
         if len(self.programs.ready) > ready and network.uses_kernels:  # now they are compiled
             kernels.remember(network.net, tuple(self.data.x.shape[1:]), self.settings.batch_size)
+            self._halve(slice(None))  # they were tried out on the weights, which were put back
         return program
 
     def _state(self) -> list[Tensor]:
@@ -317,13 +323,15 @@ class Lanes:
                 copy_(buffers, fresh)
                 self._count(loss)
                 return
-            with written(unread=bool(self.rims)) as convolved:
+            beside = [(params[k], halves[:n]) for k, (_, halves) in (self.halves or {}).items()]
+            with written(unread=bool(self.rims)) as convolved, reading(beside) as read:
                 grads, loss, features, logits, fresh = vmap(self.lane.gradient)(
                     params, buffers, carry, *lanes
                 )
             copy_(buffers, fresh)
             momentum = {k: v[:n] for k, v in self.momentum.items()}
             rims = self._resting(convolved, params, grads)
+            halved = self._halved(read, params, momentum)
             sgd_(
                 list(params.values()),
                 [grads[k] for k in params],
@@ -335,6 +343,7 @@ class Lanes:
                 taps=[rims.get(k) for k in params] if rims else None,
                 pull=self.pull,
                 sent=[self.sent[k] for k in params],
+                halves=[halved[k][1][:n] if k in halved else None for k in params] if halved else None,
             )
             if method.overrides("after_step"):
                 new, kept = vmap(self.lane.after_step)(params, features, logits, carry, *lanes)
@@ -355,6 +364,30 @@ class Lanes:
             self.rims = found
         assert found == self.rims, "steps of one method have the same gradients"
         return found
+
+    def _halved(self, read: Reading, params: Tensors, momentum: Tensors) -> dict[str, tuple[range, Tensor]]:
+        """The filters that have halves, which nobody but the optimiser changes while a client trains."""
+        if self.halves is None:
+            self.halves = {}
+            if read.wanted and not any(map(self.method.overrides, ("after_step", "after_epoch"))):
+                from holdfast.kernels.descend import serves
+
+                stacks = [list(params.values()), list(momentum.values()), [self.sent[k] for k in params]]
+                for name, w in params.items() if serves(*stacks) else ():
+                    taps = read.wants(w)
+                    if taps is not None and taps == (self.rims or {}).get(name, range(w.shape[-1])):
+                        room = (self.lanes, w.shape[1], len(taps), len(taps) * w.shape[2])
+                        self.halves[name] = taps, w.new_empty(room, dtype=torch.float16)
+                self._halve(slice(None))
+        return self.halves
+
+    def _halve(self, lanes: slice) -> None:
+        """Make these lanes' halves anew: their weights are not what the optimiser made of them."""
+        if self.halves:
+            from holdfast.kernels.conv import halve_
+
+            for name, (taps, halves) in self.halves.items():
+                halve_(halves[lanes], self.params[name][lanes], taps)
 
     def _batches(self, n: int, width: int, masked: bool) -> tuple[Any, ...]:
         """This step's samples, labels, masks, epochs, dropout keys, tables and teachers, lane by lane."""

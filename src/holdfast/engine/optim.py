@@ -20,6 +20,7 @@ def sgd_(
     taps: Sequence[range | None] | None = None,
     pull: float = 0.0,
     sent: Sequence[Tensor] = (),
+    halves: Sequence[Tensor | None] | None = None,
 ) -> None:
     """v <- momentum v + (g + pull (w - sent) + weight_decay w);  w <- w - lr v.
 
@@ -29,19 +30,20 @@ def sgd_(
     learning rate that lies there only in float32, so float64 goes another way. With ``kernels`` it is a kernel of
     ours: torch's divides large tensors among too few processors.
     Tensors ``[lanes, ...]`` may have rates of their own, ``lr`` [lanes, tensors]; where one is 0, v rests too. With
-    ``kernels`` filters may rest but for some ``taps``, rows and columns of theirs.
+    ``kernels`` filters may rest but for some ``taps``, rows and columns of theirs, and have ``halves`` that are kept.
     """
     grads = [_lying_as(w, g) for w, g in zip(params, grads, strict=True)]
     if kernels and isinstance(lr, Tensor):
         from holdfast.kernels.descend import descend_, serves
 
         if serves(params, [*grads, *buffers], sent):
-            still = [None] * len(params)
+            nothing = [None] * len(params)
             descend_(
-                params, grads, buffers if momentum else [], lr, momentum, weight_decay, taps or still, pull, sent
+                params, grads, buffers if momentum else [], lr, momentum, weight_decay, taps or nothing, pull, sent,
+                halves or nothing,
             )  # fmt: skip
             return
-    assert taps is None, "only a kernel of ours lets parts of a tensor rest"
+    assert taps is halves is None, "only a kernel of ours lets parts of a tensor rest, or writes halves"
     grads = pulled(params, grads, sent, pull)
     if isinstance(lr, Tensor) and (lr.dim() > 0 or lr.dtype == torch.float64):
         for i, (w, g) in enumerate(zip(params, grads, strict=True)):

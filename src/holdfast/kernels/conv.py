@@ -20,6 +20,7 @@ from torch import Tensor
 
 from holdfast.kernels.frame import Padded, halves, pad, peak, scale_to_half
 from holdfast.kernels.geometry import Geometry
+from holdfast.kernels.halved import halves_of
 from holdfast.kernels.notes import note_peaks
 from holdfast.kernels.rim import begin_gradient
 
@@ -305,15 +306,14 @@ def _sum_tiles(n: int, rows: int) -> tuple[int, int, int, int]:
 
 
 def _product(
-    x: Padded, w: Tensor, bias: Tensor | None, out: tuple[int, int], stride: int, before: Tensor | None = None,
-    noted: bool = False,
+    x: Padded, w: Tensor, bias: Tensor | None, out: tuple[int, int], stride: int, spread: Tensor | None,
+    back: bool = False, noted: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Each lane's windows of ``x`` times its weights ``w`` [L or 1, O, C, R, S]: ``[L, B, O, *out]``.
 
-    Also returns the weights as they were spread. Those that a forward convolution had are given to its gradient as
-    ``before``; then w is that convolution's, and turned about. The result's peaks are ``noted`` if asked for.
+    Also returns the weights ``spread`` as they were read, which may be given. With ``back`` w and its spread are those
+    of a forward convolution, and turned about. The result's peaks are ``noted`` if asked for.
     """
-    back = before is not None
     if back:
         w = w.transpose(1, 2)
     _, batch, height, width, channels = x.values.shape
@@ -321,10 +321,11 @@ def _product(
     outputs, kernel = w.shape[1], (w.shape[3], w.shape[4])
     read = Windows.of(outputs, channels, out[1], kernel[1], stride)
     share, chunk, chunks = read.share, read.chunk, read.chunks
-    if before is not None and before.numel() == w.numel() and share == 1 and w.shape[2] % chunk == 0:
-        spread, turned = before, True  # they lack nothing, and a product takes values of one pixel alone
-    else:
-        spread, turned = spread_out(w, channels, share, stride, chunks * chunk, x.values.dtype, back), False
+    # They can be read turned if they lack nothing, and a product takes values of one pixel alone.
+    alike = spread is not None and spread.numel() == w.numel()
+    turned = back and alike and share == 1 and w.shape[2] % chunk == 0
+    if spread is None or (back and not turned):
+        spread = spread_out(w, channels, share, stride, chunks * chunk, x.values.dtype, back)
     rows = batch * out[0] * out[1] // share
     y = torch.empty((lanes, batch, *out, outputs), dtype=torch.float32, device=w.device)
     block_m, block_n, warps, stages = _product_tiles(share * outputs, rows, lanes)
@@ -366,14 +367,30 @@ def filters(shape: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.empty((lanes, outputs, height, width, channels), device=device).permute(0, 1, 4, 2, 3)
 
 
+def halve_(halves: Tensor, w: Tensor, taps: range) -> None:
+    """Make of ``halves`` [L, O, taps, taps C] those of filters ``w`` [L, O, C, R, S], as the kernels read them."""
+    within = slice(taps.start, taps.stop)
+    used = w[..., within, within].permute(0, 1, 3, 4, 2)
+    halves.view(used.shape).copy_(used * WEIGHT_SCALE)
+
+
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry) -> tuple[Tensor, Padded, Tensor]:
     """Each lane's convolution of ``x`` [L or 1, B, C, H, W] with ``w`` [L or 1, O, C, R, R]: ``[L, B, O, *out]``.
 
     Also returns the padded images and the spread weights, which `gradients` needs.
     """
     padded = pad(x, geometry.frame)
-    y, spread = _product(padded, geometry.used(w), bias, geometry.out, geometry.stride)
+    kept = halves_of(w, geometry.taps) if _read_as_they_lie(w, padded, geometry) else None
+    y, spread = _product(padded, geometry.used(w), bias, geometry.out, geometry.stride, kept)
     return y, padded, spread
+
+
+def _read_as_they_lie(w: Tensor, x: Padded, geometry: Geometry) -> bool:
+    """Whether spreading filters ``w`` would but make halves of them, in the order in which they lie."""
+    outputs, channels = w.shape[1:3]
+    read = Windows.of(outputs, channels, geometry.out[1], len(geometry.taps), geometry.stride)
+    lies_so = w.permute(0, 1, 3, 4, 2).is_contiguous() and x.values.shape[4] == channels
+    return halves() and lies_so and read.share == 1 and read.run % read.chunk == 0
 
 
 def gradients(
@@ -384,7 +401,7 @@ def gradients(
     dw, db = _weight_gradient(x, dy, (w.shape[1], w.shape[2]), geometry, of_input)
     if not of_input:
         return dw, db
-    dx, _ = _product(dy, geometry.used(w), None, geometry.size, 1, spread, noted)
+    dx, _ = _product(dy, geometry.used(w), None, geometry.size, 1, spread, True, noted)
     return dx, dw, db
 
 

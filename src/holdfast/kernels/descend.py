@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.kernels.conv import WEIGHT_SCALE
+
 _BLOCK = 2048
 _TOGETHER = 16  # tensors that a launch takes
 _TAKES_TUPLES = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3)
@@ -16,16 +18,16 @@ _TAKES_TUPLES = tuple(int(part) for part in triton.__version__.split(".")[:2]) >
 
 @triton.jit
 def _descend(
-    ws, gs, vs, ss, lr, lr_lane, momentum, weight_decay, pull,
+    ws, gs, vs, ss, hs, lr, lr_lane, momentum, weight_decay, pull,
     SIZES: tl.constexpr, FIRSTS: tl.constexpr, WITHIN: tl.constexpr, RUNS: tl.constexpr, LENGTHS: tl.constexpr,
     APART: tl.constexpr, BEGIN: tl.constexpr, FILTERS: tl.constexpr, RATED: tl.constexpr, HAS_MOMENTUM: tl.constexpr,
-    PULLED: tl.constexpr, BLOCK: tl.constexpr,
+    PULLED: tl.constexpr, HALVED: tl.constexpr, WEIGHT_SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """v <- momentum v + (g + pull (w - s) + weight_decay w);  w <- w - lr v.  All lanes have the same s.
 
     Tensor i of a lane has the programs from FIRSTS[i]. With RATED each tensor of each lane has its own lr, and rests
     where that is 0. A tensor has WITHIN[i] values beside those that always rest; of each of its filters they lie in
-    RUNS[i] runs.
+    RUNS[i] runs. With HALVED[i] their halves are written to hs[i], one after another.
     """
     program = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
@@ -37,6 +39,7 @@ def _descend(
             if RATED:
                 size = tl.where(rate == 0, 0, size)
             real = at < size
+            half = hs[i] + lane * WITHIN[i] + at
             if WITHIN[i] < SIZES[i]:
                 run = at // LENGTHS[i]
                 at = run // RUNS[i] * FILTERS[i] + BEGIN[i] + run % RUNS[i] * APART[i] + at % LENGTHS[i]
@@ -50,7 +53,10 @@ def _descend(
             if HAS_MOMENTUM:
                 step += momentum * tl.load(vs[i] + at, mask=real)
                 tl.store(vs[i] + at, step, mask=real)
-            tl.store(ws[i] + at, weight - rate * step, mask=real)
+            weight -= rate * step
+            tl.store(ws[i] + at, weight, mask=real)
+            if HALVED[i]:
+                tl.store(half, (weight * WEIGHT_SCALE).to(tl.float16), mask=real)
 
 
 def serves(ws: Sequence[Tensor], others: Sequence[Tensor], sent: Sequence[Tensor] = ()) -> bool:
@@ -73,24 +79,29 @@ def _in_one_piece(w: Tensor) -> bool:
 def descend_(
     ws: Sequence[Tensor], gs: Sequence[Tensor], vs: Sequence[Tensor], lr: Tensor, momentum: float, weight_decay: float,
     taps: Sequence[range | None], pull: float = 0.0, sent: Sequence[Tensor] = (),
+    halves: Sequence[Tensor | None] = (),
 ) -> None:  # fmt: skip
     """The step, in place, for tensors ``[L, ...]``; ``vs`` may be empty, and ``sent`` [...] without a ``pull``.
 
     ``lr`` lies on the device in float32: a scalar, or ``[L, tensors]``, where at rate 0 momentum rests too. Of filters
-    that have ``taps``, all but those rows and columns rests.
+    that have ``taps``, all but those rows and columns rests. What descends of a tensor that has ``halves`` is written
+    there too, as `holdfast.kernels.conv.halve_` does.
     """
     rated = lr.dim() > 0
+    halves = halves or [None] * len(ws)
     for first in range(0, len(ws), _TOGETHER):
         w, g, v, s = (tuple(tensors[first : first + _TOGETHER]) for tensors in (ws, gs, vs, sent))
         sizes = tuple(tensor[0].numel() for tensor in w)
         parts = [_part(*both) for both in zip(w, taps[first : first + _TOGETHER], strict=True)]
         within, runs, lengths, apart, begin, filters = zip(*parts, strict=True)
+        half = halves[first : first + _TOGETHER]
         firsts = tuple(accumulate((triton.cdiv(size, _BLOCK) for size in within), initial=0))
         _descend[(firsts[-1], len(w[0]))](
-            w, g, v or w, s or w, lr[:, first:] if rated else lr, lr.stride(0) if rated else 0, momentum, weight_decay,
-            pull,
+            w, g, v or w, s or w, tuple(w if h is None else h for w, h in zip(w, half, strict=True)),
+            lr[:, first:] if rated else lr, lr.stride(0) if rated else 0, momentum, weight_decay, pull,
             SIZES=sizes, FIRSTS=firsts, WITHIN=within, RUNS=runs, LENGTHS=lengths, APART=apart, BEGIN=begin,
-            FILTERS=filters, RATED=rated, HAS_MOMENTUM=bool(v), PULLED=pull != 0, BLOCK=_BLOCK, num_warps=8,
+            FILTERS=filters, RATED=rated, HAS_MOMENTUM=bool(v), PULLED=pull != 0,
+            HALVED=tuple(h is not None for h in half), WEIGHT_SCALE=WEIGHT_SCALE, BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
 
 
