@@ -71,6 +71,16 @@ def momentum_steps(steps: float, momentum: float) -> float:
     return float((steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho))
 
 
+def minus(these: dict[str, Tensor], those: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each of ``these`` less that of the same name among ``those``: all in one go, which a GPU is told of once."""
+    return dict(zip(these, torch._foreach_sub(list(these.values()), [those[k] for k in these]), strict=True))
+
+
+def divided(these: dict[str, Tensor], by: float) -> dict[str, Tensor]:
+    """Each of ``these`` divided by a number, in one go."""
+    return dict(zip(these, torch._foreach_div(list(these.values()), by), strict=True))
+
+
 def classifier_matrix(classifier: dict[str, Tensor]) -> Tensor:
     """A linear layer's parameters as one matrix: ``[C, d]``, or ``[C, d+1]`` with the bias as last column."""
     weight_first = sorted(classifier.values(), key=lambda p: -p.ndim)

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from holdfast.functional import momentum_steps
+from holdfast.functional import divided, minus, momentum_steps
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Client, Task
 
@@ -47,7 +47,7 @@ class Scaffold(Method):
     def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """What is added to every gradient of this round, c - c_k, and c_k itself."""
         c_k = state["c_k"]
-        return {"correction": {k: c - c_k[k] for k, c in payload["c"].items()}, "c_k": c_k}
+        return {"correction": minus(payload["c"], c_k), "c_k": c_k}
 
     def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
         """g - c_k + c."""
@@ -58,11 +58,9 @@ class Scaffold(Method):
         steps = float(client.steps)
         if self.variant == "ntd":
             steps = momentum_steps(steps, client.task.momentum)
-        new = {
-            k: (client.sent[k] - params[k]) / (steps * client.lr) - correction
-            for k, correction in carry["correction"].items()
-        }  # c_k⁺ = (w^{t-1} - w_k) / (K η) - (c - c_k)
-        return {"change": {k: c_k - carry["c_k"][k] for k, c_k in new.items()}}, {"c_k": new}
+        # c_k⁺ = (w^{t-1} - w_k) / (K η) - (c - c_k)
+        new = minus(divided(minus(client.sent, params), steps * client.lr), carry["correction"])
+        return {"change": minus(new, carry["c_k"])}, {"c_k": new}
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
         """c moves by the sampled clients' share of the federation."""
