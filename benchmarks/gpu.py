@@ -172,17 +172,22 @@ def comparison(report: dict) -> None:
         )  # compiles kernels
         began = time.perf_counter()
         at = [began]  # each run's start, its rounds' ends, the next one's start, ...
-        rounds = experiment.rounds + 1
+        rounds, tests = experiment.rounds + 1, []
+
+        def on_round(record: dict) -> None:
+            at.append(time.perf_counter())
+            tests.append(record["seconds"]["evaluate"])
+
         compare(
             COMPARED, experiment, seeds=3, out=Path(folder) / "runs",
-            on_start=lambda *_: at.append(time.perf_counter()), on_round=lambda _: at.append(time.perf_counter()),
+            on_start=lambda *_: at.append(time.perf_counter()), on_round=on_round,
         )  # fmt: skip
         at.append(time.perf_counter())
         total = at[-1] - began
         ends, starts, first = at[::rounds], at[1::rounds], at[2::rounds]
         trained = 3 * sum(training_seconds(replace(experiment, method=name)) for name in COMPARED)
     report["comparison"] = {
-        "total s": total, "training s": trained, "ratio": total / trained,
+        "total s": total, "training s": trained, "ratio": total / trained, "tests s": sum(tests),
         "from start to first round s": sum(first) - sum(starts[:-1]), "between runs s": sum(starts) - sum(ends),
     }  # fmt: skip
     print(report["comparison"], flush=True)

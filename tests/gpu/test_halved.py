@@ -92,7 +92,7 @@ def test_halves_that_are_kept_change_no_bit(method, kept, monkeypatch):
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
         loop = training.loop(Memories(None, None))
         loop.round(1)
-        assert set(training.engine.halves) == (set() if anew else kept)
+        assert set(training.engine.filters.halves) == (set() if anew else kept)
         trained.append(loop.server.params)
     for name, want in trained[1].items():
         assert torch.equal(trained[0][name], want), name

@@ -110,7 +110,9 @@ def test_weights_that_meet_padding_alone_move_as_step_by_step(method, rests, cli
         loop.round(1)
         loop.round(2)
         trained.append(loop.server.params)
-    assert training.engine.rims == ({"0.weight": range(1, 3), "2.weight": range(1, 2)} if rests else {})
+    assert training.engine.filters.rims == (
+        {"0.weight": range(1, 3), "2.weight": range(1, 2)} if rests else {}
+    )
     for name, want in trained[0].items():
         assert relative(trained[1][name], want.double()) < 1e-5, name
     before = training.task.network.params["2.weight"][..., 0, :]

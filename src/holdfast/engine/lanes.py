@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from holdfast import kernels
+from holdfast.engine.filters import Filters
 from holdfast.engine.lane import Lane
 from holdfast.engine.layout import Layout, Leg, lay_out
 from holdfast.engine.local import (
@@ -26,7 +27,6 @@ from holdfast.engine.local import (
     Result,
     Started,
     learning_rates,
-    pull_of,
 )
 from holdfast.engine.optim import sgd_
 from holdfast.engine.programs import Programs
@@ -41,9 +41,7 @@ from holdfast.engine.trees import (
     where,
     write_lanes,
 )
-from holdfast.kernels.halved import Reading, reading
 from holdfast.kernels.notes import noting
-from holdfast.kernels.rim import Rims, Written, move_rims_, moved_by, written
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Task
 
@@ -69,7 +67,6 @@ class Lanes:
         samples clients have."""
         self.method, self.task, self.data, self.settings = method, task, data, settings
         self.side = LocalSide(method, task, data, settings)
-        self.pull = pull_of(method, settings)
         self.lanes, self.width = lanes, width
         self.group = lanes
         self.graphs = task.device.type == "cuda"
@@ -93,10 +90,7 @@ class Lanes:
         self.lr = torch.zeros((), dtype=torch.float64 if task.dtype == torch.float64 else torch.float32,
                               device=task.device)  # fmt: skip
         self.lane = Lane(method, task, settings, self.side.cache_teachers, self.sent, self.lr)
-        self.rims: Rims | None = None  # of filters that rest there, as the first step finds
-        self.halves: dict[str, tuple[range, Tensor]] | None = (
-            None  # of such parts of filters, as it finds too
-        )
+        self.filters = Filters(method, settings, self.params, self.momentum, self.sent)
         self.rates = self.lr.new_zeros((settings.epochs, len(self.params)))  # where a method has its own
         self.cursor = torch.zeros(1, dtype=torch.int64, device=task.device)
         self.carry: Tree = {}
@@ -237,7 +231,7 @@ class Lanes:
         still = dict.fromkeys(self.momentum, self.zero)
         write_lanes(self.momentum, [one.momentum or still for one in started], lanes)
         write_lanes({"loss": self.loss}, [{"loss": self.zero}] * len(lanes), lanes)
-        self._halve(slice(min(lanes), max(lanes) + 1))
+        self.filters.halve(slice(min(lanes), max(lanes) + 1))
 
     def _fit(self, started: Started, leg: Leg) -> None:
         """Make room for what this client carries; shapes are the same for every client of a method."""
@@ -266,7 +260,7 @@ class Lanes:
         """The results of the clients that have just had their last step."""
         if not legs:
             return
-        self._move_rims(legs, lr)
+        self.filters.move_rims({leg.lane: leg.steps for leg in legs}, lr)
         sums = torch.stack(
             [v.sum(tuple(range(1, v.dim()))) if v.dim() > 1 else v for v in self.params.values()]
         ).sum(0)
@@ -281,16 +275,6 @@ class Lanes:
             loss = losses[lane] / leg.steps
             yield self.side.finish(leg.started, params, buffers, momentum, carry, loss, finite[lane])
 
-    def _move_rims(self, legs: Sequence[Leg], lr: float) -> None:
-        """Make of the weights that rested what all the steps of these clients would have made of them."""
-        if not self.rims:
-            return
-        settings, moved = self.settings, [(1.0, 0.0)] * self.lanes
-        for leg in legs:
-            moved[leg.lane] = moved_by(leg.steps, lr, settings.momentum, settings.weight_decay, self.pull)
-        for name, taps in self.rims.items():
-            move_rims_(self.params[name], taps, moved, self.sent[name])
-
     # A step ---------------------------------------------------------------------------------------------
 
     def _program(self, active: int, width: int, masked: bool) -> Callable[[], None]:
@@ -301,7 +285,7 @@ class Lanes:
         )
         if len(self.programs.ready) > ready and network.uses_kernels:  # now they are compiled
             kernels.remember(network.net, tuple(self.data.x.shape[1:]), self.settings.batch_size)
-            self._halve(slice(None))  # they were tried out on the weights, which were put back
+            self.filters.halve(slice(None))  # the program was tried out on the weights, which were put back
         return program
 
     def _state(self) -> list[Tensor]:
@@ -323,15 +307,13 @@ class Lanes:
                 copy_(buffers, fresh)
                 self._count(loss)
                 return
-            beside = [(params[k], halves[:n]) for k, (_, halves) in (self.halves or {}).items()]
-            with written(unread=bool(self.rims)) as convolved, reading(beside) as read:
+            with self.filters.watched(n) as watched:
                 grads, loss, features, logits, fresh = vmap(self.lane.gradient)(
                     params, buffers, carry, *lanes
                 )
             copy_(buffers, fresh)
             momentum = {k: v[:n] for k, v in self.momentum.items()}
-            rims = self._resting(convolved, params, grads)
-            halved = self._halved(read, params, momentum)
+            self.filters.find(*watched, grads, self.lane.looked)
             sgd_(
                 list(params.values()),
                 [grads[k] for k in params],
@@ -340,54 +322,16 @@ class Lanes:
                 momentum=settings.momentum,
                 weight_decay=settings.weight_decay,
                 kernels=self.task.network.uses_kernels,
-                taps=[rims.get(k) for k in params] if rims else None,
-                pull=self.pull,
+                taps=self.filters.moving(),
+                pull=self.filters.pull,
                 sent=[self.sent[k] for k in params],
-                halves=[halved[k][1][:n] if k in halved else None for k in params] if halved else None,
+                halves=self.filters.halves_of(n),
             )
             if method.overrides("after_step"):
                 new, kept = vmap(self.lane.after_step)(params, features, logits, carry, *lanes)
                 copy_(params, new)
                 copy_(carry, kept)
             self._count(loss)
-
-    def _resting(self, convolved: Written, params: Tensors, grads: Tensors) -> Rims:
-        """The filters whose rims have no gradient, and which nobody looks at while a client trains."""
-        hooks = ("edit_gradient", "rate", "after_step", "after_epoch")
-        looked = self.lane.looked or any(map(self.method.overrides, hooks))
-        found = {} if looked or self.settings.keep_momentum else convolved.untouched(grads)
-        if found:
-            from holdfast.kernels.descend import serves
-
-            found = found if serves(*([tensors[k] for k in found] for tensors in (params, grads))) else {}
-        if self.rims is None:
-            self.rims = found
-        assert found == self.rims, "steps of one method have the same gradients"
-        return found
-
-    def _halved(self, read: Reading, params: Tensors, momentum: Tensors) -> dict[str, tuple[range, Tensor]]:
-        """The filters that have halves, which nobody but the optimiser changes while a client trains."""
-        if self.halves is None:
-            self.halves = {}
-            if read.wanted and not any(map(self.method.overrides, ("after_step", "after_epoch"))):
-                from holdfast.kernels.descend import serves
-
-                stacks = [list(params.values()), list(momentum.values()), [self.sent[k] for k in params]]
-                for name, w in params.items() if serves(*stacks) else ():
-                    taps = read.wants(w)
-                    if taps is not None and taps == (self.rims or {}).get(name, range(w.shape[-1])):
-                        room = (self.lanes, w.shape[1], len(taps), len(taps) * w.shape[2])
-                        self.halves[name] = taps, w.new_empty(room, dtype=torch.float16)
-                self._halve(slice(None))
-        return self.halves
-
-    def _halve(self, lanes: slice) -> None:
-        """Make these lanes' halves anew: their weights are not what the optimiser made of them."""
-        if self.halves:
-            from holdfast.kernels.conv import halve_
-
-            for name, (taps, halves) in self.halves.items():
-                halve_(halves[lanes], self.params[name][lanes], taps)
 
     def _batches(self, n: int, width: int, masked: bool) -> tuple[Any, ...]:
         """This step's samples, labels, masks, epochs, dropout keys, tables and teachers, lane by lane."""
