@@ -15,12 +15,12 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from holdfast.data.dataset import Dataset
+from holdfast.data.preprocess import Preprocess
+from holdfast.engine.local import READY_BYTES
 from holdfast.kernels.notes import note_bound, noting
 from holdfast.methods.base import Tensors
 from holdfast.methods.context import Task
 from holdfast.models.network import Output
-
-READY_BYTES = 256 * 2**20  # of test samples that a GPU makes ready for the model once, not in every test
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +49,10 @@ class TestSet:
         _, _, self.x, self.y = dataset.on(device)
         if limit is not None:
             self.x, self.y = (t.index_select(0, self.places) for t in (self.x, self.y))
-        self.bytes = self.x.dtype == torch.uint8
-        self.ready = device.type == "cuda" and self.x.numel() * task.dtype.itemsize <= READY_BYTES
-        if self.ready:
-            self.x = self.preprocess(self.x, dtype=task.dtype)
+        # What no sample's value is beyond, where that is known before they are looked at.
+        self.largest = self.preprocess.largest() if self.x.dtype == torch.uint8 else None
+        if self.x.numel() * task.dtype.itemsize <= READY_BYTES:
+            self.x, self.preprocess = self.preprocess(self.x, dtype=task.dtype), Preprocess()
         domain = dataset.groups.get("domain")
         self.domains = () if domain is None else domain.names
         ids = np.zeros(len(chosen), np.int64) if domain is None else domain.test[chosen]
@@ -136,15 +136,14 @@ class TestSet:
 
     def _inputs(self, models: int = 1) -> Iterator[Tensor]:
         batch = max(128, self.task.evaluation_batch // models)
-        parts = torch.split(self.x, batch)
-        return iter(parts) if self.ready else (self.preprocess(x, dtype=self.task.dtype) for x in parts)
+        return (self.preprocess(x, dtype=self.task.dtype) for x in torch.split(self.x, batch))
 
     @contextmanager
     def _noting(self, x: Tensor) -> Iterator[None]:
         """What kernels in here need to know of the samples ``x``, and of what the others write."""
         with noting():
-            if self.bytes:
-                note_bound(x.unsqueeze(0), self.preprocess.largest())
+            if self.largest is not None:
+                note_bound(x.unsqueeze(0), self.largest)
             yield
 
     def _judge(self, scores: Tensor, watch: Stopwatch) -> Testing:

@@ -20,6 +20,7 @@ from holdfast.engine.filters import Filters
 from holdfast.engine.lane import Lane
 from holdfast.engine.layout import Layout, Leg, lay_out
 from holdfast.engine.local import (
+    READY_BYTES,
     Broadcast,
     DeviceData,
     Job,
@@ -44,8 +45,6 @@ from holdfast.engine.trees import (
 from holdfast.kernels.notes import noting
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Task
-
-READY_BYTES = 256 * 2**20  # of samples that a CPU makes ready for the model once, not in every step
 
 
 class Lanes:

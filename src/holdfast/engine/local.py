@@ -18,6 +18,10 @@ from holdfast.methods.context import Client, Task
 from holdfast.models.network import Output
 from holdfast.random import generator
 
+READY_BYTES = (
+    256 * 2**20
+)  # of samples that are made ready for the model once, and not each time they are read
+
 
 @dataclass(frozen=True, eq=False)
 class DeviceData:

@@ -39,8 +39,8 @@ def sgd_(
         if serves(params, [*grads, *buffers], sent):
             nothing = [None] * len(params)
             descend_(
-                params, grads, buffers if momentum else [], lr, momentum, weight_decay, taps or nothing, pull, sent,
-                halves or nothing,
+                params, grads, buffers if momentum else [], lr, momentum, weight_decay, taps or nothing,
+                halves or nothing, pull, sent,
             )  # fmt: skip
             return
     assert taps is halves is None, "only a kernel of ours lets parts of a tensor rest, or writes halves"

@@ -78,8 +78,7 @@ def _in_one_piece(w: Tensor) -> bool:
 
 def descend_(
     ws: Sequence[Tensor], gs: Sequence[Tensor], vs: Sequence[Tensor], lr: Tensor, momentum: float, weight_decay: float,
-    taps: Sequence[range | None], pull: float = 0.0, sent: Sequence[Tensor] = (),
-    halves: Sequence[Tensor | None] = (),
+    taps: Sequence[range | None], halves: Sequence[Tensor | None], pull: float = 0.0, sent: Sequence[Tensor] = (),
 ) -> None:  # fmt: skip
     """The step, in place, for tensors ``[L, ...]``; ``vs`` may be empty, and ``sent`` [...] without a ``pull``.
 
@@ -88,7 +87,6 @@ def descend_(
     there too, as `holdfast.kernels.conv.halve_` does.
     """
     rated = lr.dim() > 0
-    halves = halves or [None] * len(ws)
     for first in range(0, len(ws), _TOGETHER):
         w, g, v, s = (tuple(tensors[first : first + _TOGETHER]) for tensors in (ws, gs, vs, sent))
         sizes = tuple(tensor[0].numel() for tensor in w)
