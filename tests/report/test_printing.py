@@ -14,7 +14,8 @@ from holdfast.errors import HoldfastError
 from holdfast.report import draw_federation, federation_text, figure
 from holdfast.report.figures import build_figure
 from holdfast.report.loading import group_runs, load_runs
-from holdfast.report.printing import _PAINTERS
+from holdfast.report.panels import Figure, Line, Lines
+from holdfast.report.printing import _PAINTERS, draw
 
 COUNTS = np.array([[100, 0, 0, 3], [0, 50, 50, 0], [25, 25, 25, 25]])
 NAMES = ["zero", "one", "two", "three"]
@@ -101,3 +102,20 @@ def test_counts_of_the_wrong_shape_are_one_sentence(tmp_path):
         federation_text(COUNTS, NAMES[:3])
     with pytest.raises(HoldfastError, match="one domain for each of 3 clients"):
         draw_federation(COUNTS, NAMES, ["a"], out=tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("panels", [1, 3])
+def test_names_in_a_legend_are_never_cut_off(panels, tmp_path):
+    rounds = np.arange(3.0)
+    names = [
+        "fedavg",
+        *(f"fedmlp:alpha={n},use_prototype=false,use_inter_task=false,x=true" for n in range(9)),
+    ]
+    lines = [Line(name, rounds, rounds, colour) for colour, name in enumerate(names)]
+    panel = Lines("a panel", "round", "accuracy", lines)
+    draw(Figure("accuracy", "", "", "", [panel] * panels, ""), tmp_path / "figure.png")
+    with Image.open(tmp_path / "figure.png") as image:
+        dark = np.asarray(image.convert("L")) < 200
+    assert not dark[:, :10].any()  # margins all around: what is cut off would reach the edge
+    assert not dark[:, -10:].any()
+    assert not dark[-10:].any()

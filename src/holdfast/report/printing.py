@@ -24,6 +24,8 @@ FORMATS = (".pdf", ".png", ".svg")
 MOST_ROWS = 40  # that are named: a taller panel would not fit a page
 HELD = "#d55e00"  # of the dots that mark what a client holds
 PANEL_INCHES = (3.4, 2.5)  # a column of a two-column paper is about 3.4 inches wide
+LETTERS = 15  # of a legend in an inch; its marks take as much as 4
+LINES = 7  # of a legend in an inch
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -285,18 +287,30 @@ def _legend(drawing: "Drawing", axes: Sequence["Axes"], panels: Sequence[Panel])
     if len(set(sets)) == 1:
         if len(sets[0]) > 1:
             handles, labels = next(pair for pair in named if pair[1])
-            drawing.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+            _fit_legend(drawing, labels)
+            across = _columns(labels, 4, drawing.get_figwidth())
+            drawing.legend(handles, labels, loc="outside lower center", ncols=across)
         return
     for place, (handles, labels) in zip(axes, named, strict=False):
-        if len(labels) > 1:
+        if labels:
             below = -0.24 if place.get_xlabel() or len(place.get_xticks()) else -0.02
-            # A legend wider than its panel would squeeze all panels: about 50 letters fit beside the marks.
-            across = max(1, min(3, 50 // (4 + max(map(len, labels)))))
             place.legend(
                 handles,
                 labels,
-                ncols=across,
+                ncols=_columns(labels, 3, PANEL_INCHES[0]),  # a wider one would squeeze all panels
                 loc="upper center",
                 bbox_to_anchor=(0.5, below),
                 markerscale=1.6,
             )
+
+
+def _fit_legend(drawing: "Drawing", labels: Sequence[str]) -> None:
+    """Make a drawing wide enough for the longest name below it, and higher where they take many lines."""
+    drawing.set_figwidth(max(drawing.get_figwidth(), (4 + max(map(len, labels))) / LETTERS))
+    lines = -(-len(labels) // _columns(labels, 4, drawing.get_figwidth()))
+    drawing.set_figheight(drawing.get_figheight() + max(0, lines - 3) / LINES)
+
+
+def _columns(labels: Sequence[str], most: int, inches: float) -> int:
+    """In how many columns a legend fits such a width."""
+    return max(1, min(most, len(labels), int(inches * LETTERS) // (4 + max(map(len, labels)))))
