@@ -45,7 +45,7 @@ def where_to_go_on(directory: RunDirectory, identity: Mapping[str, Any]) -> Chec
         if directory.finished:
             raise HoldfastError(
                 f"{directory.path} is finished, but its checkpoint is gone; restore the folder checkpoint/ "
-                "from a copy, or choose another --out"
+                "from a copy, or move the run away and begin it anew"
             )
         if rounds:
             text = f"{directory.path} has no checkpoint yet: it begins again with round 1"
@@ -56,6 +56,6 @@ def where_to_go_on(directory: RunDirectory, identity: Mapping[str, Any]) -> Chec
     if rounds[: checkpoint.round] != list(range(1, checkpoint.round + 1)):
         raise HoldfastError(
             f"{directory.path} has a checkpoint of round {checkpoint.round}, but not the records of all rounds up "
-            "to it; restore metrics.jsonl from a copy, or choose another --out"
+            "to it; restore metrics.jsonl from a copy, or move the run away and begin it anew"
         )
     return checkpoint

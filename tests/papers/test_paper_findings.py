@@ -121,9 +121,8 @@ def test_cells_that_are_no_targets_make_no_finding(tmp_path):
 def test_a_run_that_broke_down_is_told_and_not_counted(tmp_path):
     results = Results(tmp_path)
     (cell,) = plan(TABLES["fedntd/table1-lda"], ["cifar10:alpha=0.05"], ["fednova"])
-    results.add(
-        cell, {"column": cell.column, "row": cell.row, "seed": cell.seed, "hash": cell.hash, "failed": "NaN"}
-    )
+    told = entry(cell, [0.1])
+    results.add(cell, {key: told[key] for key in told.keys() - {"final", "curves"}} | {"failed": "NaN"})
     (line,) = compare(TABLES[cell.table], [cell], results).lines
     assert line.failed == "NaN"
     assert line.values[0].ours is None
@@ -185,6 +184,15 @@ def test_estimates_follow_what_was_measured():
     assert Estimates([slower, entry(avg, [0.1]) | {"beside": 1}, slower]).seconds(avg) == pytest.approx(60)
     own = entry(avg, [0.1]) | {"beside": 1, "settings": {**avg.settings, "data": "own.npz"}}
     assert Estimates([own]).seconds(avg) == Estimates([]).seconds(avg)  # of how many samples?
+
+
+def test_a_cpu_is_judged_by_what_cpus_took():
+    avg, ntd = plan(TABLES["fedntd/table1-sharding"], ["cifar10:s=2"], ["fedavg", "fedntd"])
+    on_a_gpu = entry(avg, [0.1]) | {"beside": 1}
+    on_a_cpu = on_a_gpu | {"device_type": "cpu", "seconds": 4000.0}
+    assert Estimates([on_a_gpu], "cpu").seconds(ntd) == pytest.approx(200 * 0.1 + 4e-4 * 5_000_000)  # a guess
+    assert Estimates([on_a_gpu, on_a_cpu], "cpu").seconds(ntd) == pytest.approx(4000)
+    assert Estimates([on_a_gpu, on_a_cpu]).seconds(ntd) == pytest.approx(60)
 
 
 def test_missing_data_is_said_by_cell(monkeypatch, tmp_path):

@@ -27,10 +27,13 @@ def test_every_table_is_on_the_page_with_ours_beside_theirs(tmp_path):
     for table in load_tables().values():
         assert f"### {table.id}: {table.title}" in text
         assert f"(#{table.id.replace('/', '-')})" in text
-    assert "52.61 · **55.00 ± 0.00**" in text
-    assert "40.14 · **41.00 ± 0.00**" in text
+        assert f'<a id="{table.id.replace("/", "-")}"></a>' in text
+    assert "52.61 · **55.00 ± 0.00** (2)" in text
+    assert "40.14 · **41.00 ± 0.00** (2)" in text
     assert "† the authors' code has a control variate" in text
     assert "77.04† · not run" in text
+    assert "SCAFFOLD | 71.57 · not run | 10.00‡ · not run" in text  # another reason
+    assert "‡ failed in the paper: 10 % is chance" in text
     assert "14.00 ahead (published +12.47), 2.39 above the published level: holds" in text
     assert "| [fedntd/table1-sharding](#fedntd-table1-sharding) |" in text
     assert re.search(r"table1-sharding\) \| .* \| 2 of 49 \| 1 of 2 \|", text)  # no less forgetting

@@ -15,6 +15,7 @@ from paper_entries import entry
 from holdfast.errors import HoldfastError
 from holdfast.experiment import Experiment
 from holdfast.papers import queue as queues
+from holdfast.papers import sweep as sweeps
 from holdfast.papers.cells import plan
 from holdfast.papers.published import load_tables
 from holdfast.papers.queue import STALE, Queue
@@ -86,9 +87,20 @@ def test_a_claim_elsewhere_is_kept_until_it_is_stale(tmp_path, cell):
         assert mine
 
 
-def test_a_claim_cut_short_by_a_kill_holds_nobody_up(tmp_path, cell):
+def test_a_process_that_ended_unasked_loses_its_claim(tmp_path, cell):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    queue, _ = claim_file(tmp_path, cell, pid=ended.pid)
+    with queue.claim(cell) as mine:
+        assert mine
+    ended.wait()
+
+
+@pytest.mark.parametrize("content", ['{"label": "', "{}", "[]", '{"label": 1, "host": 2, "pid": "x"}'])
+def test_a_claim_cut_short_by_a_kill_holds_nobody_up(content, tmp_path, cell):
     queue, path = claim_file(tmp_path, cell)
-    path.write_text('{"label": "')
+    path.write_text(content)
+    assert [claim.alive for claim in queue.claims()] == [False]
     with queue.claim(cell) as mine:
         assert mine
 
@@ -225,11 +237,22 @@ def test_a_broken_cell_does_not_end_the_sweep(tmp_path):
     good, other = sweep_worker.cells(2, 2)
     broken = type(other)(other.table, "broken", other.row, 0, {**other.settings, "method": "fedntd:beta=-1"})
     said = []
-    Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([broken, good], 1, said.append)
+    sweep = Sweep(tmp_path / "results", tmp_path / "work", "cpu")
+    assert not sweep.run([broken, good], 1, said.append)
     results = Results(tmp_path / "results")
     assert results.get(broken) is None
     assert results.get(good) is not None
     assert "beta is -1" in said[0]
+    assert sweep.run([good], 1, quiet)
+    assert not sweep.run([broken, good], 2, quiet)
+    assert Queue(tmp_path / "work").claims() == []
+
+
+def test_a_cell_that_takes_long_tells_how_far_it_is(tmp_path, cell, monkeypatch):
+    monkeypatch.setattr(sweeps, "TELL_EVERY", 0.0)
+    said = []
+    Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([cell], 1, said.append)
+    assert said[:2] == [f"{cell.label}: round 1 of 2", f"{cell.label}: round 2 of 2"]
 
 
 def test_a_run_that_diverges_is_a_result(tmp_path):

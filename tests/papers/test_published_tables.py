@@ -149,12 +149,12 @@ def test_tables_are_chosen_by_the_beginning_of_their_id():
 
 def test_columns_are_chosen_by_data_or_in_full():
     known = TABLES["fedntd/table1-sharding"].columns
-    assert select("column", ["cifar10"], known) == [
+    assert select("column", "cifar10", known) == [
         "cifar10:s=2",
         "cifar10:s=3",
         "cifar10:s=5",
         "cifar10:s=10",
     ]
-    assert select("column", ["cifar10:s=2", "mnist"], known) == ["mnist:s=2", "cifar10:s=2"]
+    assert select("column", "cifar10:s=2, mnist", known) == ["mnist:s=2", "cifar10:s=2"]
     with pytest.raises(HoldfastError, match="unknown column 'cifar10:s=4'"):
-        select("column", ["cifar10:s=4"], known)
+        select("column", "cifar10:s=4", known)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +13,15 @@ import typer
 
 from holdfast.cli.options import Json
 from holdfast.cli.printing import console, print_json, print_table
+from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.papers.cells import Cell
     from holdfast.papers.findings import Comparison, Line
     from holdfast.papers.results import Results
+
+INCOMPLETE = 1  # exit code: a cell could not be run
+DATA_HINT = "Data sets are looked for in HOLDFAST_DATA; docs/data.md says what to put where."
 
 
 def reproduce(
@@ -25,7 +30,10 @@ def reproduce(
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Some columns, such as cifar10:s=2,mnist.")] = None,
     methods: Annotated[str | None, typer.Option(help="Some methods, such as fedavg,fedntd.")] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds of each cell.")] = 1,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Seeds of each cell: by default one is run, and all that were are shown."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     workers: Annotated[int, typer.Option(help="Processes side by side.")] = 1,
     time_limit: Annotated[
@@ -47,15 +55,24 @@ def reproduce(
 
     Example:  holdfast reproduce fedntd/table1 --columns cifar10:s=2 --methods fedavg,fedntd --seeds 3
     """
+    everything = "--smoke" if smoke else "--page" if page is not None else None
+    selection = {"TABLE": table, "--columns": columns, "--methods": methods, "--time-limit": time_limit}
+    given = [name for name, value in selection.items() if value is not None]
+    if everything and given:
+        raise HoldfastError(f"{everything} is of every table; leave out {given[0]}")
+    if table is None and given:
+        raise HoldfastError(f"{given[0]} is given without a table; name one, such as fedntd/table1")
+    if time_limit is not None and not time_limit > 0:
+        raise HoldfastError(f"--time-limit is {time_limit:g}; it must be more than 0 seconds")
     if smoke:
         _smoke()
     elif page is not None:
         from holdfast.papers.results_page import write_page
 
-        write_page(results, page)
-        console().print(f"Page: {page}", soft_wrap=True)
+        figures = write_page(results, page)
+        console().print(f"Page: {page}, figures: {figures}", soft_wrap=True)
     elif table is None:
-        _print_list(results, work, seeds, status, as_json)
+        _print_list(results, work, 1 if seeds is None else seeds, status, as_json)
     else:
         _reproduce(
             table, columns, methods, seeds, device, workers, time_limit, results, work, status, as_json
@@ -66,7 +83,7 @@ def _reproduce(
     name: str,
     columns: str | None,
     methods: str | None,
-    seeds: int,
+    seeds: int | None,
     device: str,
     workers: int,
     time_limit: float | None,
@@ -78,40 +95,45 @@ def _reproduce(
     from holdfast.papers.cells import plan
     from holdfast.papers.cost import available_data, lacking
     from holdfast.papers.findings import compare
-    from holdfast.papers.published import select_tables
+    from holdfast.papers.published import select, select_tables
     from holdfast.papers.results import Results
     from holdfast.papers.sweep import Sweep
 
     tables = select_tables(name)
-    chosen_columns = _chosen("column", columns, [key for t in tables for key in t.columns])
-    chosen_methods = _chosen("method", methods, [key for t in tables for key in t.rows])
-    planned = {t.id: plan(t, chosen_columns, chosen_methods, seeds) for t in tables}
+    known_columns = list(dict.fromkeys(key for t in tables for key in t.columns))
+    known_methods = list(dict.fromkeys(key for t in tables for key in t.rows))
+    chosen_columns = None if columns is None else select("column", columns, known_columns)
+    chosen_methods = None if methods is None else select("method", methods, known_methods)
+    wanted = 1 if seeds is None else seeds
+    planned = {t.id: plan(t, chosen_columns, chosen_methods, wanted) for t in tables}
     cells = [cell for of_table in planned.values() for cell in of_table]
+    if not cells:
+        raise HoldfastError(f"no table of {name} has these methods in these columns")
+    complete = True
     if not status:
         available = available_data()
         deadline = None if time_limit is None else time.time() + time_limit
         sweep = Sweep(results, work, device, deadline)
-        sweep.run([cell for cell in cells if lacking(cell, available) is None], workers, say)
+        complete = sweep.run([cell for cell in cells if lacking(cell, available) is None], workers, say)
     found = Results(results)
+    if seeds is None:
+        planned = {t.id: found.of_table(t, chosen_columns, chosen_methods) for t in tables}
+    states = {id: _states(of_table, found, work) for id, of_table in planned.items()}
     compared = [compare(t, planned[t.id], found) for t in tables if planned[t.id]]
     if as_json:
-        print_json([_as_dict(one) for one in compared])
-        return
-    for one in compared:
-        _print_comparison(one, planned[one.table.id], found, work)
-
-
-def _chosen(kind: str, text: str | None, known: Sequence[str]) -> list[str] | None:
-    from holdfast.papers.published import select
-
-    if text is None:
-        return None
-    return select(kind, filter(None, map(str.strip, text.split(","))), list(dict.fromkeys(known)))
+        print_json([_as_dict(one, states[one.table.id]) for one in compared])
+    else:
+        for one in compared:
+            _print_comparison(one, states[one.table.id])
+        if any(state.startswith("needs data") for of_table in states.values() for state in of_table.values()):
+            console().print(DATA_HINT, style="dim", soft_wrap=True)
+    if not complete:
+        raise typer.Exit(INCOMPLETE)
 
 
 def say(line: str) -> None:
-    """A line about a cell, at once, also from another process."""
-    print(line, flush=True)
+    """A line about a cell, at once, also from another process; what is asked for goes to the other stream."""
+    print(line, file=sys.stderr, flush=True)
 
 
 # What there is ---------------------------------------------------------------------------------------------
@@ -160,7 +182,7 @@ def _print_list(results: Path, work: Path, seeds: int, status: bool, as_json: bo
     ]
     print_table("", ["table", "data", " GPU min", " run"], shown)
     notes = [
-        "(data) is not here; set HOLDFAST_DATA.",
+        f"(data) is not here. {DATA_HINT}",
         f"Times are estimates for {seeds} seed{'s' * (seeds > 1)}",
     ]
     console().print(
@@ -174,14 +196,13 @@ def _print_list(results: Path, work: Path, seeds: int, status: bool, as_json: bo
 # One table -------------------------------------------------------------------------------------------------
 
 
-def _print_comparison(one: Comparison, cells: Sequence[Cell], found: Results, work: Path) -> None:
+def _print_comparison(one: Comparison, states: Mapping[tuple[str, str], str]) -> None:
     from holdfast.papers import wording
     from holdfast.papers.measures import measure
 
     table, out = one.table, console()
     out.print(f"\n{table.id}: {table.title}", style="bold")
     measures = [measure(name) for name in table.measures]
-    states = _states(cells, found, work)
     reasons: list[str] = []
     for key, column in table.columns.items():
         lines = [line for line in one.lines if line.column == key]
@@ -216,8 +237,10 @@ def _print_comparison(one: Comparison, cells: Sequence[Cell], found: Results, wo
         out.print(f"[{number}] {reason}", style="dim", soft_wrap=True)
     for finding in one.findings:
         out.print(f"Finding, {finding}", style="green" if finding.holds else "red", soft_wrap=True)
+    if table.notes:
+        out.print("Notes, on the results that come with Holdfast:", style="dim")
     for note in table.notes:
-        out.print(note, style="dim", soft_wrap=True)
+        out.print(f"- {note}", style="dim", soft_wrap=True)
 
 
 def _states(cells: Sequence[Cell], found: Results, work: Path) -> dict[tuple[str, str], str]:
@@ -245,13 +268,13 @@ def _states(cells: Sequence[Cell], found: Results, work: Path) -> dict[tuple[str
     }
 
 
-def _as_dict(one: Comparison) -> dict[str, Any]:
+def _as_dict(one: Comparison, states: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     return {
         "table": one.table.id,
         "title": one.table.title,
         "measures": list(one.table.measures),
         "targets": one.targets,
-        "lines": [_line_as_dict(line) for line in one.lines],
+        "lines": [_line_as_dict(line, states[line.column, line.row]) for line in one.lines],
         "findings": [
             {
                 "column": finding.column,
@@ -269,11 +292,12 @@ def _as_dict(one: Comparison) -> dict[str, Any]:
     }
 
 
-def _line_as_dict(line: Line) -> dict[str, Any]:
+def _line_as_dict(line: Line, state: str) -> dict[str, Any]:
     return {
         "column": line.column,
         "method": line.row,
         "seeds": line.seeds,
+        "state": state,
         "failed": line.failed,
         "not_a_target": line.no_target,
         "values": [

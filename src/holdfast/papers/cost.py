@@ -29,6 +29,8 @@ MICROSECONDS = {
 }
 """For one image in one local epoch on a large GPU, a guess for as long as no run with this model is stored."""
 
+ON_A_CPU = 100  # times as long, likewise a guess
+
 ROUND_SECONDS = 0.1  # of a round beside its training: sampling, merging, testing
 DIGITS_PER_DOMAIN = 7430
 
@@ -73,26 +75,27 @@ def images(settings: Mapping[str, Any]) -> float:
 
 
 class Estimates:
-    """Seconds on a GPU: by what the fastest run with the same model took, as later versions are faster; else by
-    `MICROSECONDS`."""
+    """Seconds on a GPU, or on a CPU: by what the fastest run with the same model took there, as later versions are
+    faster; else by `MICROSECONDS`."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[Entry], device: str = "cuda") -> None:
+        self.slower = 1 if device == "cuda" else ON_A_CPU
         self.measured: dict[tuple[str, ...], list[float]] = {}
         for entry in entries:
             # Runs that do not say how many they ran beside say little of what one takes.
-            if entry["device_type"] == "cuda" and "beside" in entry and (count := images(entry["settings"])):
+            if entry["device_type"] == device and "beside" in entry and (count := images(entry["settings"])):
                 alone = entry["seconds"] / entry["beside"]
                 for key in _keys(entry["settings"]):
                     self.measured.setdefault(key, []).append(alone / count)
 
     def seconds(self, cell: Cell) -> float:
-        """Of a GPU that one cell takes."""
+        """Of the device that one cell takes."""
         settings = cell.settings
         for key in _keys(settings):
             if key in self.measured:
                 return min(self.measured[key]) * images(settings)
         per_image = MICROSECONDS[str(settings["model"])] * 1e-6
-        return ROUND_SECONDS * float(settings["rounds"]) + per_image * images(settings)
+        return ROUND_SECONDS * float(settings["rounds"]) + self.slower * per_image * images(settings)
 
 
 def _keys(settings: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -116,22 +116,29 @@ class Comparison:
 
 
 def compare(table: Table, cells: Sequence[Cell], results: Results) -> Comparison:
-    """Every cell of a table that was planned, published and ours."""
+    """Every cell of a table that is to be shown, published and ours."""
     measures = [measure(name) for name in table.measures]
     lines, targets = [], {}
+    every = results.of_table(table) if table.target is not None else ()  # whichever are shown
     for key in table.columns:
-        entries: dict[str, list[Entry]] = {}
-        for cell in cells:
-            if cell.column == key:
-                found = results.get(cell)
-                entries.setdefault(cell.row, []).extend([found] if found is not None else [])
-        target = _target(table, key, entries)
+        entries = _entries(cells, key, results)
+        target = _target(table, key, _entries(every, key, results)) if entries else None
         if target is not None:
             targets[key] = target
         lines += [
             _line(table, key, row, entries[row], measures, target) for row in table.rows if row in entries
         ]
     return Comparison(table, lines, _findings(table, lines, measures), targets)
+
+
+def _entries(cells: Sequence[Cell], column: str, results: Results) -> dict[str, list[Entry]]:
+    """The runs of a column, by row; none where a row has not been run."""
+    entries: dict[str, list[Entry]] = {}
+    for cell in cells:
+        if cell.column == column:
+            found = results.get(cell)
+            entries.setdefault(cell.row, []).extend([found] if found is not None else [])
+    return entries
 
 
 def _target(table: Table, column: str, entries: dict[str, list[Entry]]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -50,13 +50,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: a federation. ``methods`` are rows whose method differs here."""
+    """A column of a table: a federation. ``methods`` are rows whose method differs here.
+
+    ``own_seeds``: it is about its ``seeds`` alone, as of a released notebook.
+    """
 
     key: str
     label: str
     settings: Settings
     methods: Settings
     seeds: Setting
+    own_seeds: bool = False
     needs: str | None = None
 
 
@@ -164,15 +168,28 @@ def load_tables() -> Mapping[str, Table]:
 def select_tables(name: str) -> list[Table]:
     """The table with this id, or all that it is the beginning of: ``fedntd``, ``fedntd/table1``."""
     tables = load_tables()
-    chosen = [t for key, t in tables.items() if key == name or key.startswith((f"{name}/", f"{name}-"))]
+    if name in tables:
+        return [tables[name]]
+    chosen = [t for key, t in tables.items() if key.startswith((f"{name}/", f"{name}-"))]
     if not chosen:
         raise unknown("table", name, tables)
     return chosen
 
 
-def select(kind: str, wanted: Iterable[str], known: Collection[str]) -> list[str]:
-    """Those of ``known`` that are named, in their own order; ``cifar10`` names ``cifar10:s=2`` too."""
-    names = list(wanted)
+def select(kind: str, wanted: str, known: Collection[str]) -> list[str]:
+    """Those of ``known`` that are named, in their own order; ``cifar10`` names ``cifar10:s=2`` too.
+
+    Names are separated by commas, which may also be part of one: ``fedka:beta=0.1,gamma=0.05``.
+    """
+    names: list[str] = []
+    parts = [part for part in map(str.strip, wanted.split(",")) if part]
+    while parts:
+        ends = [end for end in range(len(parts), 0, -1) if ",".join(parts[:end]) in known]
+        end = ends[0] if ends else 1
+        names.append(",".join(parts[:end]))
+        parts = parts[end:]
+    if not names:
+        raise HoldfastError(f"no {kind} is named; name one, or leave the option out for all")
     for name in names:
         if not any(_named(name, key) for key in known):
             raise unknown(kind, name, known)
@@ -212,6 +229,7 @@ def _read(key: str) -> list[Table]:
             settings=_settings(column.get("settings")),
             methods=_settings(column.get("methods")),
             seeds=_setting(column.get("seeds", content["seeds"])),
+            own_seeds="seeds" in column,
             needs=column.get("needs"),
         )
         for name, column in content["columns"].items()

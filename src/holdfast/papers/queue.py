@@ -99,11 +99,11 @@ def _read(path: Path) -> Claim | None:
     try:
         age = time.time() - path.stat().st_mtime
         content = json.loads(path.read_text())
+        return Claim(path.stem, str(content["label"]), str(content["host"]), int(content["pid"]), age)
     except FileNotFoundError:
         return None
-    except ValueError:  # its holder died while writing it
+    except (ValueError, KeyError, TypeError):  # its holder died while writing it
         return Claim(path.stem, "", "", 0, max(age, 2 * STALE))
-    return Claim(path.stem, content["label"], content["host"], content["pid"], age)
 
 
 def _running(pid: int) -> bool:
@@ -113,4 +113,7 @@ def _running(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return True
+    try:  # one that has ended, but whose parent has not asked how, is still listed
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True

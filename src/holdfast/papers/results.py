@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ import numpy as np
 
 from holdfast import files, metrics
 from holdfast.errors import HoldfastError
-from holdfast.papers.cells import Cell
+from holdfast.papers.cells import Cell, plan
 from holdfast.papers.measures import Entry
+from holdfast.papers.published import Column, Table
 from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
 
 DIGITS = 4  # of what is stored: a hundredth of a percent
 QUANTILES = 100  # of the distribution of local forgetting
+MOST_SEEDS = 10  # looked for in the results of a cell
+TOLD = {"column", "row", "seed", "hash", "settings", "device_type", "seconds"}  # of every run
 
 
 class Results:
@@ -31,6 +35,8 @@ class Results:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        if self.root.exists() and not self.root.is_dir():
+            raise HoldfastError(f"{root} is a file; results are kept in a folder")
         self._read: dict[Path, tuple[int, dict[str, Entry]]] = {}
         self.refresh()
 
@@ -48,6 +54,30 @@ class Results:
     def all(self) -> list[Entry]:
         """Every run."""
         return [entry for _, found in self._read.values() for entry in found.values()]
+
+    def check_room(self) -> None:
+        """Refuse a folder in which nothing can be stored, before there is anything to store."""
+        with files.writing(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            for folder in (self.root, *filter(Path.is_dir, self.root.iterdir())):
+                with tempfile.TemporaryFile(dir=folder) as file:
+                    file.write(b"room")
+
+    def of_table(
+        self, table: Table, columns: Collection[str] | None = None, rows: Collection[str] | None = None
+    ) -> list[Cell]:
+        """The cells of one seed, and those of further seeds that were run.
+
+        Of a column that is about certain seeds, as of a released notebook, those alone.
+        """
+        cells = plan(table, columns, rows, seeds=MOST_SEEDS)
+        first = {(cell.column, cell.row): cell for cell in reversed(cells)}
+        return [
+            cell
+            for cell in cells
+            if first[cell.column, cell.row] is cell
+            or (self.get(cell) is not None and _belongs(cell, table.columns[cell.column]))
+        ]
 
     def add(self, cell: Cell, entry: Mapping[str, Any]) -> None:
         """Store the run of a cell in the file of its table, which several processes may do at once."""
@@ -136,14 +166,21 @@ def _rounded(value: Any) -> Any:
     return round(float(value), DIGITS) if isinstance(value, (float, np.floating)) else value
 
 
+def _belongs(cell: Cell, column: Column) -> bool:
+    return not column.own_seeds or cell.seed in column.seeds.value
+
+
 def _load(path: Path) -> list[Entry]:
     with files.reading(path):
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     try:
-        entries: list[Entry] = json.loads(text)["cells"]
-        return entries
-    except (ValueError, KeyError, TypeError) as error:
+        entries: list[Entry] = json.loads(data)["cells"]
+        whole = all(entry.keys() >= TOLD and ("failed" in entry or "curves" in entry) for entry in entries)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HoldfastError(f"{path} is damaged: it does not hold results ({error})") from error
+    if not whole:
+        raise HoldfastError(f"{path} is damaged: a run in it lacks what every run has")
+    return entries
 
 
 def _dump(table: str, entries: Sequence[Mapping[str, Any]]) -> bytes:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from holdfast import files
+from holdfast.errors import HoldfastError
 from holdfast.papers import wording
-from holdfast.papers.cells import Cell, plan
+from holdfast.papers.cells import Cell
 from holdfast.papers.findings import Comparison, compare
 from holdfast.papers.measures import Entry, accuracies, measure
 from holdfast.papers.published import Setting, Table, load_tables
@@ -20,30 +21,34 @@ from holdfast.papers.results import Results
 if TYPE_CHECKING:
     from holdfast.report.panels import Line
 
-MOST_SEEDS = 10  # looked for in the results of a cell
 MOST_PANELS = 6  # columns drawn of one table
+MARKS = ("†", "‡", "§", "¶")
 
 HEAD = """# Results
 
-The tables of five papers, run again. In every cell the published number comes first, then ours: 52.61 · **53.40**,
-with the deviation over seeds where there are several, or *not run*. A dash is a number that the paper does not have,
-or that a run did not record. † marks a published number that is not to be met, with the reason below its table.
+The tables of five papers, run again. In every cell the published number comes first, then ours: 52.61 · **53.40**, or
+*not run*; of several seeds the mean, with their deviation and their number: **53.40 ± 1.20** (3). A dash is a number
+that the paper does not have, or that a run did not record. † and ‡ mark published numbers that are not to be met, with
+the reason below their table.
 
 A finding *holds* if the method ahead in the paper is ahead here by at least 70 % of the published lead and its
 accuracy is at most 2 points below the published one; a speed-up, if it is at least half of the published one.
 
-Every number comes from `results/`, which holds each run's settings, versions, device and curves.
+Every number in a table comes from `results/`, which holds each run's settings, versions, device and curves; notes also
+tell of runs that were not kept, and say so.
 `holdfast reproduce TABLE` runs what is missing; `holdfast reproduce --page docs/results.md` writes this page.
 `--workers 12` runs twelve cells at a time, on one GPU best with CUDA's multi-process service (`nvidia-cuda-mps-control
 -d`), without which they take turns.
 """
 
 
-def write_page(results: str | Path, page: Path) -> None:
-    """Write the page, and its figures into ``images/results`` beside it."""
+def write_page(results: str | Path, page: Path) -> Path:
+    """Write the page, and its figures into ``images/results`` beside it, which is returned."""
+    if page.is_dir():
+        raise HoldfastError(f"{page} is a folder; name a file for the page, such as docs/results.md")
     found = Results(results)
     tables = list(load_tables().values())
-    cells = {table.id: _run_or_planned(table, found) for table in tables}
+    cells = {table.id: found.of_table(table) for table in tables}
     compared = {table.id: compare(table, cells[table.id], found) for table in tables}
     images = page.parent / "images" / "results"
     drawn: set[frozenset[str]] = set()  # by the runs they show: tables of the same runs would look the same
@@ -58,13 +63,7 @@ def write_page(results: str | Path, page: Path) -> None:
     with files.writing(page):
         page.parent.mkdir(parents=True, exist_ok=True)
     files.replace(page, ("\n\n".join(part.strip() for part in parts) + "\n").encode())
-
-
-def _run_or_planned(table: Table, found: Results) -> list[Cell]:
-    """The cells of one seed, and those of further seeds that were run."""
-    cells = plan(table, seeds=MOST_SEEDS)
-    first = {(cell.column, cell.row): cell for cell in reversed(cells)}
-    return [cell for cell in cells if first[cell.column, cell.row] is cell or found.get(cell) is not None]
+    return images
 
 
 def _summary(
@@ -98,12 +97,11 @@ def _anchor(table: Table) -> str:
 
 def _section(one: Comparison, drawn: Sequence[Path], base: Path) -> str:
     table = one.table
-    parts = [f"### {table.id}: {table.title} {{ #{_anchor(table)} }}"]
+    parts = [f'<a id="{_anchor(table)}"></a>\n\n### {table.id}: {table.title}']
     if table.is_search and not any(line.seeds for line in one.lines):
         return f"{parts[0]}\n\nNot run."
     parts += [_grid(one, position) for position in range(len(table.measures))]
-    marks = dict.fromkeys(line.no_target for line in one.lines if line.no_target)
-    parts += [f"† {reason}" for reason in marks]
+    parts += [f"{mark} {reason}" for reason, mark in _marks(one).items()]
     if one.targets:
         targets = ", ".join(f"{table.columns[key].label} {value:.1%}" for key, value in one.targets.items())
         whose = "of the paper" if table.target is not None and table.target.of == "published" else "of ours"
@@ -118,11 +116,18 @@ def _section(one: Comparison, drawn: Sequence[Path], base: Path) -> str:
     return "\n\n".join(parts)
 
 
+def _marks(one: Comparison) -> dict[str, str]:
+    """Why a number is not to be met, and the sign for it."""
+    reasons = dict.fromkeys(line.no_target for line in one.lines if line.no_target)
+    return dict(zip(reasons, MARKS, strict=False))
+
+
 def _grid(one: Comparison, position: int) -> str:
     """One measure of a table as the paper prints it: methods down, columns across."""
     table = one.table
     each = measure(table.measures[position])
     at = {(line.column, line.row): line for line in one.lines}
+    marks = _marks(one)
     labels = [column.label for column in table.columns.values()]
     lines = [f"| {each.label} | {' | '.join(labels)} |", "|---" * (len(labels) + 1) + "|"]
     for row in table.rows.values():
@@ -134,7 +139,8 @@ def _grid(one: Comparison, position: int) -> str:
                 continue
             value = line.values[position]
             mine = f"**{wording.ours(value, each, line)}**" if line.seeds else "not run"
-            theirs = wording.published(value, each) + ("†" if line.no_target else "")
+            mine += f" ({line.seeds})" if value.deviation is not None else ""
+            theirs = wording.published(value, each) + (marks[line.no_target] if line.no_target else "")
             texts.append(mine if table.is_search else f"{theirs} · {mine}")
         name = f"`{row.label}`" if table.is_search else row.label
         lines.append(f"| {name} | {' | '.join(texts)} |")
@@ -186,13 +192,12 @@ def _draw(table: Table, cells: Sequence[Cell], found: Results, folder: Path) -> 
         panels = []
         for key, of_column in shown:
             label = table.columns[key].label
-            for which, name in (("global", "forgetting"), ("local", "local_forgetting_quantiles")):
+            for which, name, share in (
+                ("global", "forgetting", "share of rounds"),
+                ("local", "local_forgetting_quantiles", "share of local models"),
+            ):
                 lines = _distribution_lines(table, of_column, name)
-                panels.append(
-                    Lines(
-                        f"{label}, {which}", f"{which} forgetting", "share of rounds", lines, x_percent=True
-                    )
-                )
+                panels.append(Lines(f"{label}, {which}", f"{which} forgetting", share, lines, x_percent=True))
         figures.append(Figure("forgetting", table.title, "", table.id, panels, ""))
     paths = []
     for figure in figures:

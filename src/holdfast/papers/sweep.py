@@ -5,16 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, HoldfastWarning
 from holdfast.papers.cells import Cell
 from holdfast.papers.cost import Estimates
 from holdfast.papers.queue import Queue
@@ -24,8 +28,11 @@ from holdfast.runs import RunDirectory
 BROKE_DOWN = re.compile(r"round \d+: no usable update")
 """The error of a run whose training diverged: that is a result. Any other is a mistake to put right."""
 
+TELL_EVERY = 60.0  # seconds between two lines about a cell that is being run
+UNABLE = 20  # a worker's exit code: a cell could not be run, and why was told
+
 Tell = Callable[[str], None]
-"""Is told a line about each cell; with several workers a function that can be imported."""
+"""Is told lines about each cell; with several workers a function that can be imported."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +53,16 @@ class Sweep:
     deadline: float | None = None
     beside: int = 1
 
-    def run(self, cells: Sequence[Cell], workers: int, tell: Tell) -> None:
-        """Run the cells that have no result yet, with ``workers`` processes side by side."""
+    def run(self, cells: Sequence[Cell], workers: int, tell: Tell) -> bool:
+        """Run the cells that have no result yet, with ``workers`` processes side by side.
+
+        False where a cell could not be run; the others are.
+        """
         if workers < 1:
             raise HoldfastError(f"a sweep needs at least 1 worker, not {workers}")
+        self._check(cells)
         if workers == 1:
-            self.work_off(cells, tell)
-            return
-        Results(self.results)  # damaged results are told of once, and here
+            return self.work_off(cells, tell)
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         threads = max(1, (os.cpu_count() or 1) // workers)
         one = replace(self, beside=workers)
@@ -69,13 +78,33 @@ class Sweep:
         finally:
             for process in started:
                 process.terminate()
-        if any(process.exitcode for process in started):
+        codes = {process.exitcode for process in started}
+        if codes - {0, UNABLE}:
             raise HoldfastError(
                 "a worker ended before its time; what was finished is stored, and the same command goes on"
             )
+        return UNABLE not in codes
 
-    def work_off(self, cells: Sequence[Cell], tell: Tell) -> None:
-        """Claim, run and store one cell after another until none is left that this process can take."""
+    def _check(self, cells: Sequence[Cell]) -> None:
+        """What would stop every cell is said once, and before the first has been trained."""
+        from holdfast.engine.choice import choose_device
+
+        results = Results(self.results)
+        if any(results.get(cell) is None for cell in cells):
+            choose_device(self.device)
+            results.check_room()
+            Queue(self.work)
+
+    def work_off(self, cells: Sequence[Cell], tell: Tell, speaks: bool = True) -> bool:
+        """Claim, run and store one cell after another until none is left that this process can take.
+
+        ``speaks``: this one of several processes tells what holds for all. False where a cell could not be run.
+        """
+        with ExitStack() as kept:
+            return self._work_off(cells, tell, speaks, kept)
+
+    def _work_off(self, cells: Sequence[Cell], tell: Tell, speaks: bool, kept: ExitStack) -> bool:
+        """``kept`` are claims of cells that could not be run, so that no other process tries them too."""
         results, queue = Results(self.results), Queue(self.work)
         left, broken, too_long = list(cells), set[str](), False
         while left:
@@ -87,27 +116,32 @@ class Sweep:
                 if not self._fits(cell, results):
                     too_long = True
                     continue
-                with queue.claim(cell) as mine:
-                    if not mine:
+                with ExitStack() as claim:
+                    if not claim.enter_context(queue.claim(cell)):
                         continue
                     results.refresh()  # another process may have finished it a moment ago
                     if results.get(cell) is None:
                         taken = True
                         if not self._run(cell, results, tell):
                             broken.add(cell.hash)
+                            kept.push(claim.pop_all())
             # What others hold may come free; what does not fit the time will not fit it later.
             left = (
                 [cell for cell in left if results.get(cell) is None and cell.hash not in broken]
                 if taken
                 else []
             )
-        if too_long:
+        if too_long and speaks:
             tell("time is up: the same command goes on with the cells that are left")
+        return not broken
 
     def _fits(self, cell: Cell, results: Results) -> bool:
         if self.deadline is None:
             return True
-        return time.time() + self.beside * Estimates(results.all()).seconds(cell) <= self.deadline
+        from holdfast.engine.choice import choose_device
+
+        estimates = Estimates(results.all(), choose_device(self.device).type)
+        return time.time() + self.beside * estimates.seconds(cell) <= self.deadline
 
     def _run(self, cell: Cell, results: Results, tell: Tell) -> bool:
         """Run a cell and store it; False where it could not be run, which leaves nothing stored."""
@@ -121,7 +155,7 @@ class Sweep:
         try:
             experiment = Experiment.from_mapping({**cell.settings, "seed": cell.seed, "device": device})
             resume = (path / "experiment.yaml").exists()
-            experiment.run(path, resume=resume)
+            experiment.run(path, resume=resume, on_round=_Progress(cell, tell))
             entry = entry_of(cell, RunDirectory.open(path), self.beside)
         except HoldfastError as error:
             if not BROKE_DOWN.match(str(error)):
@@ -142,8 +176,20 @@ class Sweep:
         return self.work / "runs" / f"{method}-seed{cell.seed}-{cell.hash}-{device}"
 
 
+class _Progress:
+    """Tells now and then how far a cell is."""
+
+    def __init__(self, cell: Cell, tell: Tell) -> None:
+        self.cell, self.tell, self.told = cell, tell, time.monotonic()
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        if time.monotonic() - self.told >= TELL_EVERY:
+            self.told = time.monotonic()
+            self.tell(f"{self.cell.label}: round {record['round']} of {self.cell.settings['rounds']}")
+
+
 def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int, speaks: bool) -> None:
-    """``speaks``: this one of them tells what holds for all."""
+    """One of several processes; the arguments are those of `Sweep.work_off`."""
     import torch
 
     from holdfast.engine.choice import choose_device
@@ -157,8 +203,20 @@ def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int, speaks: b
         share_with(sweep.beside)
         if speaks and takes_turns():
             tell(f"the workers take turns on the GPU; side by side they get more done: {SIDE_BY_SIDE}")
+    warnings.showwarning = partial(_warn, tell, warnings.showwarning)
     with suppress(KeyboardInterrupt):  # the process that started this one says so
-        sweep.work_off(cells, tell)
+        if not sweep.work_off(cells, tell, speaks):
+            sys.exit(UNABLE)
+
+
+def _warn(
+    tell: Tell, otherwise: Callable[..., None], message: Warning, category: type[Warning], *more: Any
+) -> None:
+    """Our own warnings as one sentence, others as Python shows them."""
+    if issubclass(category, HoldfastWarning):
+        tell(str(message))
+    else:
+        otherwise(message, category, *more)
 
 
 def _end_with(parent: BaseProcess) -> None:

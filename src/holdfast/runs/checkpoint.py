@@ -164,7 +164,7 @@ class CheckpointFolder:
         if damage:
             raise HoldfastError(
                 f"no whole checkpoint is left: {'; '.join(damage)};"
-                " restore the damaged file from a copy or start the run afresh"
+                " restore the damaged file from a copy, or move the run away and begin it anew"
             )
         self._generations = []
         self._newest_is_whole = False
