@@ -118,7 +118,7 @@ def _reproduce(
     found = Results(results)
     if seeds is None:
         planned = {t.id: found.of_table(t, chosen_columns, chosen_methods) for t in tables}
-    states = {id: _states(of_table, found, work) for id, of_table in planned.items()}
+    states = {key: _states(of_table, found, work) for key, of_table in planned.items()}
     compared = [compare(t, planned[t.id], found) for t in tables if planned[t.id]]
     if as_json:
         print_json([_as_dict(one, states[one.table.id]) for one in compared])
