@@ -46,7 +46,7 @@ def work(monkeypatch):
     monkeypatch.setattr(choice, "choose_device", torch.device)
     monkeypatch.setattr(gpu, "share_with", shares.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(sweep.Sweep, "work_off", lambda *_: None)
+    monkeypatch.setattr(sweep.Sweep, "work_off", lambda *_: True)
 
     def work(device, tell=print, speaks=False):
         one = sweep.Sweep(results=None, work=None, device=device, beside=12)
