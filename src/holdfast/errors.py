@@ -1,7 +1,9 @@
 """The one kind of error, and of warning, a user is meant to read."""
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class HoldfastError(Exception):
@@ -10,6 +12,19 @@ class HoldfastError(Exception):
 
 class HoldfastWarning(UserWarning):
     """Something that goes on, but that the user should know of."""
+
+
+def shown_by(tell: Callable[[str], object]) -> Callable[..., None]:
+    """For ``warnings.showwarning``: our own are told as one sentence, others are shown as they are until now."""
+    otherwise = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, HoldfastWarning):
+            tell(str(message))
+        else:
+            otherwise(message, category, *where, **more)
+
+    return show
 
 
 def install(extra: str) -> str:

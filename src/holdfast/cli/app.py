@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from holdfast.errors import HoldfastError, HoldfastWarning, install
+from holdfast.errors import HoldfastError, install, shown_by
 
 WRONG, INTERRUPTED = 2, 130  # exit codes: something the user can put right; stopped by Ctrl-C
 
@@ -22,12 +22,12 @@ class Program(TyperGroup):
         """Run the command."""
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _say
+                warnings.showwarning = shown_by(_say)
                 result = super().invoke(ctx)
                 sys.stdout.flush()  # what cannot be written is told of here, not by Python as it ends
                 return result
         except HoldfastError as error:
-            print(f"holdfast: {error}", file=sys.stderr)
+            _say(str(error))
             raise typer.Exit(WRONG) from None
         except ModuleNotFoundError as error:
             from holdfast.cli.machine import EXTRAS
@@ -35,30 +35,23 @@ class Program(TyperGroup):
             extra = next((e for e, packages in EXTRAS.items() if error.name in packages), None)
             if extra is None:
                 raise
-            print(f"holdfast: this needs {error.name}: {install(extra)}", file=sys.stderr)
+            _say(f"this needs {error.name}: {install(extra)}")
             raise typer.Exit(WRONG) from None
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read this has seen enough
                 raise
             where = "the output" if error.filename is None else error.filename
-            print(f"holdfast: {where}: {error.strerror}", file=sys.stderr)
+            _say(f"{where}: {error.strerror}")
             with suppress(OSError, ValueError):  # what is left of it must not be tried again
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(WRONG) from None
         except KeyboardInterrupt:
-            print("holdfast: stopped", file=sys.stderr)
+            _say("stopped")
             raise typer.Exit(INTERRUPTED) from None
 
 
-_python_says = warnings.showwarning
-
-
-def _say(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    """Our own warnings as one sentence, others as Python shows them."""
-    if issubclass(category, HoldfastWarning):
-        print(f"holdfast: {message}", file=sys.stderr)
-    else:
-        _python_says(message, category, *where, **more)
+def _say(sentence: str) -> None:
+    print(f"holdfast: {sentence}", file=sys.stderr)
 
 
 app = typer.Typer(

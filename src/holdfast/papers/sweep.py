@@ -12,13 +12,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from holdfast.errors import HoldfastError, HoldfastWarning
+from holdfast.errors import HoldfastError, shown_by
 from holdfast.papers.cells import Cell
 from holdfast.papers.cost import Estimates
 from holdfast.papers.queue import Queue
@@ -100,37 +99,33 @@ class Sweep:
 
         ``speaks``: this one of several processes tells what holds for all. False where a cell could not be run.
         """
-        with ExitStack() as kept:
-            return self._work_off(cells, tell, speaks, kept)
-
-    def _work_off(self, cells: Sequence[Cell], tell: Tell, speaks: bool, kept: ExitStack) -> bool:
-        """``kept`` are claims of cells that could not be run, so that no other process tries them too."""
         results, queue = Results(self.results), Queue(self.work)
         left, broken, too_long = list(cells), set[str](), False
-        while left:
-            taken = False
-            for cell in left:
-                results.refresh()
-                if results.get(cell) is not None or cell.hash in broken:
-                    continue
-                if not self._fits(cell, results):
-                    too_long = True
-                    continue
-                with ExitStack() as claim:
-                    if not claim.enter_context(queue.claim(cell)):
+        with ExitStack() as kept:  # claims of cells that could not be run: no other process need try them
+            while left:
+                taken = False
+                for cell in left:
+                    results.refresh()
+                    if results.get(cell) is not None or cell.hash in broken:
                         continue
-                    results.refresh()  # another process may have finished it a moment ago
-                    if results.get(cell) is None:
-                        taken = True
-                        if not self._run(cell, results, tell):
-                            broken.add(cell.hash)
-                            kept.push(claim.pop_all())
-            # What others hold may come free; what does not fit the time will not fit it later.
-            left = (
-                [cell for cell in left if results.get(cell) is None and cell.hash not in broken]
-                if taken
-                else []
-            )
+                    if not self._fits(cell, results):
+                        too_long = True
+                        continue
+                    with ExitStack() as claim:
+                        if not claim.enter_context(queue.claim(cell)):
+                            continue
+                        results.refresh()  # another process may have finished it a moment ago
+                        if results.get(cell) is None:
+                            taken = True
+                            if not self._run(cell, results, tell):
+                                broken.add(cell.hash)
+                                kept.push(claim.pop_all())
+                # What others hold may come free; what does not fit the time will not fit it later.
+                left = (
+                    [cell for cell in left if results.get(cell) is None and cell.hash not in broken]
+                    if taken
+                    else []
+                )
         if too_long and speaks:
             tell("time is up: the same command goes on with the cells that are left")
         return not broken
@@ -203,20 +198,10 @@ def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int, speaks: b
         share_with(sweep.beside)
         if speaks and takes_turns():
             tell(f"the workers take turns on the GPU; side by side they get more done: {SIDE_BY_SIDE}")
-    warnings.showwarning = partial(_warn, tell, warnings.showwarning)
+    warnings.showwarning = shown_by(tell)
     with suppress(KeyboardInterrupt):  # the process that started this one says so
         if not sweep.work_off(cells, tell, speaks):
             sys.exit(UNABLE)
-
-
-def _warn(
-    tell: Tell, otherwise: Callable[..., None], message: Warning, category: type[Warning], *more: Any
-) -> None:
-    """Our own warnings as one sentence, others as Python shows them."""
-    if issubclass(category, HoldfastWarning):
-        tell(str(message))
-    else:
-        otherwise(message, category, *more)
 
 
 def _end_with(parent: BaseProcess) -> None:
