@@ -126,6 +126,11 @@ def test_a_run_that_broke_down_is_told_and_not_counted(tmp_path):
     (line,) = compare(TABLES[cell.table], [cell], results).lines
     assert line.failed == "NaN"
     assert line.values[0].ours is None
+    _, *others = plan(TABLES["fedntd/table1-lda"], ["cifar10:alpha=0.05"], ["fednova"], seeds=3)
+    for other in others:
+        results.add(other, entry(other, [0.2]))
+    (line,) = compare(TABLES[cell.table], [cell, *others], results).lines
+    assert (line.seeds, line.values[0].seeds, line.values[0].ours) == (3, 2, pytest.approx(20))
 
 
 def test_curves_of_a_stream_have_a_point_for_each_epochs_end():

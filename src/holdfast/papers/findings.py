@@ -28,11 +28,12 @@ SPEEDUP = 0.5  # of the published one: so much of a speed-up must be there
 
 @dataclass(frozen=True)
 class Value:
-    """One measure of one cell: the published number, ours over seeds, and ours minus theirs."""
+    """One measure of one cell: the published number, ours over ``seeds`` that came to one, and ours minus theirs."""
 
     published: Number | None
     ours: float | None
     deviation: float | None
+    seeds: int
 
     @property
     def difference(self) -> float | None:
@@ -171,8 +172,8 @@ def _line(
     sound = [entry for entry in entries if "failed" not in entry]
     values = []
     for theirs, one in zip(published, measures, strict=True):
-        ours, deviation = summarise(one.of(entry, target) for entry in sound)
-        values.append(Value(theirs, ours, deviation))
+        found = [one.of(entry, target) for entry in sound]
+        values.append(Value(theirs, *summarise(found), sum(value is not None for value in found)))
     return Line(
         column=column,
         row=row,

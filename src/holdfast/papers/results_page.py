@@ -139,7 +139,7 @@ def _grid(one: Comparison, position: int) -> str:
                 continue
             value = line.values[position]
             mine = f"**{wording.ours(value, each, line)}**" if line.seeds else "not run"
-            mine += f" ({line.seeds})" if value.deviation is not None else ""
+            mine += f" ({value.seeds})" if value.deviation is not None else ""
             theirs = wording.published(value, each) + (marks[line.no_target] if line.no_target else "")
             texts.append(mine if table.is_search else f"{theirs} · {mine}")
         name = f"`{row.label}`" if table.is_search else row.label
