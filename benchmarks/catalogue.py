@@ -21,17 +21,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 import learning
+from holdfast.core.settings import Settings
+from holdfast.core.trees import size_in_bytes
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.local import Broadcast, Incident, Job, Result
-from holdfast.engine.loop import Engine, Loop
-from holdfast.engine.settings import Settings
-from holdfast.engine.trees import size_in_bytes
+from holdfast.engine.clients import Broadcast, Incident, Job, Result
+from holdfast.engine.rounds import Engine, Loop
 from holdfast.methods import METHODS, CReFF, Method
 from holdfast.methods.catalogue import CATALOGUE, FACTS, costs_in_words, describe, overview
 from holdfast.models import parse_model
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENTS, ROUND = 6, 3  # by round 3 everything is sent that ever will be; 6 clients, as FedFomo sends 5 models

@@ -27,14 +27,14 @@ from multiprocessing import get_context
 import numpy as np
 import torch
 
+from holdfast.core.memory import peak_bytes
+from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
-from holdfast.describing import machine
-from holdfast.engine.loop import Loop
-from holdfast.engine.memory import peak_bytes
-from holdfast.engine.settings import Settings
+from holdfast.engine.rounds import Loop
 from holdfast.methods import parse_method
 from holdfast.models import parse_model
-from holdfast.training import Memories, Training
+from holdfast.training.description import machine
+from holdfast.training.train import Memories, Training
 from work import BareLoop, cifar_shaped, equal_federation
 
 CPU = torch.device("cpu")

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from holdfast import Dirichlet, Experiment, compare, federate, methods
+from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
-from holdfast.describing import machine
-from holdfast.engine.settings import Settings
 from holdfast.methods.registry import parse_method
 from holdfast.models import parse_model
-from holdfast.training import Memories, Training
+from holdfast.training.description import machine
+from holdfast.training.train import Memories, Training
 from work import BareLoop, cifar_shaped, equal_federation, seconds, seconds_in_turns
 
 CUDA = torch.device("cuda")

@@ -15,10 +15,10 @@ from typing import Any
 
 import learning
 from holdfast.data.diagnosis import diagnose
-from holdfast.experiment import Experiment
 from holdfast.papers.measured import FILE, Measured, Score
 from holdfast.papers.measures import measure, summarise
 from holdfast.papers.published import load_tables
+from holdfast.training.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent
 AT_LEAST = 3  # methods that must have been run for a setting to tell which does best

@@ -17,12 +17,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
-from holdfast.engine.loop import Loop
-from holdfast.engine.settings import Settings
+from holdfast.engine.rounds import Loop
 from holdfast.methods import FedAvg, FedFA, FedKA, FedNTD, Method
 from holdfast.models import parse_model
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 from work import cifar_shaped, equal_federation
 
 CLIENTS = 2

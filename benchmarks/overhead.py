@@ -17,10 +17,10 @@ import time
 import numpy as np
 import torch
 
-from holdfast.engine.settings import Settings
+from holdfast.core.settings import Settings
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 from work import BareLoop, cifar_shaped, equal_federation
 
 CASES = {

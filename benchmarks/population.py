@@ -20,13 +20,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from holdfast import memories
+from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
-from holdfast.engine.settings import Settings
+from holdfast.engine import state_cache as memories
 from holdfast.methods import FedAvg, parse_method
 from holdfast.models import parse_model
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 from work import cifar_shaped
 
 STATE_ROUNDS, STATE_BUDGET = 10, 256 << 20

@@ -13,9 +13,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 import holdfast as hf
+from holdfast.core.settings import Settings
 from holdfast.engine.ray import Ray
-from holdfast.engine.settings import Settings
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 
 CLIENTS, SAMPLES, ROUNDS = 16, 100, 8
 WANTED = 1.6

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
-from holdfast.engine.loop import Loop
-from holdfast.engine.settings import Settings
+from holdfast.engine.rounds import Loop
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 from work import cifar_shaped
 
 SAMPLED, REGISTERED = (10, 30, 100, 300, 1000), (100, 1_000, 10_000, 100_000, 1_000_000)

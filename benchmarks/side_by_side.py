@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from holdfast.describing import machine
-from holdfast.engine.settings import Settings
-from holdfast.gpu import share_with, takes_turns
+from holdfast.core.device import share_with, takes_turns
+from holdfast.core.settings import Settings
 from holdfast.methods.registry import parse_method
 from holdfast.models import parse_model
-from holdfast.training import Memories, Training
+from holdfast.training.description import machine
+from holdfast.training.train import Memories, Training
 from work import cifar_shaped, equal_federation
 
 CLIENTS, SAMPLES, BATCH, EPOCHS = 10, 960, 32, 4

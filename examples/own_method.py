@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.functional import cross_entropy
+from holdfast.methods.functional import cross_entropy
 
 
 @dataclass(frozen=True)

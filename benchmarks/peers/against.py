@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from holdfast.describing import machine
-from holdfast.engine.settings import Settings
+from holdfast.core.settings import Settings
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
-from holdfast.training import Memories, Training
+from holdfast.training.description import machine
+from holdfast.training.train import Memories, Training
 from work import BareLoop, cifar_shaped, equal_federation
 
 LR, MOMENTUM = 0.01, 0.9

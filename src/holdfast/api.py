@@ -1,6 +1,6 @@
 """Everything a user needs, under one name: ``import holdfast as hf``."""
 
-from holdfast.comparison import Comparison, compare
+from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.diagnosis import diagnose, nearest_regime
 from holdfast.data.federation import Federation, federate
@@ -26,14 +26,14 @@ from holdfast.data.schedules import EveryN, GlobalEpochs, StageSchedule
 from holdfast.data.skew import FeatureSkew, LongTail, minority_classes
 from holdfast.data.sources import load
 from holdfast.data.streams import stream
-from holdfast.errors import HoldfastError, HoldfastWarning
-from holdfast.experiment import Experiment
 from holdfast.methods import *  # noqa: F403
 from holdfast.methods import __all__ as _methods
 from holdfast.models import ModelSpec, parse_model
-from holdfast.outcome import Run
 from holdfast.runs import RunDirectory, RunSummary, list_runs
-from holdfast.training import Tracker, train
+from holdfast.training.comparison import Comparison, compare
+from holdfast.training.experiment import Experiment
+from holdfast.training.run import Run
+from holdfast.training.train import Tracker, train
 
 __all__ = [
     *_methods,

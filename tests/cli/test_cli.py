@@ -24,7 +24,7 @@ from holdfast.cli.machine import EXTRAS
 from holdfast.cli.options import HELP
 from holdfast.cli.printing import print_table
 from holdfast.cli.seeing import FIGURES as cli_figures
-from holdfast.errors import install
+from holdfast.core.errors import install
 from holdfast.report import tracker
 
 PROGRAM = [sys.executable, "-m", "holdfast"]

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.preprocess import Preprocess
-from holdfast.errors import HoldfastError
-from holdfast.random import generator
 
 
 def pixels(*shape):

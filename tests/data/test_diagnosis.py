@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import jensenshannon
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data.diagnosis import (
     REGIMES,
     diagnose,
@@ -16,7 +17,6 @@ from holdfast.data.diagnosis import (
     nearest_regime,
     quantity_gini,
 )
-from holdfast.errors import HoldfastError
 
 tables = arrays(
     np.int64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.integers(0, 40)

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.partitions import IID, ClassShards, Dirichlet, DirichletUncapped
 from holdfast.data.skew import FeatureSkew, LongTail
 from holdfast.data.streams import federation_from, stream
-from holdfast.errors import HoldfastError
 
 
 def dataset_of(labels, classes=None) -> Dataset:

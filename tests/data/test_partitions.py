@@ -6,6 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.federation import federate
 from holdfast.data.partitions import (
@@ -31,8 +33,6 @@ from holdfast.data.partitions import (
 from holdfast.data.partitions import draws as candidates
 from holdfast.data.skew import LongTail
 from holdfast.data.streams import stream
-from holdfast.errors import HoldfastError
-from holdfast.random import generator
 
 
 def pool_of(samples: int, classes: int, seed: int = 0) -> Pool:

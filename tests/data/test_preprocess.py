@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
 from holdfast.data.preprocess import PRESETS, Preprocess, preprocess_for
-from holdfast.errors import HoldfastError
-from holdfast.random import generator
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.federation import Federation, federate
 from holdfast.data.mixed import mix_domains, mixed_digits
 from holdfast.data.partitions import IID, ClassesPerClient, Dirichlet
 from holdfast.data.skew import FeatureSkew, LongTail, _blurred, minority_classes
-from holdfast.errors import HoldfastError
-from holdfast.random import generator
 
 
 def images(n=40, channels=3, size=12, classes=4, name="toy", seed=0) -> Dataset:

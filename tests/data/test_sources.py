@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
 from holdfast.data.preprocess import Preprocess, preprocess_for
 from holdfast.data.sources import DATASETS, describe, load
 from holdfast.data.sources.files import File, download, unpack
 from holdfast.data.sources.formats import read_idx, stratified_split
 from holdfast.data.sources.pickles import read_pickled_arrays
-from holdfast.errors import HoldfastError
-from holdfast.random import generator
 
 PUBLISHED = dict(DATASETS)
 

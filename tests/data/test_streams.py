@@ -6,14 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.data.partitions import IID, ClassShards, Dirichlet, DirichletTwoStage, Pool
 from holdfast.data.schedules import EveryN, GlobalEpochs, check_schedule, describe_schedule, schedule_from
 from holdfast.data.skew import LongTail
 from holdfast.data.streams import federation_from, stream
-from holdfast.errors import HoldfastError
-from holdfast.random import generator
 
 
 def dataset_of(labels, test_labels=(0, 1)) -> Dataset:

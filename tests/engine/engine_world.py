@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
-from holdfast.engine.loop import Loop
-from holdfast.engine.settings import Settings
+from holdfast.engine.rounds import Loop
 from holdfast.methods.base import Method, Tensors
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 
 SIZES = (7, 4, 1, 9, 5, 6)
 INPUTS, CLASSES = 5, 3

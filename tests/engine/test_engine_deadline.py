@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from engine_world import SIZES, copied, loop, same_bits
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.methods.base import Method, Tree
 from holdfast.methods.context import Client
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.federation import federate
-from holdfast.engine.loop import Loop
+from holdfast.engine.rounds import Loop
 from holdfast.methods.base import Tensors
 from holdfast.methods.fedavg import FedAvg
 from holdfast.models.network import Output

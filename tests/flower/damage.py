@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from holdfast.engine.wire import DTYPES
+from holdfast.flower.wire import DTYPES
 
 NONSENSE = [float("nan"), float("inf"), -1, 2**63 - 1, "x" * 20, "", b"\0", [1, -2], [0.5], [], 2.5, True]
 

@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 from grid import LocalGrid
 
 import holdfast as hf
-from holdfast.engine.flower import FlowerApp, for_server
+from holdfast.flower import FlowerApp, for_server
 
 SIZES = (7, 4, 1, 9, 5, 6)
 CLASSES = 4

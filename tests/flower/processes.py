@@ -19,8 +19,8 @@ from typing import Any, Self
 
 from proxy import Proxy
 
-from holdfast.engine.flower.certificates import write_certificates
-from holdfast.engine.flower.template import write_app
+from holdfast.flower.certificates import write_certificates
+from holdfast.flower.template import write_app
 
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).parent

@@ -15,9 +15,9 @@ from flower_world import World
 from flwr.app import Array, ConfigRecord, Error, Message
 
 import holdfast as hf
-from holdfast import files
+from holdfast.core import files
+from holdfast.core.random import generator
 from holdfast.methods.registry import parse_method
-from holdfast.random import generator
 
 pytestmark = pytest.mark.skipif(not os.environ.get("HOLDFAST_CHAOS"), reason="minutes long: make test-chaos")
 

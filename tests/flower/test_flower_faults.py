@@ -20,9 +20,9 @@ from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 import holdfast as hf
-from holdfast import files
-from holdfast.engine.flower.messages import record_of, tree_of
-from holdfast.errors import HoldfastError
+from holdfast.core import files
+from holdfast.core.errors import HoldfastError
+from holdfast.flower.messages import record_of, tree_of
 from holdfast.methods.registry import METHODS
 
 LIAR = 2  # the client whose replies are tampered with, in round 2
@@ -154,7 +154,7 @@ def test_a_lie_about_the_final_model_is_named_too(
 
 
 def test_nobody_speaks_of_the_final_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.engine.flower.engine.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.flower.engine.PAUSE_SECONDS", 0.0)
     world = World(tmp_path, method="ccvr")
     world.grid.fault = lambda asked, reply: [] if asked.metadata.message_type == "query.survey" else [reply]
     with pytest.raises(HoldfastError, match=r"round 3: no usable update is left .*client 0: late"):
@@ -216,7 +216,7 @@ def test_a_site_that_does_not_answer_in_time(tmp_path: Path) -> None:
 def test_too_few_answers_stop_the_run_which_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.flower.engine.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.flower.engine.PAUSE_SECONDS", 0.0)
     world = World(tmp_path, method="fedavg", min_clients=4)
     world.grid.fault = lambda asked, reply: (
         []
@@ -256,7 +256,7 @@ def test_what_flower_says_of_a_lost_site(code: int, kind: str, tmp_path: Path) -
 
 
 def test_a_network_cut_for_a_while_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.engine.flower.engine.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.flower.engine.PAUSE_SECONDS", 0.0)
     world = World(tmp_path, method="scaffold", deadline=5.0)
     asked: list[int] = []
 
@@ -285,7 +285,7 @@ def test_a_network_cut_for_a_while_is_waited_out(tmp_path: Path, monkeypatch: py
 def test_a_superlink_that_refuses_single_calls_is_asked_again(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.flower.engine.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.flower.engine.PAUSE_SECONDS", 0.0)
     world = World(tmp_path, method="scaffold", wait=60)
     calls = {"send": 0, "nodes": 0}
     send, nodes = world.grid.send_and_receive, world.grid.get_node_ids

@@ -12,9 +12,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from holdfast.engine.flower.certificates import write_certificates
-from holdfast.engine.flower.template import write_app
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
+from holdfast.flower.certificates import write_certificates
+from holdfast.flower.template import write_app
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,8 +37,8 @@ def test_the_app_names_what_exists(tmp_path: Path) -> None:
 
 
 def test_every_key_of_the_config_is_understood(tmp_path: Path) -> None:
-    from holdfast.engine.flower import FlowerApp
-    from holdfast.engine.flower.app import Plan
+    from holdfast.flower import FlowerApp
+    from holdfast.flower.app import Plan
 
     write_app(tmp_path / "app")
     config = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]

@@ -12,16 +12,16 @@ from damage import damaged
 from flower_world import CLASSES, SIZES, World
 from flwr.app import Message
 
-from holdfast.engine.flower.app import Plan
-from holdfast.engine.flower.engine import FlowerEngine
-from holdfast.engine.flower.messages import Orders, record_of, tree_of
-from holdfast.engine.flower.nodes import Nodes
-from holdfast.engine.flower.population import Population, SiteReport
-from holdfast.engine.flower.server import FlowerTraining
-from holdfast.engine.local import Broadcast, Incident, Job, Result
-from holdfast.engine.loop import flaw
-from holdfast.engine.wire import WireError
-from holdfast.training import Memories
+from holdfast.engine.clients import Broadcast, Incident, Job, Result
+from holdfast.engine.rounds import flaw
+from holdfast.flower.app import Plan
+from holdfast.flower.engine import FlowerEngine
+from holdfast.flower.messages import Orders, record_of, tree_of
+from holdfast.flower.nodes import Nodes
+from holdfast.flower.population import Population, SiteReport
+from holdfast.flower.server import FlowerTraining
+from holdfast.flower.wire import WireError
+from holdfast.training.train import Memories
 
 INPUTS = int(os.environ.get("HOLDFAST_FUZZ", "20000")) // 10  # docs/reliability.md was written with a million
 KINDS = {

@@ -14,10 +14,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from torch import nn
 
 import holdfast as hf
-from holdfast.engine.flower import FlowerApp, for_server
-from holdfast.engine.flower.messages import tree_of
-from holdfast.engine.wire import form_of
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
+from holdfast.flower import FlowerApp, for_server
+from holdfast.flower.messages import tree_of
+from holdfast.flower.wire import form_of
 from holdfast.methods.base import Method
 from holdfast.methods.registry import METHODS, parse_method
 
@@ -90,7 +90,7 @@ def hospitals(method: Method) -> FlowerApp:
 def test_own_model_and_a_data_set_at_each_site(tmp_path: Path) -> None:
     app = hospitals(hf.FedNTD())
     world = World(tmp_path, nodes=len(SIZES), app=app).run()
-    from holdfast.engine.flower.app import Plan
+    from holdfast.flower.app import Plan
 
     model = Plan(app, world.config).model()
     settings = {"rounds": 3, "epochs": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9, "seed": 4}

@@ -22,7 +22,7 @@ CHAOS = bool(os.environ.get("HOLDFAST_CHAOS"))
 APP = """
 import numpy as np
 import holdfast as hf
-from holdfast.engine.flower import FlowerApp, for_server
+from holdfast.flower import FlowerApp, for_server
 
 def federation(run):
     clients = run["clients"]

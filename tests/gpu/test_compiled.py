@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
-from holdfast.engine.settings import Settings
 from holdfast.models import parse_model
 from holdfast.models.resnet import ResNet
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -79,7 +79,7 @@ def assert_no_constant_can_be_lost(codes):
 )
 def test_convolutions(shape, compiled, monkeypatch):
     from holdfast.kernels import conv, layers
-    from holdfast.kernels.geometry import Geometry
+    from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     lanes, batch, channels, size, outputs, kernel, stride, pad = shape
@@ -94,8 +94,8 @@ def test_convolutions(shape, compiled, monkeypatch):
     "shape", [(1, 500, 3, 32, 32, 5, 2), (1, 500, 32, 16, 64, 5, 2), (10, 50, 6, 8, 16, 3, 1)]
 )
 def test_convolution_and_pooling_in_one_pass(shape, compiled, monkeypatch):
-    from holdfast.kernels import conv_pool
-    from holdfast.kernels.geometry import Geometry
+    from holdfast.kernels import conv_relu_maxpool as conv_pool
+    from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     lanes, batch, channels, size, outputs, kernel, pad = shape
@@ -110,7 +110,7 @@ def test_convolution_and_pooling_in_one_pass(shape, compiled, monkeypatch):
 
 @pytest.mark.parametrize("outputs", [10, 64])
 def test_classifiers(outputs, compiled, monkeypatch):
-    from holdfast.kernels import narrow
+    from holdfast.kernels import small_linear as narrow
 
     monkeypatch.setattr(narrow, "_precision", lambda: "tf32")
     x, w = torch.empty(10, 50, 512), torch.empty(10, outputs, 512)
@@ -122,7 +122,7 @@ def test_classifiers(outputs, compiled, monkeypatch):
 @pytest.mark.parametrize("shape", [(10, 32, 64, 16, 16), (1, 2, 5, 9, 7), (2, 1, 6, 11, 13)])
 def test_pooling_by_overlapping_windows(shape, compiled):
     from holdfast.kernels import maxpool
-    from holdfast.kernels.geometry import Geometry
+    from holdfast.kernels.conv_geometry import Geometry
 
     window = Geometry(shape[-2:], 3, 2, 1)
     y, code = maxpool._forward(torch.empty(shape), window)

@@ -14,10 +14,10 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F
 
 import holdfast as hf
+from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.settings import Settings
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 
 pytestmark = [pytest.mark.gpu, needs_triton]
 
@@ -48,7 +48,7 @@ SHAPES = [  # lanes, batch, channels, height, width, outputs, kernel, stride, pa
 @pytest.mark.parametrize("tf32", [False, True])
 def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
     from holdfast.kernels import conv, layers
-    from holdfast.kernels.geometry import Geometry
+    from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     lanes, batch, channels, height, width, outputs, kernel, stride, pad = shape
@@ -78,7 +78,7 @@ def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
 @pytest.mark.parametrize("shape", [(64, 8, 64, 1), (256, 2, 512, 2), (512, 1, 512, 1)])
 def test_a_gradient_is_the_same_every_time(shape, monkeypatch):
     from holdfast.kernels import conv, layers
-    from holdfast.kernels.geometry import Geometry
+    from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     channels, size, outputs, stride = shape
@@ -95,7 +95,7 @@ def test_a_gradient_is_the_same_every_time(shape, monkeypatch):
 @pytest.mark.parametrize("size", [1e-9, 1e-3, 1e6])
 def test_half_precision_takes_any_magnitude(size, monkeypatch):
     from holdfast.kernels import conv, layers
-    from holdfast.kernels.geometry import Geometry
+    from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     x = torch.randn(2, 3, 16, 8, 8, device=DEVICE) * torch.tensor([size, 1.0], device=DEVICE).view(
@@ -116,7 +116,7 @@ def test_half_precision_takes_any_magnitude(size, monkeypatch):
 
 def test_what_is_not_finite_stays_so():
     from holdfast.kernels import conv
-    from holdfast.kernels.geometry import Geometry
+    from holdfast.kernels.conv_geometry import Geometry
 
     x = torch.randn(1, 2, 4, 8, 8, device=DEVICE)
     x[0, 0, 0, 4, 4] = float("inf")
@@ -128,7 +128,7 @@ def test_what_is_not_finite_stays_so():
 @pytest.mark.parametrize(("channels", "size", "kernel"), [(6, 14, 5), (20, 4, 1), (48, 3, 1)])
 def test_what_is_not_finite_stays_in_its_lane(channels, size, kernel, tf32, monkeypatch):
     from holdfast.kernels import conv, layers
-    from holdfast.kernels.geometry import Geometry
+    from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     geometry = Geometry((size, size), kernel, 1, 0)
@@ -145,7 +145,7 @@ def test_what_is_not_finite_stays_in_its_lane(channels, size, kernel, tf32, monk
 
 
 def test_pooling_keeps_what_is_no_number():
-    from holdfast.kernels import pool
+    from holdfast.kernels import relu_maxpool as pool
 
     x = torch.randn(2, 4, 4, 4, device=DEVICE)
     x[1, 2, 3, 0] = float("nan")
@@ -157,7 +157,7 @@ def test_pooling_keeps_what_is_no_number():
 
 @takes_minutes
 def test_more_images_than_a_grid_is_wide(monkeypatch):
-    from holdfast.kernels import frame
+    from holdfast.kernels import padded_images as frame
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     x = torch.randn(64, 1040, 4, 2, 4, device=DEVICE)
@@ -171,7 +171,7 @@ def test_more_images_than_a_grid_is_wide(monkeypatch):
 )
 def test_more_values_than_32_bits_count(monkeypatch):
     from holdfast.kernels import conv
-    from holdfast.kernels.geometry import Geometry
+    from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     x = torch.zeros(1, 46_000, 64, 28, 28, device=DEVICE)  # 2.3e9; padded 2.6e9
@@ -185,7 +185,8 @@ def test_more_values_than_32_bits_count(monkeypatch):
 @pytest.mark.parametrize("shape", [(3, 5, 8, 6), (2, 32, 32, 32), (7, 1, 2, 2)])
 @pytest.mark.parametrize("flat", [False, True])
 def test_relu_and_pooling(shape, flat, monkeypatch):
-    from holdfast.kernels import frame, pool
+    from holdfast.kernels import padded_images as frame
+    from holdfast.kernels import relu_maxpool as pool
 
     x = torch.randn(shape, device=DEVICE)
     exact = x.double().requires_grad_()
@@ -214,8 +215,8 @@ def test_relu_and_pooling(shape, flat, monkeypatch):
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 def test_convolution_and_pooling_in_one_pass(shape, flat, biased, monkeypatch):
-    from holdfast.kernels import conv_pool
-    from holdfast.kernels.geometry import Geometry
+    from holdfast.kernels import conv_relu_maxpool as conv_pool
+    from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     lanes, own, batch, channels, height, width, outputs, kernel, stride, padding = shape
@@ -348,7 +349,7 @@ def test_layers_that_a_user_made_of_torchs_stay_as_they_are():
     ],
 )
 def test_samples_are_read_as_preprocessing_says(preprocess, stored):
-    from holdfast.kernels.read import read
+    from holdfast.kernels.load_batch import read
 
     rng = np.random.default_rng()
     x = torch.from_numpy(rng.integers(0, 256, (20, 3, 12, 10))).to(DEVICE, stored)
@@ -374,7 +375,7 @@ def test_samples_are_read_as_preprocessing_says(preprocess, stored):
 
 @pytest.mark.parametrize("lanes", [1, 5])
 def test_losses_and_steps_are_counted(lanes):
-    from holdfast.kernels.count import count_
+    from holdfast.kernels.step_counter import count_
 
     total, loss, cursor = (
         torch.randn(7, device=DEVICE),
@@ -432,7 +433,7 @@ def test_descent_at_rates_of_their_own(momentum):
 
 
 def test_largest_values():
-    from holdfast.kernels import frame
+    from holdfast.kernels import padded_images as frame
 
     dense = torch.randn(3, 2, 5, 70, 60, device=DEVICE)
     for x in (dense, dense.transpose(2, 4), dense.permute(0, 1, 4, 2, 3), dense[::2], dense * 0):
@@ -444,7 +445,7 @@ def test_largest_values():
 @pytest.mark.parametrize("kind", ["batch", "group"])
 def test_norms_note_the_largest_values_they_write(shape, follows, kind):
     from holdfast.kernels import batchnorm, groupnorm
-    from holdfast.kernels.notes import noted_peaks, noting
+    from holdfast.kernels.amax import noted_peaks, noting
 
     lanes, channels, relu = shape[0], shape[2], follows is not None
     x, dy, other = (torch.randn(shape, device=DEVICE) for _ in range(3))
@@ -465,9 +466,10 @@ def test_norms_note_the_largest_values_they_write(shape, follows, kind):
 
 
 def test_pooling_and_products_note_the_largest_values_they_write(monkeypatch):
-    from holdfast.kernels import conv_pool, layers
-    from holdfast.kernels.geometry import Geometry
-    from holdfast.kernels.notes import note_bound, note_peaks, noted_peaks, noting
+    from holdfast.kernels import conv_relu_maxpool as conv_pool
+    from holdfast.kernels import layers
+    from holdfast.kernels.amax import note_bound, note_peaks, noted_peaks, noting
+    from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     x = torch.randn(2, 3, 4, 12, 12, device=DEVICE)
@@ -498,7 +500,7 @@ def test_pooling_and_products_note_the_largest_values_they_write(monkeypatch):
 @pytest.mark.parametrize("shape", [(3, 50, 10), (2, 7, 100), (1, 1, 2), (4, 300, 62), (2, 3, 1000)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_mean_cross_entropy(shape, masked):
-    from holdfast.kernels.entropy import mean_cross_entropy
+    from holdfast.kernels.cross_entropy import mean_cross_entropy
 
     logits = 5 * torch.randn(shape, device=DEVICE)
     labels = torch.randint(shape[2], shape[:2], device=DEVICE)
@@ -521,7 +523,7 @@ def test_mean_cross_entropy(shape, masked):
 
 
 def test_the_gradient_of_an_addend():
-    from holdfast.kernels.entropy import mean_cross_entropy
+    from holdfast.kernels.cross_entropy import mean_cross_entropy
 
     logits, labels = torch.randn(2, 3, 4, device=DEVICE), torch.tensor([[0, 3, 1], [2, 2, 0]], device=DEVICE)
 
@@ -533,7 +535,7 @@ def test_the_gradient_of_an_addend():
 
 
 def test_cross_entropy_of_what_is_no_number():
-    from holdfast.kernels.entropy import mean_cross_entropy
+    from holdfast.kernels.cross_entropy import mean_cross_entropy
 
     logits = torch.zeros(3, 4, device=DEVICE)
     logits[1, 2] = float("nan")
@@ -619,7 +621,7 @@ def test_layers_under_vmap_and_grad(monkeypatch):
 
 @pytest.mark.parametrize("size", [(33, 10, 5), (512, 10, 50), (1000, 62, 70)])  # inputs, outputs, samples
 def test_narrow_layers_with_shared_weights_or_samples(size):
-    from holdfast.kernels.narrow import linear
+    from holdfast.kernels.small_linear import linear
 
     inputs, outputs, samples = size
     x, w, b = (torch.randn(3, *s, device=DEVICE) for s in ((samples, inputs), (outputs, inputs), (outputs,)))
@@ -841,7 +843,7 @@ def test_residual_networks_under_vmap_and_grad(monkeypatch):
 @pytest.mark.parametrize("follows", ["nothing", "relu", "sum"])
 def test_batch_norm_its_statistics_and_gradients(shape, passes, masked, follows):
     from holdfast.kernels.batchnorm import _Shape, batch_norm
-    from holdfast.kernels.follow import channels_last
+    from holdfast.kernels.epilogue import channels_last
 
     lanes, batch, channels, *_ = shape
     x = 3 * torch.randn(shape, device=DEVICE) + 20

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
-from holdfast.engine.local import Broadcast, Job, LocalSide
-from holdfast.engine.loop import Loop
-from holdfast.engine.settings import Settings
+from holdfast.engine.clients import Broadcast, Job, LocalSide
+from holdfast.engine.rounds import Loop
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Client
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 
 
 def world(

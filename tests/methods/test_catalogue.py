@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.settings import Settings
+from holdfast.core.trees import size_in_bytes
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import federate
-from holdfast.engine.settings import Settings
-from holdfast.engine.trees import size_in_bytes
-from holdfast.errors import HoldfastError
 from holdfast.methods import METHODS, CReFF
 from holdfast.methods.catalogue import CATALOGUE, costs_in_words, describe, overview
 from holdfast.models import parse_model
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 
 # In bytes: the classifier's input has 512 features, there are ten classes and images of 3 x 32 x 32.
 HEAD = 4 * (512 * 10 + 10)

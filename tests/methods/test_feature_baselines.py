@@ -8,9 +8,9 @@ import torch
 from small_world import begun, close, finite, learnt, net, prepared, rounds, same, world
 from torch.nn import functional as F
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data.schedules import GlobalEpochs
-from holdfast.engine.local import Job
-from holdfast.errors import HoldfastError
+from holdfast.engine.clients import Job
 from holdfast.methods import CCVR, CReFF, FedAvg, FedProc, FedProto, Method, Moon, Stack
 from holdfast.methods.base import Batch, Local
 from holdfast.models.network import Output

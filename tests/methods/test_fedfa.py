@@ -5,7 +5,7 @@ from small_world import begun, close, finite, learnt, net, prepared, rounds, sam
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.methods import FedAvg, FedFA
 from holdfast.methods.base import Batch, Local
 from holdfast.models.network import Output

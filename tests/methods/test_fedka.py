@@ -3,7 +3,7 @@ import pytest
 import torch
 from small_world import begun, close, finite, learnt, net, prepared, rounds, same, world
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.methods import FedAvg, FedKA
 from holdfast.methods.base import Batch, Local
 from holdfast.models.network import Output

@@ -6,9 +6,9 @@ import torch
 from small_world import begun, close, finite, learnt, prepared, rounds, same, world
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import GlobalEpochs
-from holdfast.errors import HoldfastError
 from holdfast.methods import FedAvg, FedMLP
 from holdfast.methods.base import Batch, Local
 from holdfast.models.network import Output

@@ -4,7 +4,7 @@ import torch
 from small_world import begun, close, finite, learnt, net, prepared, rounds, same, world
 from torch import nn
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.methods import FedAvg, Flashback
 
 CLIENTS = ([0] * 5 + [1], [1, 2, 2], [2])

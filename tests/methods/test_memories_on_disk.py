@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_world import prepared, rounds, same, world
 
-from holdfast import memories
+from holdfast.engine import state_cache as memories
 from holdfast.methods import parse_method
 
 FEDERATION = world([0] * 5 + [1] * 3, [1, 2, 3] * 2, [3, 0], [2] * 4, [0, 1, 2, 3])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.methods import METHODS, FedKA, parse_method
 
 

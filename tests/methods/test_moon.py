@@ -9,10 +9,10 @@ import torch
 from small_world import prepared, rounds, world
 from torch import Tensor, nn
 
-from holdfast.engine.local import Broadcast, Job, Started
+from holdfast.engine.clients import Broadcast, Job, Started
 from holdfast.methods import Moon
 from holdfast.methods.base import Tensors, Tree
-from holdfast.training import Training
+from holdfast.training.train import Training
 
 FEDERATION = world([0, 0, 1, 1, 2, 3], [1, 2, 2, 3])
 

@@ -11,6 +11,8 @@ import torch
 from small_world import close, learnt, world
 from torch import nn
 
+from holdfast.core.settings import Settings
+from holdfast.core.trees import leaves
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.federation import Federation, federate
 from holdfast.data.partitions import (
@@ -30,8 +32,6 @@ from holdfast.data.partitions import (
     WriterTransfer,
 )
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.settings import Settings
-from holdfast.engine.trees import leaves
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import Client
 from holdfast.methods.fedavg import FedAvg
@@ -39,7 +39,7 @@ from holdfast.methods.fedka import FedKA
 from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.registry import METHODS, parse_method
 from holdfast.models.network import Output
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 
 SIZES = (7, 4, 1, 9, 5)
 CLASSES = 4

@@ -5,7 +5,7 @@ import pytest
 import torch
 from small_world import begun, close, finite, learnt, net, prepared, rounds, same, world
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.methods import FedALA, FedAvg, FedFomo, FedPAC, FedRep, FedRoD, Method
 from holdfast.methods.base import Server, Upload
 from holdfast.methods.fedpac import simplex_minimum

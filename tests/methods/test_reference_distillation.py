@@ -48,12 +48,12 @@ from reference.world import (
     with_term,
 )
 
+from holdfast.core.random import generator
 from holdfast.methods.feddf import FedDF
 from holdfast.methods.fedka import FedKA
 from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.flashback import Flashback
 from holdfast.methods.moon import Moon
-from holdfast.random import generator
 
 CLIENTS = range(len(PARTS))
 

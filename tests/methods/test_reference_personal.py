@@ -49,7 +49,7 @@ from reference.world import (
     with_term,
 )
 
-from holdfast.engine.local import Job
+from holdfast.engine.clients import Job
 from holdfast.methods.fedala import FedALA
 from holdfast.methods.fedfomo import FedFomo
 from holdfast.methods.fedpac import FedPAC

@@ -39,6 +39,7 @@ from reference.world import (
     weighted,
 )
 
+from holdfast.core.random import generator
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.fedavgm import FedAvgM
 from holdfast.methods.fedcurv import FedCurv
@@ -47,7 +48,6 @@ from holdfast.methods.fednova import FedNova
 from holdfast.methods.fedprox import FedProx
 from holdfast.methods.fedreg import FedReg
 from holdfast.methods.scaffold import Scaffold
-from holdfast.random import generator
 
 CLIENTS = range(len(PARTS))
 

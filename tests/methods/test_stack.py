@@ -23,7 +23,7 @@ from reference.world import (
     with_term,
 )
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.methods.base import Method
 from holdfast.methods.fedavgm import FedAvgM
 from holdfast.methods.feddf import FedDF

@@ -8,11 +8,11 @@ import torch
 from small_world import begun, close, finite, learnt, net, prepared, rounds, same, world
 from torch.nn import functional as F
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.local import Broadcast, Job
-from holdfast.errors import HoldfastError
+from holdfast.engine.clients import Broadcast, Job
 from holdfast.methods import FedAvg, FedCurv, FedDF, FedDyn, FedNova, FedReg, Method, fedcurv
-from holdfast.random import generator
 
 UNEQUAL = world([0] * 5 + [1, 1], [2], [1, 2, 2], public=[0, 1, 2, 3, 3])  # class 3 is only public
 ALONE = world([0, 1, 1, 2, 3])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.metrics import average_accuracy, average_forgetting, backward_transfer, forward_transfer
 
 MATRIX = [[0.8, 0.2, 0.1], [0.9, 0.7, 0.3], [0.5, 0.6, 0.9]]

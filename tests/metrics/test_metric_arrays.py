@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast import metrics
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.metrics.arrays import agree, as_array, as_counts, as_labels, mean_measured, unit_vectors
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import betainc
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.metrics import paired_test
 
 results = arrays(np.float64, st.integers(2, 25), elements=st.floats(0, 1, width=16))

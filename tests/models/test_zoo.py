@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.models.registry import MODELS, ModelSpec, cnn, linear, mlp, parse_model, resnet18, resnet50
 
 CIFAR, MNIST, DIGITS = (3, 32, 32), (1, 28, 28), (3, 28, 28)

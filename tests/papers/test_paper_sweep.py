@@ -12,8 +12,7 @@ import pytest
 import sweep_worker
 from paper_entries import entry
 
-from holdfast.errors import HoldfastError
-from holdfast.experiment import Experiment
+from holdfast.core.errors import HoldfastError
 from holdfast.papers import queue as queues
 from holdfast.papers import sweep as sweeps
 from holdfast.papers.cells import plan
@@ -21,6 +20,7 @@ from holdfast.papers.published import load_tables
 from holdfast.papers.queue import STALE, Queue
 from holdfast.papers.results import Results
 from holdfast.papers.sweep import Sweep
+from holdfast.training.experiment import Experiment
 
 WORKER = Path(__file__).with_name("sweep_worker.py")
 

@@ -3,13 +3,13 @@ from collections import Counter
 
 import pytest
 
-from holdfast.errors import HoldfastError
-from holdfast.experiment import Experiment
+from holdfast.core.errors import HoldfastError
 from holdfast.methods.registry import parse_method
 from holdfast.papers.cells import plan
 from holdfast.papers.cost import MICROSECONDS
 from holdfast.papers.measures import measure
 from holdfast.papers.published import SOURCES, load_tables, select, select_tables
+from holdfast.training.experiment import Experiment
 
 TABLES = load_tables()
 

@@ -17,18 +17,18 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.comparison import compare
+from holdfast.core.errors import HoldfastError
+from holdfast.core.settings import Settings
+from holdfast.core.trees import leaves
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
-from holdfast.engine.settings import Settings
-from holdfast.engine.trees import leaves
-from holdfast.errors import HoldfastError
-from holdfast.experiment import Experiment
 from holdfast.methods.base import Batch, Method, Tree
 from holdfast.methods.context import Client
 from holdfast.methods.registry import METHODS, parse_method
 from holdfast.models.network import Output
-from holdfast.training import Memories, Training, train
+from holdfast.training.comparison import compare
+from holdfast.training.experiment import Experiment
+from holdfast.training.train import Memories, Training, train
 
 ray = pytest.importorskip("ray")
 

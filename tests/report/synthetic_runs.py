@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from holdfast.random import generator
+from holdfast.core.random import generator
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 

@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 from synthetic_runs import write_run
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.report.dashboard import LIVE_FIGURES, MOST_COMPARED, Pages, create_app, serve
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from synthetic_runs import CLASSES, write_run
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import FIGURES, build_figure
 from holdfast.report.loading import group_runs, load_runs

@@ -9,7 +9,7 @@ import re
 import pytest
 from synthetic_runs import CLASSES, write_run
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.report import figure, forgetting_figures, write_report
 from holdfast.report.figures import FIGURES, build_figure
 from holdfast.report.loading import group_runs, load_runs
@@ -104,7 +104,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(compared, tmp_path, 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("holdfast.files.write_all", full)
+    monkeypatch.setattr("holdfast.core.files.write_all", full)
     for write in (write_report, lambda runs, out: figure("accuracy", runs, out)):
         place = out if write is write_report else out.with_suffix(".svg")
         with pytest.raises(HoldfastError, match="no space is left"):

@@ -10,7 +10,7 @@ from PIL import Image
 from rich.console import Console
 from synthetic_runs import write_run
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.report import draw_federation, federation_text, figure
 from holdfast.report.figures import build_figure
 from holdfast.report.loading import group_runs, load_runs

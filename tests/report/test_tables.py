@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from synthetic_runs import write_run
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.report.tables import table
 
 

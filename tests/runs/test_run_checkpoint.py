@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.runs import Checkpoint, RunDirectory
 
 

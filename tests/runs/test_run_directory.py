@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.runs import RunDirectory
 
 EXPERIMENT = {
@@ -201,7 +201,7 @@ def test_the_final_model_comes_back_and_marks_the_end(run: RunDirectory) -> None
 
 def test_a_full_disk_leaves_no_half_line(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel takes a part of the line, then no more."""
-    from holdfast import files
+    from holdfast.core import files
 
     def half(file, data: bytes) -> None:
         file.write(data[: len(data) // 2])

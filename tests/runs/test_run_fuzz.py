@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import holdfast as hf
+from holdfast.core.errors import HoldfastError
 from holdfast.data.sources.pickles import read_pickled_arrays
-from holdfast.errors import HoldfastError
 from holdfast.runs import RunDirectory, list_runs
 
 INPUTS = int(os.environ.get("HOLDFAST_FUZZ", "40000")) // 100  # of each file

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import run_crash_worker as worker
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.runs import RunDirectory, list_runs
 
 _context = multiprocessing.get_context("forkserver")

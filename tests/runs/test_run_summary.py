@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.runs import RunDirectory, list_runs, metrics_file
 
 EXPERIMENT = {

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import holdfast as hf
-from holdfast.engine.flower import FlowerApp, for_server
+from holdfast.flower import FlowerApp, for_server
 
 
 def site_data(node: Mapping[str, Any], run: Mapping[str, Any]) -> hf.Dataset | hf.Federation:

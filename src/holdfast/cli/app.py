@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from holdfast.errors import HoldfastError, install, shown_by
+from holdfast.core.errors import HoldfastError, install, shown_by
 
 WRONG, INTERRUPTED = 2, 130  # exit codes: something the user can put right; stopped by Ctrl-C
 

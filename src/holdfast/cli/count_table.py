@@ -6,7 +6,7 @@ import csv
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
     import numpy as np

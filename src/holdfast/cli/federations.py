@@ -13,7 +13,7 @@ import typer
 from holdfast.cli.count_table import read_counts
 from holdfast.cli.options import FEDERATION_OPTIONS, File, Json, experiment_from, with_settings
 from holdfast.cli.printing import console, print_json, print_table
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -178,7 +178,7 @@ def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
     """Samples per client and class, from whatever describes a federation, and whether it is a stream."""
     import numpy as np
 
-    from holdfast.experiment import Experiment
+    from holdfast.training.experiment import Experiment
 
     file = file / "federation.json" if file.is_dir() else file
     if file.suffix in (".yaml", ".yml"):
@@ -213,7 +213,7 @@ def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
 def _saved(file: Path, data: str, partition: object) -> Federation:
     """A saved federation, with the data that it names."""
     from holdfast.data.sources import DATASETS
-    from holdfast.experiment import MIXED_DIGITS, Experiment
+    from holdfast.training.experiment import MIXED_DIGITS, Experiment
 
     if data not in DATASETS and data.partition(":")[0] != MIXED_DIGITS:
         raise HoldfastError(

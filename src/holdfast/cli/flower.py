@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.printing import console
-from holdfast.errors import HoldfastError, install
+from holdfast.core.errors import HoldfastError, install
 
 flower = typer.Typer(
     name="flower",
@@ -26,7 +26,7 @@ def new(
 
     Example:  holdfast flower new two-hospitals
     """
-    from holdfast.engine.flower.template import write_app
+    from holdfast.flower.template import write_app
 
     for path in write_app(folder):
         console().print(str(path), soft_wrap=True)
@@ -49,7 +49,7 @@ def certificates(
     Example:  holdfast flower certificates keys --host fl.example.org --node berlin --node oslo
     """
     try:
-        from holdfast.engine.flower.certificates import write_certificates
+        from holdfast.flower.certificates import write_certificates
     except ModuleNotFoundError as error:
         raise HoldfastError(f"this needs {error.name}: {install('flower')}") from None
     hosts = host or ["localhost", "127.0.0.1"]

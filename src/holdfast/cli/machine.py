@@ -12,7 +12,7 @@ import typer
 
 from holdfast.cli.options import Json
 from holdfast.cli.printing import console, print_json, print_table
-from holdfast.errors import install
+from holdfast.core.errors import install
 
 EXTRAS = {
     "data": ("h5py", "PIL"),
@@ -123,8 +123,8 @@ def _examine() -> dict[str, dict[str, str]]:
     import torch
 
     from holdfast import __version__
+    from holdfast.core.device import SIDE_BY_SIDE, takes_turns
     from holdfast.data.sources.files import search_roots
-    from holdfast.gpu import SIDE_BY_SIDE, takes_turns
 
     cuda = torch.cuda.is_available()
     versions = {"holdfast": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
@@ -160,7 +160,7 @@ def _paths(cuda: bool) -> dict[str, str]:
     """Which ways of computing are open here, and why not the others."""
     import torch
 
-    from holdfast.engine.choice import MOST_LANES, MOST_WORKERS, SMALL_STEP
+    from holdfast.engine.factory import MOST_LANES, MOST_WORKERS, SMALL_STEP
     from holdfast.kernels import unavailable
 
     kernels = unavailable(torch.device("cuda" if cuda else "cpu"), torch.float32)

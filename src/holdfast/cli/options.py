@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args, get_type_h
 
 import typer
 
-from holdfast.experiment import DEFAULT_PARTITION, FEDERATION, Experiment, read_yaml
+from holdfast.training.experiment import DEFAULT_PARTITION, FEDERATION, Experiment, read_yaml
 
 if TYPE_CHECKING:
     Command = Callable[..., None]

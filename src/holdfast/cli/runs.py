@@ -17,13 +17,13 @@ import typer
 from holdfast.cli.app import INTERRUPTED
 from holdfast.cli.options import Changes, File, Json, experiment_from, with_settings
 from holdfast.cli.printing import bar, console, mean_and_deviation, print_json, print_table
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.comparison import Comparison
-    from holdfast.experiment import Experiment
-    from holdfast.outcome import Run
-    from holdfast.training import Tracker
+    from holdfast.training.comparison import Comparison
+    from holdfast.training.experiment import Experiment
+    from holdfast.training.run import Run
+    from holdfast.training.train import Tracker
 
 Track = Annotated[
     list[str] | None, typer.Option(help="Also tell a tracker: csv, tensorboard, wandb or mlflow.")
@@ -64,8 +64,8 @@ def resume(
 
     Example:  holdfast resume runs/x
     """
-    from holdfast.experiment import Experiment
     from holdfast.runs import RunDirectory
+    from holdfast.training.experiment import Experiment
 
     experiment = Experiment.from_mapping(RunDirectory.open(run).experiment)
     changes = [] if device is None else [f"device={device}"]
@@ -95,7 +95,7 @@ def compare(
 
     Example:  holdfast compare fedavg fedntd fedntd+fedprox --data digits --clients 10 --seeds 3
     """
-    from holdfast.comparison import compare as compare_methods
+    from holdfast.training.comparison import compare as compare_methods
 
     _refuse_method(methods, settings, changes)
     one = experiment_from(experiment, settings, changes)

@@ -11,7 +11,7 @@ import typer
 
 from holdfast.cli.options import Json
 from holdfast.cli.printing import console, print_json, print_table
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.runs import RunDirectory
@@ -77,7 +77,7 @@ def export(
 
     Example:  holdfast export runs/x model.pt2
     """
-    from holdfast import files
+    from holdfast.core import files
     from holdfast.runs import RunDirectory
 
     writers = {".safetensors": _weights, ".pt2": _program, ".csv": _rounds}
@@ -197,7 +197,7 @@ def _weights(directory: RunDirectory) -> bytes:
 def _program(directory: RunDirectory) -> bytes:
     import torch
 
-    from holdfast.outcome import Run
+    from holdfast.training.run import Run
 
     run = Run.open(directory.path)
     example = torch.zeros(2, *run.experiment["shape"])

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import named
 from holdfast.data.preprocess import Preprocess
-from holdfast.errors import HoldfastError
-from holdfast.kinds import named
 
 
 @dataclass(frozen=True)

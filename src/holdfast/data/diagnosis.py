@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
 from holdfast.data.dealing import Floats, Ints
 from holdfast.data.partitions import Pool, parse_partition
 from holdfast.data.skew import LongTail
-from holdfast.errors import HoldfastError
-from holdfast.random import generator
 
 # With this seed Dirichlet 0.05 needs two thousand draws, not the usual 27,000.
 _SEED = 12

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from holdfast import files
+from holdfast.core import files
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
+from holdfast.core.spec import as_number, named
 from holdfast.data.dataset import Dataset
 from holdfast.data.dealing import Ints, draw_per_class, offsets_of, ranges
 from holdfast.data.partitions import Assignment, Partition, Pool, parse_partition
 from holdfast.data.schedules import StageSchedule, describe_schedule, schedule_from
 from holdfast.data.skew import FeatureSkew, LongTail
-from holdfast.errors import HoldfastError
-from holdfast.kinds import as_number, named
-from holdfast.random import generator
 
 _FORMAT = "holdfast-federation-1"
 _KEYS: dict[str, type | tuple[type, ...]] = {

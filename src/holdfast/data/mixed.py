@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.random import generator
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.dealing import draw_per_class
 from holdfast.data.federation import Federation, federate
 from holdfast.data.partitions import IID, ByDomain, Partition
 from holdfast.data.preprocess import preprocess_for
 from holdfast.data.sources import load
-from holdfast.errors import HoldfastError, unknown
-from holdfast.random import generator
 
 DIGIT_DOMAINS = ("mnist", "svhn", "usps", "synth-digits", "mnist-m")
 """The domains of Mixed Digits."""

@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.dealing import Floats, Ints, draw_per_class
-from holdfast.errors import HoldfastError
-from holdfast.random import generator
 
 _IMAGES_AT_ONCE = 4096
 

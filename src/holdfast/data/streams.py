@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
+from holdfast.core.spec import as_number, named
 from holdfast.data.dataset import Dataset
 from holdfast.data.dealing import Ints, offsets_of, ranges, shuffled_by_class
 from holdfast.data.federation import (
@@ -21,9 +24,6 @@ from holdfast.data.federation import (
 from holdfast.data.partitions import Assignment, Partition, Pool, parse_partition, partition_from
 from holdfast.data.schedules import GlobalEpochs, StageSchedule
 from holdfast.data.skew import FeatureSkew, LongTail
-from holdfast.errors import HoldfastError
-from holdfast.kinds import as_number, named
-from holdfast.random import generator
 
 
 def stream(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from holdfast.engine.local import Broadcast, Incident, Job, Result
-from holdfast.engine.loop import Engine
+from holdfast.engine.clients import Broadcast, Incident, Job, Result
+from holdfast.engine.rounds import Engine
 
 
 class Punctual:

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from holdfast.data.dataset import Dataset
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.local import READY_BYTES
-from holdfast.kernels.notes import note_bound, noting
+from holdfast.engine.clients import READY_BYTES
+from holdfast.kernels.amax import note_bound, noting
 from holdfast.methods.base import Tensors
 from holdfast.methods.context import Task
 from holdfast.models.network import Output
@@ -235,7 +235,7 @@ def _shares(right: np.ndarray, total: np.ndarray) -> np.ndarray:
 
 def _balanced(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:
     """At most ``limit`` samples, as many of each class as can be."""
-    from holdfast.random import generator
+    from holdfast.core.random import generator
 
     order = generator(seed, "local test").permutation(len(labels))
     rank = np.empty(len(labels), np.int64)  # how many of its class come before it

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from holdfast import metrics
+from holdfast.core.trees import detached
+from holdfast.engine.clients import Result
 from holdfast.engine.evaluation import Evaluation
-from holdfast.engine.local import Result
-from holdfast.engine.trees import detached
 from holdfast.methods.base import Server, Tensors
 
 if TYPE_CHECKING:
-    from holdfast.engine.loop import Loop
+    from holdfast.engine.rounds import Loop
 
 
 class LocalRecords:

@@ -34,7 +34,7 @@ def sgd_(
     """
     grads = [_lying_as(w, g) for w, g in zip(params, grads, strict=True)]
     if kernels and isinstance(lr, Tensor):
-        from holdfast.kernels.descend import descend_, serves
+        from holdfast.kernels.sgd import descend_, serves
 
         if serves(params, [*grads, *buffers], sent):
             nothing = [None] * len(params)

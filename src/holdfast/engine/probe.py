@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast import metrics
+from holdfast.engine.clients import Result
 from holdfast.engine.evaluation import TestSet
-from holdfast.engine.local import Result
 from holdfast.methods.base import Server, Tensors
 from holdfast.methods.context import Task
 

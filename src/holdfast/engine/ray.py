@@ -25,10 +25,10 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.settings import Settings
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.local import Broadcast, DeviceData, Incident, Job, Result
-from holdfast.engine.settings import Settings
-from holdfast.errors import HoldfastError
+from holdfast.engine.clients import Broadcast, DeviceData, Incident, Job, Result
 from holdfast.methods.base import Method, Tree
 from holdfast.methods.context import Task
 
@@ -85,7 +85,7 @@ class Worker:
 
 def inner_engine(setup: Setup) -> Any:
     """The engine that trains a worker's clients."""
-    from holdfast.engine.choice import choose_engine, choose_precision
+    from holdfast.engine.factory import choose_engine, choose_precision
 
     task = on_device(setup.task, torch.device(setup.device))
     choose_precision("tf32" if setup.tf32 else "float32", task.device)  # as in the process that asks

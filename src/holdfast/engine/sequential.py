@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from holdfast.engine.local import (
+from holdfast.core.memory import keep_freed_memory
+from holdfast.core.settings import Settings
+from holdfast.engine.clients import (
     Broadcast,
     DeviceData,
     Job,
@@ -18,9 +20,7 @@ from holdfast.engine.local import (
     pull_of,
     teacher_outputs,
 )
-from holdfast.engine.memory import keep_freed_memory
 from holdfast.engine.optim import clip, pulled, sgd_
-from holdfast.engine.settings import Settings
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import Task
 from holdfast.models.network import Output

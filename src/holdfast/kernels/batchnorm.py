@@ -10,7 +10,9 @@ import triton
 from torch import Tensor
 from torch.autograd.function import Function
 
-from holdfast.kernels.batchnorm_passes import (
+from holdfast.kernels.amax import note_peaks
+from holdfast.kernels.autograd import Gradient, apply, as_lane, in_lanes
+from holdfast.kernels.batchnorm_kernels import (
     moments,
     normalise,
     normalise_back,
@@ -18,9 +20,7 @@ from holdfast.kernels.batchnorm_passes import (
     normalise_whole_back,
     sums_back,
 )
-from holdfast.kernels.follow import channels_last
-from holdfast.kernels.function import Gradient, apply, as_lane, in_lanes
-from holdfast.kernels.notes import note_peaks
+from holdfast.kernels.epilogue import channels_last
 
 _BLOCK = 4096  # values held at a time
 _SPLITS = 32  # of a lane's rows, at most

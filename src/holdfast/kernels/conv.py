@@ -18,11 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.frame import Padded, halves, pad, peak, scale_to_half
-from holdfast.kernels.geometry import Geometry
-from holdfast.kernels.halved import halves_of
-from holdfast.kernels.notes import note_peaks
-from holdfast.kernels.rim import begin_gradient
+from holdfast.kernels.amax import note_peaks
+from holdfast.kernels.conv_geometry import Geometry
+from holdfast.kernels.fp16_weights import halves_of
+from holdfast.kernels.padded_images import Padded, halves, pad, peak, scale_to_half
+from holdfast.kernels.padding_taps import begin_gradient
 
 _PROCESSORS = 132  # of an H200
 _PROGRAMS = 2 * _PROCESSORS  # of a weight gradient

@@ -11,10 +11,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function
 
-from holdfast.kernels.follow import channels_last, followed, followed_back
-from holdfast.kernels.frame import peak
-from holdfast.kernels.function import Gradient, apply, as_lane, in_lanes
-from holdfast.kernels.notes import note_peaks
+from holdfast.kernels.amax import note_peaks
+from holdfast.kernels.autograd import Gradient, apply, as_lane, in_lanes
+from holdfast.kernels.epilogue import channels_last, followed, followed_back
+from holdfast.kernels.padded_images import peak
 
 _BLOCK = 4096  # values held at a time
 

@@ -9,13 +9,16 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.nn import functional as F
 
-from holdfast.kernels import conv, conv_pool, is_plain, narrow, pool
-from holdfast.kernels.bias import add_bias
-from holdfast.kernels.frame import Padded, pad, unpool
-from holdfast.kernels.function import Gradient, apply, as_lane, with_lanes
-from holdfast.kernels.geometry import Geometry
+from holdfast.kernels import conv, is_plain
+from holdfast.kernels import conv_relu_maxpool as conv_pool
+from holdfast.kernels import relu_maxpool as pool
+from holdfast.kernels import small_linear as narrow
+from holdfast.kernels.autograd import Gradient, apply, as_lane, with_lanes
+from holdfast.kernels.bias_relu import add_bias
+from holdfast.kernels.conv_geometry import Geometry
 from holdfast.kernels.groupnorm import group_norm
 from holdfast.kernels.maxpool import LaneMaxPool2d
+from holdfast.kernels.padded_images import Padded, pad, unpool
 
 
 class LaneConv2d(nn.Module):

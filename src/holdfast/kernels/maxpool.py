@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import Function
 
-from holdfast.kernels.function import Gradient, apply, in_lanes, with_lanes
-from holdfast.kernels.geometry import Geometry
+from holdfast.kernels.autograd import Gradient, apply, in_lanes, with_lanes
+from holdfast.kernels.conv_geometry import Geometry
 
 _BLOCK = 1024
 _MOST = 16  # a window's height and width at most, since a code has eight bits

@@ -33,9 +33,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
-from holdfast.errors import HoldfastError
-from holdfast.functional import cross_entropy
-from holdfast.kinds import as_number
+from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import as_number
+from holdfast.methods.functional import cross_entropy
 from holdfast.models.network import Output
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from holdfast.errors import unknown
+from holdfast.core.errors import unknown
 from holdfast.methods.base import Method
 from holdfast.methods.registry import METHODS
 

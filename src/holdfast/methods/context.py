@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.gpu import share_bytes
+from holdfast.core.device import share_bytes
+from holdfast.core.random import generator
 from holdfast.models.network import Network, Output
-from holdfast.random import generator
 
 if TYPE_CHECKING:
     from holdfast.methods.base import Tensors, Tree

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdfast.functional import classifier_inputs, classifier_matrix, fit_classifier, shuffled_batches
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Client, Task
+from holdfast.methods.functional import classifier_inputs, classifier_matrix, fit_classifier, shuffled_batches
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from holdfast.functional import kl_divergence
 from holdfast.methods.base import Method, Server, Upload
 from holdfast.methods.context import Task
+from holdfast.methods.functional import kl_divergence
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.functional import class_means
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Client, Task
+from holdfast.methods.functional import class_means
 from holdfast.models.network import Output
 
 ADAM_RATE, ADAM_BETAS, ADAM_EPS = 1e-3, (0.9, 0.999), 1e-8  # of the authors' code; not decayed

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.data.skew import minority_classes
-from holdfast.functional import class_means, kl_divergence, nearness, smooth_l1
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.clustering import Clustering, cluster
 from holdfast.methods.context import Client, Task
+from holdfast.methods.functional import class_means, kl_divergence, nearness, smooth_l1
 from holdfast.models.network import Output
 
 

@@ -5,9 +5,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from holdfast.functional import momentum_steps
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree
 from holdfast.methods.context import Client, Task
+from holdfast.methods.functional import momentum_steps
 
 
 @dataclass(frozen=True)

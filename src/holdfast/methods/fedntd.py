@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from holdfast.functional import not_true_distillation
 from holdfast.methods.base import Batch, Local, Method, Tree
+from holdfast.methods.functional import not_true_distillation
 from holdfast.models.network import Output
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdfast.functional import cross_entropy
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Client, Task
 from holdfast.methods.fedfa import FedFA
+from holdfast.methods.functional import cross_entropy
 from holdfast.models.network import Output
 
 FAR = -1e9  # the similarity with a prototype that does not exist yet

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from holdfast.functional import nearness
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Client, Task
+from holdfast.methods.functional import nearness
 from holdfast.models.network import Output
 
 

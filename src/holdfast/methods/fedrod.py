@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from holdfast.functional import classifier_inputs, classifier_matrix, cross_entropy
 from holdfast.methods.base import Batch, Method, Tensors, Tree
 from holdfast.methods.context import Client
+from holdfast.methods.functional import classifier_inputs, classifier_matrix, cross_entropy
 from holdfast.models.network import Output
 
 FEWEST = 1e-12  # stands for a count of 0, whose logarithm does not exist

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdfast.functional import kl_divergence
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Client, Task
+from holdfast.methods.functional import kl_divergence
 from holdfast.models.network import Output
 
 

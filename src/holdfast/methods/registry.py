@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from holdfast.errors import HoldfastError, unknown
+from holdfast.core.errors import HoldfastError, unknown
 from holdfast.methods.base import Method
 from holdfast.methods.ccvr import CCVR
 from holdfast.methods.creff import CReFF

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from holdfast.functional import divided, minus, momentum_steps
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.context import Client, Task
+from holdfast.methods.functional import divided, minus, momentum_steps
 
 
 @dataclass(frozen=True)

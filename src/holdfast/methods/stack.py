@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.errors import HoldfastError
-from holdfast.kinds import named
+from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import named
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Trainer, Tree, Upload
 from holdfast.methods.context import Client, Task
 from holdfast.models.network import Output

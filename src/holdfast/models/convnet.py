@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.models.dense import Layers, head, sequence
 
 _SMALL = 16  # pixels; below this side length an image is given the small network

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from holdfast import kernels
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.models.layers import CHANNEL_DROPOUTS, BatchNorm, CounterDropout, VmapLinear, pool_first
 
 NormPolicy = Literal["average", "local", "drop"]

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.errors import HoldfastError, unknown
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.random import counter_key
 from holdfast.models.resnet import NORMS, STEMS
 from holdfast.models.zoo import NETWORKS, PAPER_NETWORKS
-from holdfast.random import counter_key
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.models.convnet import ConvNet, cnn
 from holdfast.models.dense import linear, mlp
 from holdfast.models.resnet import RESNET18, ResNet, resnet18, resnet50

@@ -9,9 +9,9 @@ from typing import Any
 
 from holdfast.data.mixed import DIGIT_DOMAINS
 from holdfast.data.sources import DATASETS, describe
-from holdfast.experiment import MIXED_DIGITS
 from holdfast.papers.cells import Cell
 from holdfast.papers.measures import Entry
+from holdfast.training.experiment import MIXED_DIGITS
 
 MICROSECONDS = {
     "fa-fmnist": 2,

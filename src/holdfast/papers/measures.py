@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from holdfast import metrics
-from holdfast.errors import unknown
+from holdfast.core.errors import unknown
 
 LAST_EPOCHS = 10  # FedMLP's accuracies are means over the last ten global epochs
 

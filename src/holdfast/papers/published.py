@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from holdfast.errors import HoldfastError, unknown
+from holdfast.core.errors import HoldfastError, unknown
 
 PAPERS = ("fedntd", "fedka", "flashback", "fedfa", "fedmlp")
 SOURCES = ("paper", "official-code", "inferred", "tuned-by-us")

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast import files
+from holdfast.core import files
 from holdfast.papers.cells import Cell
 
 HEARTBEAT = 5.0  # seconds between touches

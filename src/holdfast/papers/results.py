@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast import files, metrics
-from holdfast.errors import HoldfastError
+from holdfast import metrics
+from holdfast.core import files
+from holdfast.core.errors import HoldfastError
 from holdfast.papers.cells import Cell, plan
 from holdfast.papers.measures import Entry
 from holdfast.papers.published import Column, Table

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast import files
-from holdfast.errors import HoldfastError
+from holdfast.core import files
+from holdfast.core.errors import HoldfastError
 from holdfast.papers import wording
 from holdfast.papers.cells import Cell
 from holdfast.papers.findings import Comparison, compare

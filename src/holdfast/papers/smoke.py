@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import generator
 from holdfast.data.sources import DATASETS
-from holdfast.errors import HoldfastError
-from holdfast.experiment import MIXED_DIGITS
 from holdfast.papers.cells import Cell, plan
 from holdfast.papers.cost import MICROSECONDS, data_sets
 from holdfast.papers.findings import compare
@@ -23,7 +23,7 @@ from holdfast.papers.published import Table
 from holdfast.papers.results import Results
 from holdfast.papers.results_page import write_page
 from holdfast.papers.sweep import Sweep
-from holdfast.random import generator
+from holdfast.training.experiment import MIXED_DIGITS
 
 PER_CLASS = {10: 24, 62: 6, 100: 4, 200: 2}  # training samples, by the number of classes
 TESTS = 20  # test samples

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from holdfast.errors import HoldfastError, shown_by
+from holdfast.core.errors import HoldfastError, shown_by
 from holdfast.papers.cells import Cell
 from holdfast.papers.cost import Estimates
 from holdfast.papers.queue import Queue
@@ -86,7 +86,7 @@ class Sweep:
 
     def _check(self, cells: Sequence[Cell]) -> None:
         """What would stop every cell is said once, and before the first has been trained."""
-        from holdfast.engine.choice import choose_device
+        from holdfast.engine.factory import choose_device
 
         results = Results(self.results)
         if any(results.get(cell) is None for cell in cells):
@@ -133,7 +133,7 @@ class Sweep:
     def _fits(self, cell: Cell, results: Results) -> bool:
         if self.deadline is None:
             return True
-        from holdfast.engine.choice import choose_device
+        from holdfast.engine.factory import choose_device
 
         estimates = Estimates(results.all(), choose_device(self.device).type)
         return time.time() + self.beside * estimates.seconds(cell) <= self.deadline
@@ -141,8 +141,8 @@ class Sweep:
     def _run(self, cell: Cell, results: Results, tell: Tell) -> bool:
         """Run a cell and store it; False where it could not be run, which leaves nothing stored."""
         # Imported here: they load torch, and a person may only want to see what there is.
-        from holdfast.engine.choice import choose_device
-        from holdfast.experiment import Experiment
+        from holdfast.engine.factory import choose_device
+        from holdfast.training.experiment import Experiment
 
         device = choose_device(self.device).type
         path = self.run_directory(cell, device)
@@ -187,8 +187,8 @@ def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int, speaks: b
     """One of several processes; the arguments are those of `Sweep.work_off`."""
     import torch
 
-    from holdfast.engine.choice import choose_device
-    from holdfast.gpu import SIDE_BY_SIDE, share_with, takes_turns
+    from holdfast.core.device import SIDE_BY_SIDE, share_with, takes_turns
+    from holdfast.engine.factory import choose_device
 
     parent = multiprocessing.parent_process()
     if parent is not None:

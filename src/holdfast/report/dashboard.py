@@ -12,7 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.report.live import LiveRuns, Version
 from holdfast.report.loading import Run
 from holdfast.report.page import SCRIPTS, STYLES, asset, page_model, template

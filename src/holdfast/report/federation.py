@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.report.federation_figures import federation_panels, federation_sentence
 from holdfast.report.figures import FIGURES
 from holdfast.report.panels import Figure, thin

@@ -7,7 +7,7 @@ and one sentence of what they show, or raises `NotRecorded` with what a run woul
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdfast.errors import unknown
+from holdfast.core.errors import unknown
 from holdfast.report import drift_figures, federation_figures, forgetting_figures, progress_figures
 from holdfast.report.curves import Shown
 from holdfast.report.loading import Group

@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.report.loading import Run, read_json
 from holdfast.runs import RunDirectory
 from holdfast.runs.directory import EXPERIMENT, METRICS

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import HoldfastError, HoldfastWarning
+from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.report.panels import Numbers
 from holdfast.runs import RunDirectory, list_runs
 from holdfast.runs.directory import EXPERIMENT, METRICS

@@ -9,7 +9,7 @@ from importlib.resources import files as package_files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import files
+from holdfast.core import files
 from holdfast.report import palette
 from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import FIGURES, build_figure

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from holdfast import files
-from holdfast.errors import HoldfastError
+from holdfast.core import files
+from holdfast.core.errors import HoldfastError
 from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import build_figure
 from holdfast.report.loading import group_runs, load_runs

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.errors import unknown
+from holdfast.core.errors import unknown
 from holdfast.metrics import backward_transfer_forgetting, paired_test, rounds_to_target
 from holdfast.report.loading import Group, Run, group_runs, load_runs
 from holdfast.report.panels import Numbers

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast import files
-from holdfast.errors import HoldfastError, unknown
+from holdfast.core import files
+from holdfast.core.errors import HoldfastError, unknown
 
 
 class Tracker(Protocol):

@@ -1,7 +1,7 @@
 """The run directory: everything a run leaves behind, written so that it survives a kill at any moment."""
 
 from holdfast.runs.checkpoint import Checkpoint
-from holdfast.runs.clients import ClientStates
+from holdfast.runs.client_states import ClientStates
 from holdfast.runs.directory import RunDirectory
 from holdfast.runs.summary import RunSummary, list_runs
 

@@ -22,8 +22,8 @@ from typing import Any, TypedDict
 
 from torch import Tensor
 
-from holdfast import files
-from holdfast.errors import HoldfastError
+from holdfast.core import files
+from holdfast.core.errors import HoldfastError
 from holdfast.runs.tensors import State, from_bytes, to_bytes
 
 WRITERS = 8  # client files written at a time; as many states are in memory

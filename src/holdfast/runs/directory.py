@@ -13,8 +13,8 @@ from typing import Any, Self
 import yaml
 from torch import Tensor
 
-from holdfast import files
-from holdfast.errors import HoldfastError
+from holdfast.core import files
+from holdfast.core.errors import HoldfastError
 from holdfast.runs import lock, metrics_file
 from holdfast.runs.checkpoint import Checkpoint, CheckpointFolder
 from holdfast.runs.metrics_file import Record

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.errors import HoldfastError
-from holdfast.files import writing
+from holdfast.core.errors import HoldfastError
+from holdfast.core.files import writing
 
 _PATIENCE = 0.2  # seconds; a reader that looks whether the lock is held takes it for some microseconds
 

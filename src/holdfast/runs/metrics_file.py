@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from holdfast import files
-from holdfast.errors import HoldfastError
+from holdfast.core import files
+from holdfast.core.errors import HoldfastError
 
 Record = dict[str, Any]
 

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.runs import lock
 from holdfast.runs.directory import EXPERIMENT, LOCK, METRICS, MODEL, read_experiment
 from holdfast.runs.metrics_file import newest_first

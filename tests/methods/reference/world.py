@@ -28,14 +28,14 @@ from reference.numpy_model import (
 )
 from torch import nn
 
+from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.local import Broadcast, Job, Result
-from holdfast.engine.plan import plan_client
-from holdfast.engine.settings import Settings
+from holdfast.engine.batching import plan_client
+from holdfast.engine.clients import Broadcast, Job, Result
 from holdfast.methods.base import Method, Server
-from holdfast.training import Memories, Training
+from holdfast.training.train import Memories, Training
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2, 0, 1, 1, 1, 2, 0, 1, 3])
 PARTS = [np.arange(7), np.arange(7, 11), np.arange(11, 12)]

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Group
 from holdfast.data.dealing import Ints, offsets_of, ranges
-from holdfast.errors import HoldfastError
 
 _TOLD_BY = {"writer": "femnist, or mnist beside QMNIST's labels,", "domain": "mixed-digits"}
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import counter_key
 from holdfast.data.dealing import Floats, Ints
-from holdfast.errors import HoldfastError
-from holdfast.random import counter_key
 
 # Redraws stop after this many random shares in all: about half a minute.
 MOST_SHARES = 500_000_000

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from holdfast.core.errors import HoldfastError, unknown
 from holdfast.data.partitions.base import Partition, need
 from holdfast.data.partitions.dirichlet import (
     Dirichlet,
@@ -18,7 +19,6 @@ from holdfast.data.partitions.dirichlet import (
 )
 from holdfast.data.partitions.groups import ByDomain, ByWriter, WriterTransfer
 from holdfast.data.partitions.shards import IID, ClassesPerClient, ClassShards, Shards
-from holdfast.errors import HoldfastError, unknown
 
 PARTITIONS: dict[str, type[Partition]] = {
     partition.name: partition

@@ -7,9 +7,9 @@ from math import gcd
 
 import numpy as np
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data.dealing import even_sizes, in_order_of, offsets_of, shuffled_by_class
 from holdfast.data.partitions.base import Assignment, Partition, Pool, collect, need, need_enough
-from holdfast.errors import HoldfastError
 
 
 @dataclass(frozen=True)

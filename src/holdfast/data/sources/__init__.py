@@ -6,12 +6,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from holdfast.core.errors import HoldfastError, unknown
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.preprocess import Preprocess, preprocess_for
 from holdfast.data.sources import files
 from holdfast.data.sources.formats import Arrays, read_npz
 from holdfast.data.sources.registry import DATASETS, Layout, Source
-from holdfast.errors import HoldfastError, unknown
 
 __all__ = ["DATASETS", "Layout", "Source", "check_name", "describe", "load"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.core.errors import HoldfastError, install
+from holdfast.core.random import generator
 from holdfast.data.dataset import Group
 from holdfast.data.sources.pickles import read_pickled_arrays
-from holdfast.errors import HoldfastError, install
-from holdfast.random import generator
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}

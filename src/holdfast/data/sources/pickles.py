@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 
 
 class _Type:

@@ -1,0 +1,130 @@
+"""Which samples a client visits in which step: drawn from counters, so the same on every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from holdfast.core.random import counter_key, generator
+from holdfast.data.preprocess import Preprocess
+
+
+def batch_sizes(samples: int, batch_size: int, merge_single: bool, drop_last: bool = False) -> list[int]:
+    """Sizes of an epoch's batches: the last, shorter one is kept, or with ``drop_last`` only if it is the first too.
+
+    With BatchNorm a batch of one sample has no variance; ``merge_single`` adds such a last sample to the batch
+    before it.
+    """
+    whole, rest = divmod(samples, batch_size)
+    if drop_last and whole:
+        rest = 0
+    sizes = [batch_size] * whole + ([rest] if rest else [])
+    if merge_single and rest == 1 and whole:
+        sizes[-2:] = [batch_size + 1]
+    return sizes
+
+
+def widest_batch(samples: np.ndarray, batch_size: int, merge_single: bool, drop_last: bool = False) -> int:
+    """The size of the largest batch that a client with any of these numbers of ``samples`` has."""
+    single = (samples > batch_size) & (samples % batch_size == 1)
+    merged = merge_single and not drop_last and bool(single.any())
+    return min(batch_size + merged, int(samples.max()))
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All steps of one client in one round; what is drawn for them is drawn when it is first asked for."""
+
+    sizes: np.ndarray  # [steps] how many samples each step takes
+    epoch: np.ndarray  # [steps]
+    _order: Callable[[], np.ndarray]
+    _drawn: Callable[[], np.ndarray | None]
+    _keys: Callable[[], np.ndarray]
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Positions among the client's samples, step after step: ``[visits]``."""
+        return self._order()
+
+    @cached_property
+    def drawn(self) -> np.ndarray | None:
+        """Augmentation draws ``[visits, 5]``; None without augmentation."""
+        return self._drawn()
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """Where the model's dropout masks are drawn from, ``[steps]``; empty without dropout."""
+        return self._keys()
+
+    @property
+    def steps(self) -> int:
+        """How many optimiser steps there are."""
+        return len(self.sizes)
+
+    @cached_property
+    def ends_epoch(self) -> np.ndarray:
+        """Whether a step is its epoch's last: bool ``[steps]``."""
+        return np.append(self.epoch[1:] != self.epoch[:-1], True)
+
+    @cached_property
+    def rows(self) -> list[np.ndarray]:
+        """Each step's positions among the client's samples."""
+        return self._cut(self.order)
+
+    @cached_property
+    def draws(self) -> list[np.ndarray] | None:
+        """Each step's augmentation draws."""
+        return None if self.drawn is None else self._cut(self.drawn)
+
+    def _cut(self, visits: np.ndarray) -> list[np.ndarray]:
+        ends = np.cumsum(self.sizes)
+        return [visits[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
+
+
+def plan_client(
+    *,
+    seed: int,
+    round: int,
+    client: int,
+    samples: int,
+    epochs: int,
+    batch_size: int,
+    merge_single: bool,
+    preprocess: Preprocess,
+    shape: tuple[int, ...],
+    drop_last: bool = False,
+    dropout_keys: bool = False,
+) -> Plan:
+    """Shuffle a client's samples for each epoch and cut them into batches."""
+    visits, sizes, epoch_of = _steps(samples, epochs, batch_size, merge_single, drop_last)
+
+    def order() -> np.ndarray:
+        shuffles = (generator(seed, "batches", round, client, epoch) for epoch in range(epochs))
+        return np.concatenate([shuffle.permutation(samples)[:visits] for shuffle in shuffles])
+
+    def drawn() -> np.ndarray | None:
+        if not preprocess.augments:
+            return None
+        sources = (generator(seed, "augmentation", round, client, epoch) for epoch in range(epochs))
+        return np.concatenate([preprocess.draw(source, visits, shape) for source in sources])
+
+    def keys() -> np.ndarray:
+        dropped = range(len(sizes) if dropout_keys else 0)
+        return np.array([counter_key(seed, "dropout", round, client, at) >> 32 for at in dropped], np.int64)
+
+    return Plan(sizes, epoch_of, order, drawn, keys)
+
+
+@lru_cache(1024)
+def _steps(
+    samples: int, epochs: int, batch_size: int, merge_single: bool, drop_last: bool
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """Samples visited in an epoch, and the size and epoch of every step: the same for clients of one size."""
+    sizes = batch_sizes(samples, batch_size, merge_single, drop_last)
+    steps = np.tile(np.array(sizes, np.int64), epochs), np.repeat(np.arange(epochs), len(sizes))
+    for array in steps:
+        array.flags.writeable = False
+    return sum(sizes), *steps

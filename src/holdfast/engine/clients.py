@@ -1,0 +1,317 @@
+"""One client's round outside its steps: what every engine does before the first step and after the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.core.random import generator
+from holdfast.core.settings import Settings
+from holdfast.core.trees import tensors_only
+from holdfast.data.preprocess import Preprocess
+from holdfast.engine.batching import Plan, plan_client
+from holdfast.methods.base import Method, Tensors, Tree
+from holdfast.methods.context import Client, Task
+from holdfast.models.network import Output
+
+READY_BYTES = (
+    256 * 2**20
+)  # of samples that are made ready for the model once, and not each time they are read
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceData:
+    """The training samples on the device, as stored (images in uint8)."""
+
+    x: Tensor
+    y: Tensor
+    labels: np.ndarray  # y once more, on the host
+    preprocess: Preprocess
+    dtype: torch.dtype
+
+    def read(self, ids: np.ndarray) -> Tensor:
+        """Samples by id, ready for the model, not augmented."""
+        # index_select copies rows several times faster than x[ids] on a CPU.
+        return self.preprocess(
+            self.x.index_select(0, torch.from_numpy(ids).to(self.x.device)), dtype=self.dtype
+        )
+
+    def made_ready(self) -> DeviceData:
+        """The same samples, not augmented, stored as the model takes them."""
+        return replace(self, x=self.preprocess(self.x, dtype=self.dtype), preprocess=Preprocess())
+
+    def labelled(self, ids: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The same, with their labels."""
+        return self.read(ids), self.y[torch.from_numpy(ids).to(self.y.device)]
+
+
+@dataclass(eq=False)
+class Job:
+    """A client to train in this round."""
+
+    client: int
+    ids: np.ndarray  # its training samples
+    stage: int = 0
+    payload: Tree = field(default_factory=dict)  # what it alone receives
+    memory: Tree | None = None  # what it remembers; None before it first takes part
+
+
+@dataclass(eq=False)
+class Broadcast:
+    """What all clients of a round receive."""
+
+    round: int
+    params: Tensors
+    buffers: Tensors
+    payload: Tree
+
+
+@dataclass(eq=False)
+class Planned:
+    """A client whose steps are laid out."""
+
+    job: Job
+    ids: np.ndarray  # the samples it trains on
+    heldout: np.ndarray
+    plan: Plan
+
+
+@dataclass(eq=False)
+class Started:
+    """A client ready for its first step."""
+
+    client: Client
+    params: Tensors
+    carry: Tree
+    plan: Plan
+    tables: Tensors  # per sample: the method's own, and "teacher/<name>/logits|features"
+    teachers: dict[str, Tensors]  # weights of teachers that must be forwarded in the step
+    momentum: Tensors  # from its last round; empty where it begins at 0
+
+
+@dataclass(eq=False)
+class Result:
+    """A trained client."""
+
+    client: int
+    samples: int
+    label_counts: np.ndarray
+    weight: float
+    params: Tensors  # its trained model
+    buffers: Tensors
+    shared: Tensors  # what it sends in the place of the trained parameters
+    sums: Tree
+    memory: Tree
+    loss: float  # mean objective over its steps
+    finite: bool  # whether all its trained parameters are numbers
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that went wrong with a client: it is lost for this round, or had to be trained again."""
+
+    client: int
+    kind: str  # in a word or two, for counting
+    detail: str = ""
+
+    def record(self) -> dict[str, int | str]:
+        """As in metrics.jsonl."""
+        said: dict[str, int | str] = {"client": self.client, "kind": self.kind}
+        return said | {"detail": self.detail} if self.detail else said
+
+
+def held_out(samples: np.ndarray, share: float) -> np.ndarray:
+    """How many of clients' ``samples`` are held out: at least one where there are two."""
+    if not share:
+        return np.zeros_like(samples)
+    return np.where(samples < 2, 0, np.maximum(1, (samples * share).astype(np.int64)))
+
+
+def learning_rates(method: Method, epoch: int, lr: float, task: Task) -> list[float]:
+    """Each parameter's learning rate in a local epoch, in the order of the network's."""
+    own = [method.rate(name, epoch, lr, task) for name in task.network.params]
+    return [lr if rate is None else rate for rate in own]
+
+
+def pull_of(method: Method, settings: Settings) -> float:
+    """The pull that steps add to the gradients they get: none where gradients are clipped, which then have it."""
+    return method.pull() if settings.max_grad_norm is None else 0.0
+
+
+def stay_home(method: Method, task: Task) -> frozenset[str]:
+    """Parameters and buffers that a method does not exchange; a layer's statistics stay where its parameters do."""
+    network = task.network
+    home = {name for name in network.params if not method.travels(name, task)}
+    for buffer in network.buffers:
+        layer = buffer.rpartition(".")[0]
+        beside = [name for name in network.params if name.rpartition(".")[0] == layer] or network.params
+        if home.issuperset(beside):
+            home.add(buffer)
+    return frozenset(home)
+
+
+class LocalSide:
+    """Starts and finishes clients; engines differ only in how they do the steps between."""
+
+    def __init__(self, method: Method, task: Task, data: DeviceData, settings: Settings) -> None:
+        self.method, self.task, self.data, self.settings = method, task, data, settings
+        # Outputs of a frozen model on inputs that never change are computed once a round, not once a step.
+        self.cache_teachers = not data.preprocess.augments
+        self.merge_single = task.network.has_batch_norm
+        self.home = stay_home(method, task)
+        self.remembered = task.network.kept_local | (self.home & task.network.buffers.keys())
+
+    def plan(self, job: Job, round: int) -> Planned:
+        """Which samples the client trains on, and in which order."""
+        settings = self.settings
+        ids, heldout = self._hold_out(job)
+        plan = plan_client(
+            seed=settings.seed,
+            round=round,
+            client=job.client,
+            samples=len(ids),
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            merge_single=self.merge_single,
+            preprocess=self.data.preprocess,
+            shape=tuple(self.data.x.shape[1:]),
+            drop_last=settings.drop_last,
+            dropout_keys=bool(self.task.network.dropouts),
+        )
+        return Planned(job, ids, heldout, plan)
+
+    def client(self, planned: Planned, sent: Broadcast) -> Client:
+        """The client as its method's hooks see it."""
+        task, settings, ids, heldout = self.task, self.settings, planned.ids, planned.heldout
+        local_norm = (planned.job.memory or {}).get("norm", {})
+        return Client(
+            task=task,
+            id=planned.job.client,
+            round=sent.round,
+            stage=planned.job.stage,
+            read=self.data.read,
+            ids=ids,
+            labels=self.data.labels[ids],
+            epochs=settings.epochs,
+            steps=planned.plan.steps,
+            lr=settings.lr_at(sent.round),
+            sent=sent.params,
+            buffers=sent.buffers | {k: v.to(task.device) for k, v in local_norm.items() if k in sent.buffers},
+            heldout_ids=heldout,
+            heldout_labels=self.data.labels[heldout],
+        )
+
+    def survey(self, job: Job, sent: Broadcast) -> Tree:
+        """What the client says of a model when asked after the last round."""
+        return self.method.survey(sent.params, self.client(self.plan(job, sent.round), sent)) or {}
+
+    def start(self, planned: Sequence[Planned], sent: Broadcast) -> list[Started]:
+        """Everything before the first step, for clients that start together."""
+        started = [self._start(each, sent) for each in planned]
+        if self.cache_teachers:
+            self._ask_teachers(started)
+        return started
+
+    def _start(self, planned: Planned, sent: Broadcast) -> Started:
+        task, method, job = self.task, self.method, planned.job
+        client = self.client(planned, sent)
+        memory = on_device(job.memory or {}, task.device)
+        payload = {**sent.payload, **job.payload}
+        state = memory["method"] if "method" in memory else method.init_client(client)
+        params = method.start(sent.params, payload, state, client)
+        params = params | {k: v for k, v in memory.get("norm", {}).items() if k in params}
+        tables = dict(method.tables(payload, state, client))
+        teachers = {name: method.teacher(name, payload, state, client) for name in method.teachers}
+        carry = tensors_only(method.begin(payload, state, client), method, "begin")
+        momentum = memory.get("momentum", {})
+        return Started(client, params, carry, planned.plan, tables, teachers, momentum)
+
+    def _ask_teachers(self, started: Sequence[Started]) -> None:
+        """What each teacher says of its client's samples goes to the tables; one forward pass for one model."""
+        asked: dict[tuple[int, ...], list[tuple[str, Started]]] = {}
+        for one in started:
+            for name, weights in one.teachers.items():
+                model = (id(weights), *(id(buffer) for buffer in one.client.buffers.values()))
+                if self.task.network.mixes_samples:
+                    model = (one.client.id, *model)
+                asked.setdefault(model, []).append((name, one))
+        for pairs in asked.values():
+            name, one = pairs[0]
+            clients = {other.client.id: other.client for _, other in pairs}
+            ids = np.concatenate([c.ids for c in clients.values()])
+            parts = [
+                one.client.forward(one.teachers[name], self.data.read(part))
+                for part in np.split(
+                    ids, range(self.task.evaluation_batch, len(ids), self.task.evaluation_batch)
+                )
+            ]
+            out = Output(torch.cat([p.features for p in parts]), torch.cat([p.logits for p in parts]))
+            ends = np.cumsum([c.samples for c in clients.values()])
+            lies = {k: slice(end - c.samples, end) for (k, c), end in zip(clients.items(), ends, strict=True)}
+            for name, other in pairs:
+                rows = lies[other.client.id]
+                other.tables[f"teacher/{name}/logits"] = out.logits[rows]
+                other.tables[f"teacher/{name}/features"] = out.features[rows]
+        for one in started:
+            one.teachers.clear()
+
+    def finish(
+        self,
+        started: Started,
+        params: Tensors,
+        buffers: Tensors,
+        momentum: Tensors,
+        carry: Tree,
+        loss: float,
+        finite: bool,
+    ) -> Result:
+        """Everything after the last step."""
+        client = started.client
+        client.buffers = buffers
+        with torch.no_grad():
+            sums, state = self.method.finish(params, carry, client)
+            for given in (sums, state):
+                tensors_only(given, self.method, "finish")
+            shared = self.method.share(params, carry, client)
+        memory: Tree = {"method": state} if state else {}
+        if self.remembered:
+            memory["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in self.remembered}
+        if self.settings.keep_momentum and momentum:
+            memory["momentum"] = {k: v.clone() for k, v in momentum.items()}
+        if self.task.stages > 1:  # on a stream a client is also tested with its own head
+            memory["head"] = {k: params[k].clone() for k in self.task.network.head.names}
+        return Result(
+            client.id,
+            client.samples,
+            np.bincount(client.labels, minlength=self.task.num_classes),
+            self.method.client_weight(client),
+            params,
+            buffers,
+            shared,
+            sums,
+            memory,
+            loss,
+            finite,
+        )
+
+    def _hold_out(self, job: Job) -> tuple[np.ndarray, np.ndarray]:
+        """Training and held-out samples."""
+        if not self.method.holdout:
+            return job.ids, job.ids[:0]
+        held = int(held_out(np.array(len(job.ids)), self.method.holdout))
+        order = generator(self.settings.seed, "holdout", job.client, job.stage).permutation(job.ids)
+        return order[held:], order[:held]
+
+
+def on_device(tree: Tree, device: torch.device) -> Tree:
+    """A tree whose tensors lie on the device."""
+    return {k: on_device(v, device) if isinstance(v, dict) else v.to(device) for k, v in tree.items()}
+
+
+def teacher_outputs(tables: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Output]:
+    """A batch's rows of the cached teachers."""
+    return {n: Output(tables[f"teacher/{n}/features"], tables[f"teacher/{n}/logits"]) for n in names}

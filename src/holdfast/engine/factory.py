@@ -1,0 +1,210 @@
+"""Which engine, on which device, in which precision."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from holdfast.core.device import free_bytes
+from holdfast.core.errors import HoldfastError, HoldfastWarning, unknown
+from holdfast.core.memory import available_bytes
+from holdfast.core.settings import Settings
+from holdfast.engine.batching import widest_batch
+from holdfast.engine.clients import DeviceData, held_out
+from holdfast.engine.deadline import Punctual
+from holdfast.engine.rounds import Engine
+from holdfast.engine.sequential import Sequential
+from holdfast.engine.thread_pool import Crew
+from holdfast.engine.vectorized.engine import Lanes
+from holdfast.methods.base import Method, Tensors
+from holdfast.methods.context import Task
+
+ENGINES = ("auto", "sequential", "lanes", "ray")
+PRECISIONS = ("auto", "float32", "tf32", "float64")
+SMALL_STEP = 8 << 20  # bytes a step may touch for a CPU to train clients faster as lanes than one by one
+MOST_LANES = 64
+MOST_WORKERS = 16
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = None
+    with suppress(RuntimeError):
+        device = torch.device(name)
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise HoldfastError(f"device is '{name}'; it must be auto, cpu or cuda")
+    if device.type == "cuda":
+        there = torch.cuda.device_count()
+        if not there:
+            raise HoldfastError("device is 'cuda', but torch sees no CUDA device here; use --device cpu")
+        if device.index is not None:
+            if device.index >= there:
+                raise HoldfastError(f"device is '{name}', but torch sees {there} CUDA device(s) here, from 0")
+            torch.cuda.set_device(device)  # streams, graphs and kernels go to the current one
+    return device
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """Set how matrix products round; ``auto`` is TF32 on a GPU and float32 elsewhere."""
+    if name not in PRECISIONS:
+        raise unknown("precision", name, PRECISIONS)
+    tf32 = device.type == "cuda" and name in ("auto", "tf32")
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.deterministic = True  # the same seed must give the same bits
+    torch.backends.cudnn.benchmark = False
+    return torch.float64 if name == "float64" else torch.float32
+
+
+_tried: dict[tuple[object, ...], int] = {}
+
+
+def choose_engine(
+    name: str,
+    method: Method,
+    task: Task,
+    data: DeviceData,
+    settings: Settings,
+    sizes: np.ndarray,
+    lanes: int | None = None,
+    address: str | None = None,
+) -> Engine:
+    """The engine by name; ``auto`` is the faster one for this machine and model.
+
+    ``sizes`` [stages, clients] are how many samples clients have.
+    """
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    if lanes is not None and lanes < 1:
+        raise HoldfastError(f"lanes is {lanes}; it must be at least 1")
+    if lanes is not None and name == "sequential":
+        raise HoldfastError("lanes is given, but engine 'sequential' has none; use engine 'lanes'")
+    if name == "ray":
+        from holdfast.engine.ray import Ray
+
+        return Ray(method, task, data, settings, sizes, lanes, address)
+    if address is not None:
+        raise HoldfastError(
+            f"address is given, but engine '{name}' works in this process alone; use engine 'ray'"
+        )
+    engine = _local_engine(name, method, task, data, settings, sizes, lanes)
+    return engine if settings.deadline is None else Punctual(engine, settings.deadline)
+
+
+def _local_engine(
+    name: str,
+    method: Method,
+    task: Task,
+    data: DeviceData,
+    settings: Settings,
+    sizes: np.ndarray,
+    lanes: int | None,
+) -> Engine:
+    """One of the engines that work in this process."""
+    clients = sizes.shape[1]
+    cohort = min(settings.sample or clients, clients)
+    trained = sizes - held_out(sizes, method.holdout)
+    width = widest_batch(trained, settings.batch_size, task.network.has_batch_norm, settings.drop_last)
+    on_cpu = task.device.type == "cpu"
+    heavy = on_cpu and name != "lanes" and step_bytes(task, data, width) > SMALL_STEP
+    if name == "lanes" or (name == "auto" and not heavy):
+        why_not = _refused_by_vmap(task, data, width, lanes)
+        if why_not is None:
+            lanes = lanes or fitting_lanes(task, data, cohort, width)
+            return Lanes(method, task, data, settings, lanes, width, sizes)
+        if name == "lanes":
+            raise HoldfastError(
+                f"this model cannot train as lanes ({why_not}); use engine 'sequential', or auto"
+            )
+        text = f"this model cannot train as lanes ({why_not}); its clients train one after another"
+        warnings.warn(text, HoldfastWarning, stacklevel=5)
+    # Short steps would wait for one another in the interpreter; long ones are spent outside of it.
+    workers = min(torch.get_num_threads(), cohort, MOST_WORKERS) if heavy else 1
+    if workers > 1:
+        return Crew(method, task, data, settings, workers)
+    return Sequential(method, task, data, settings)
+
+
+def step_bytes(task: Task, data: DeviceData, width: int) -> int:
+    """What one client's step touches: weights, their gradient, and what the backward pass needs of a batch."""
+    network = task.network
+    weights = sum(p.numel() * p.element_size() for p in network.params.values())
+    if weights > SMALL_STEP:
+        return 2 * weights
+    params = {k: v.detach().requires_grad_() for k, v in network.params.items()}
+    buffers = {k: v.clone() for k, v in network.buffers.items()}
+    x = torch.zeros((width, *data.x.shape[1:]), dtype=task.dtype, device=task.device)
+    kept: dict[int, int] = {}  # bytes, by address
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()  # itself it would hold the graph that holds it, for ever
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network.apply(params, buffers, network.arranged(x), train=True)
+    return 2 * weights + sum(kept.values())
+
+
+def _refused_by_vmap(task: Task, data: DeviceData, width: int, lanes: int | None) -> str | None:
+    """Why a model cannot be trained and tested for many clients at once, or None if it can."""
+    if not task.network.ignores_padding:
+        return "what it says of a sample depends on the others of its batch"
+    try:
+        if task.device.type == "cpu":
+            _try_a_lane(task, (1, 2, *data.x.shape[1:]))
+        elif lanes is None:  # which is then needed to find how many fit
+            _bytes_of_a_lane(task, data, width)
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        return (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
+    return None
+
+
+def fitting_lanes(task: Task, data: DeviceData, cohort: int, width: int) -> int:
+    """As many lanes as clients a round, as long as they fit the memory several times over."""
+    most = min(cohort, MOST_LANES)
+    if task.device.type != "cuda":
+        return int(max(1, min(most, 0.4 * available_bytes() // (4 * step_bytes(task, data, width)))))
+    weights = sum(p.numel() * p.element_size() for p in task.network.params.values())
+    each = _bytes_of_a_lane(task, data, width) + 8 * weights
+    return int(max(1, min(most, 0.4 * free_bytes(task.device) // each)))
+
+
+def _bytes_of_a_lane(task: Task, data: DeviceData, width: int) -> int:
+    """What one lane's gradient takes of a GPU's memory: tried once for runs that are alike."""
+    shape = (1, width, *data.x.shape[1:])
+    alike = (str(task.network.net), shape, task.dtype, task.network.uses_kernels)
+    if alike not in _tried:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        _try_a_lane(task, shape)
+        _tried[alike] = torch.cuda.max_memory_allocated() - before
+    return _tried[alike]
+
+
+def _try_a_lane(task: Task, shape: tuple[int, ...]) -> None:
+    """Take the gradient on inputs ``[1, B, ...]``, as lanes do, and the outputs, as their tests do."""
+    params = {k: v.unsqueeze(0) for k, v in task.network.params.items()}
+    # Some layers change their buffers; those of the network must stay as they are.
+    buffers = {k: v.clone().unsqueeze(0) for k, v in task.network.buffers.items()}
+    x = torch.zeros(shape, dtype=task.dtype, device=task.device)
+    keys = torch.zeros(1, dtype=torch.int64, device=task.device)
+
+    def gradient(p: Tensors, b: Tensors, v: Tensor, key: Tensor) -> Tensors:
+        # As in a step, it gets the weights alone as an argument: what it does not get it must not change in place.
+        def objective(w: Tensors) -> Tensor:
+            return task.network.pure(w, b, v, key=key)[0].logits.logsumexp(-1).mean()
+
+        found: Tensors = grad(objective)(p)
+        return found
+
+    vmap(gradient)(params, buffers, x, keys)
+    with torch.no_grad():  # in which some of torch's layers go another way
+        vmap(lambda p, b, v: task.network.pure(p, b, v, train=False)[0].logits)(params, buffers, x)

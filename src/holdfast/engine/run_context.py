@@ -1,0 +1,69 @@
+"""What a run's hooks are told, made from the samples at hand: all of them in a simulation, its own at a site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.core.settings import Settings
+from holdfast.data.dataset import Dataset
+from holdfast.engine.clients import DeviceData
+from holdfast.methods.context import Task
+from holdfast.models.network import Network
+
+
+def device_data(dataset: Dataset, device: torch.device, dtype: torch.dtype) -> DeviceData:
+    """The training samples of a data set, on the device."""
+    x, y, _, _ = dataset.on(device)
+    return DeviceData(x, y, dataset.y_train.numpy(), dataset.preprocess, dtype)
+
+
+def make_task(
+    network: Network,
+    data: DeviceData,
+    settings: Settings,
+    *,
+    num_clients: int,
+    class_counts: np.ndarray,
+    bounds: tuple[float, float],
+    public: np.ndarray,
+    draw_one_of_each: Callable[[], np.ndarray],
+    stages: int,
+    read: Callable[[np.ndarray], tuple[Tensor, Tensor]],
+) -> Task:
+    """The task of a run.
+
+    ``bounds`` are the smallest and the largest value that a stored sample may have; ``public`` are ids of samples, the
+    others are as in `Task`.
+    """
+    device = data.x.device
+
+    def filled(value: float) -> Tensor:
+        return data.preprocess(data.x.new_full((1, *data.x.shape[1:]), value), dtype=data.dtype)
+
+    return Task(
+        network=network,
+        num_classes=len(class_counts),
+        num_clients=num_clients,
+        class_counts=torch.from_numpy(class_counts).to(device, data.dtype),
+        rounds=settings.rounds,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        lr=settings.lr,
+        lr_decay=settings.lr_decay,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        device=device,
+        dtype=data.dtype,
+        lowest=filled(bounds[0]),
+        highest=filled(bounds[1]),
+        public_x=data.read(public),
+        public_y=data.y[torch.from_numpy(public).to(device)],
+        draw_one_of_each=draw_one_of_each,
+        stages=stages,
+        read=read,
+    )

@@ -1,0 +1,74 @@
+"""What clients remember between their rounds: on the GPU while it has room, then in RAM, then on the disk."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from holdfast.core.device import free_bytes
+from holdfast.core.trees import detached, leaves, size_in_bytes, unflatten
+from holdfast.methods.base import Tree
+from holdfast.runs import Checkpoint, ClientStates, RunDirectory
+from holdfast.runs.tensors import State
+
+RAM_BYTES = 2 << 30  # beyond this, memories go to the disk
+SHARE_OF_GPU = 0.25  # of what is free on the GPU when the first client remembers something
+
+
+class Memories:
+    """Trees by client over `ClientStates`, which holds flat dictionaries in RAM and on the disk.
+
+    Copying a model's worth of tensors off the GPU takes longer than training a small model does, so memories
+    that lie on a GPU stay there, those used last, and leave it only for a checkpoint or for want of room.
+    """
+
+    def __init__(self, directory: RunDirectory | None, checkpoint: Checkpoint | None) -> None:
+        saved = None if checkpoint is None else checkpoint.clients
+        self._states = ClientStates(RAM_BYTES, None if directory is None else directory.scratch, saved)
+        self._near: OrderedDict[int, Tree] = OrderedDict()  # on the GPU, longest unused first
+        self._near_bytes = 0
+        self._room: int | None = None
+        self._newer: set[int] = set()  # on the GPU and not yet among the states
+
+    def get(self, client: int) -> Tree | None:
+        """What this client remembers, None before it first took part."""
+        if client in self._near:
+            self._near.move_to_end(client)
+            return self._near[client]
+        state = self._states.get(client)
+        return None if state is None else unflatten(dict(state))
+
+    def put(self, client: int, memory: Tree) -> None:
+        """Remember a copy."""
+        first = next(leaves(memory), None)
+        if first is None:
+            return
+        if first[1].device.type != "cuda":
+            self._states.put(client, dict(leaves(detached(memory, "cpu"))))
+            return
+        if self._room is None:
+            self._room = int(SHARE_OF_GPU * free_bytes(first[1].device))
+        if client in self._near:
+            self._near_bytes -= size_in_bytes(self._near.pop(client))
+        self._near[client] = detached(memory, first[1].device)
+        self._near_bytes += size_in_bytes(memory)
+        self._newer.add(client)
+        while self._near_bytes > self._room:
+            oldest, tree = self._near.popitem(last=False)
+            self._near_bytes -= size_in_bytes(tree)
+            if oldest in self._newer:
+                self._hand_down(oldest, tree)
+
+    def _hand_down(self, client: int, memory: Tree) -> None:
+        self._states.put(client, dict(leaves(detached(memory, "cpu"))))
+        self._newer.discard(client)
+
+    def changed(self) -> Mapping[int, State]:
+        """What the next checkpoint must save."""
+        for client in sorted(self._newer):
+            self._hand_down(client, self._near[client])
+        return self._states.changed()
+
+    def committed(self, saved: Mapping[int, State]) -> None:
+        """A checkpoint now holds everything."""
+        self._states.committed(saved)

@@ -1,0 +1,188 @@
+"""What is tested on a stream: clients' private models on what they have met, and on everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast import metrics
+from holdfast.data.skew import minority_classes
+from holdfast.engine.clients import Broadcast, Job, LocalSide, on_device
+from holdfast.methods.base import Tensors, Tree
+from holdfast.models.network import Output
+
+if TYPE_CHECKING:
+    from holdfast.engine.rounds import Loop
+
+Scores = Callable[[Output], Tensor]
+PrivateModel = tuple[Tensors, Tensors, Scores]
+
+
+class StreamTests:
+    """A client's private model is the global body with its own head, or what its method starts it from."""
+
+    def __init__(self, loop: Loop, side: LocalSide) -> None:
+        self.loop, self.side = loop, side
+        self.minority = minority_classes(loop.federation.class_counts)
+        stages = loop.federation.stages
+        self.tasks = replace(loop.federation, cumulative=False)  # each stage's own samples
+        # Of the clients online in this epoch: accuracy after each stage (rows) on each stage's task (columns).
+        self.matrix: dict[int, np.ndarray] = {}
+        self.initial = np.full(loop.task.num_classes, np.nan)  # [C] accuracy of the untrained model
+        self.empty = np.full((stages, stages), np.nan)
+
+    def before_training(self) -> None:
+        """Test the untrained model, with which forward transfer compares."""
+        self.initial = self.loop.evaluate_global(self.loop.local_test).class_accuracy
+
+    def after_round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
+        """A_sel after every stage; A_loc, A_glo and continual-learning metrics after the last.
+
+        ``task_accuracy`` [K, T] is each participant's row of its accuracy matrix: its private model after this
+        stage on each of its tasks (NaN where it has none).
+        """
+        loop = self.loop
+        stage = loop.stage(number)
+        if stage == 0 and number > 1 and loop.stage(number - 1) > 0:
+            self.matrix = {}  # the stages begin anew
+        record: dict[str, Any] = {}
+        if participants:
+            counts = self._task_counts(participants)
+            known = self._class_accuracy(participants, number)  # [K, C]
+            tasks = _task_accuracy(known[:, None], counts)
+            record["task_accuracy"] = tasks.tolist()
+            record["A_sel"] = metrics.seen_task_accuracy(tasks, counts.sum(-1), stage + 1)
+            for client, row in zip(participants, tasks, strict=True):
+                self.matrix.setdefault(int(client), self.empty.copy())[stage] = row
+        if stage == loop.federation.stages - 1 or number == loop.settings.rounds:
+            record |= self._on_everything(number) | self._transfer()
+            if participants and loop.method.overrides("by_prototype"):
+                tasks = _task_accuracy(self._by_prototype(participants, number, counts)[:, None], counts)
+                record["A_pro"] = metrics.seen_task_accuracy(tasks, counts.sum(-1), stage + 1)
+        return record
+
+    def _by_prototype(self, participants: Sequence[int], number: int, counts: np.ndarray) -> np.ndarray:
+        """``[K, C]`` of private models that name the nearest global prototype among the classes their clients hold."""
+        method, server = self.loop.method, self.loop.server
+        held = torch.from_numpy(counts.sum(1) > 0).to(self.loop.task.device)
+
+        def among(own: Tensor) -> Scores:
+            return lambda out: method.by_prototype(out, server).masked_fill(~own, -torch.inf)
+
+        return self._class_accuracy(
+            participants, number, dict(zip(participants, map(among, held), strict=True))
+        )
+
+    def _on_everything(self, number: int) -> dict[str, float]:
+        """Every client's private model, and the global one, on all classes."""
+        federation = self.loop.federation
+        everyone = np.flatnonzero(np.diff(federation.offsets).reshape(-1, federation.stages).sum(1))
+        private = self._class_accuracy(everyone.tolist(), number)
+        general = self.loop.evaluate_global().class_accuracy
+        record = {
+            "A_loc": metrics.local_stream_accuracy(private[None]),
+            "A_glo": metrics.global_stream_accuracy(general[None]),
+        }
+        if self.minority.any():
+            record["A_loc_t"] = metrics.local_stream_accuracy(private[None], self.minority)
+            record["A_glo_t"] = metrics.global_stream_accuracy(general[None], self.minority)
+        return record
+
+    def _transfer(self) -> dict[str, Any]:
+        """Forgetting and transfer over the stages at which a client has data: by client, and their means."""
+        if not self.matrix:
+            return {}
+        known = sorted(self.matrix)
+        counts = self._task_counts(known)
+        initial = _task_accuracy(self.initial, counts)
+        told = []
+        for row, client in enumerate(known):
+            own = np.flatnonzero(counts[row].sum(-1))
+            if len(own) < 2:
+                continue  # one task alone can neither be forgotten nor help another
+            ours = self.matrix[client][np.ix_(own, own)]
+            told.append({
+                "client": client,
+                "average_forgetting": float(metrics.average_forgetting(ours)),
+                "backward_transfer": float(metrics.backward_transfer(ours)),
+                "forward_transfer": float(metrics.forward_transfer(ours, initial[row, own])),
+            })  # fmt: skip
+        means: dict[str, float] = {}
+        for name in ("average_forgetting", "backward_transfer", "forward_transfer"):
+            values = [values[name] for values in told if not np.isnan(values[name])]
+            means |= {name: float(np.mean(values))} if values else {}
+        return means | {"transfer": told} if told else {}
+
+    def _task_counts(self, clients: Sequence[int]) -> np.ndarray:
+        """Training samples of each class in each client's own tasks: ``[K, T, C]``."""
+        stages = range(self.tasks.stages)
+        return np.stack([self.tasks.label_counts(list(clients), stage) for stage in stages], axis=1)
+
+    def _class_accuracy(
+        self, clients: Sequence[int], number: int, scores: Mapping[int, Scores] | None = None
+    ) -> np.ndarray:
+        """``[K, C]`` of these clients' private models, with ``scores`` in the place of their own."""
+        group, test = self.loop.engine.group, self.loop.local_test
+        at_once = group if self.loop.method.overrides("start") else len(clients)  # else they share one body
+        trained = [k for k in clients if self.loop.memories.get(k)]
+        # A client that never took part has the global model, which is tested once for all of them.
+        accuracy = {}
+        if len(trained) < len(clients):
+            accuracy = dict.fromkeys(clients, self.loop.evaluate_global(test).class_accuracy)
+        for at in range(0, len(trained), at_once):
+            some = trained[at : at + at_once]
+            models = [self._private(client, number) for client in some]
+            told = [own if scores is None else scores[k] for k, (_, _, own) in zip(some, models, strict=True)]
+            tested = test.evaluate_many([(p, b) for p, b, _ in models], told, group)
+            accuracy |= {k: e.class_accuracy for k, e in zip(some, tested, strict=True)}
+        return np.stack([accuracy[k] for k in clients])
+
+    def _private(self, k: int, number: int) -> PrivateModel:
+        """The private model of a client that has taken part."""
+        loop, method, server = self.loop, self.loop.method, self.loop.server
+        memory = on_device(loop.memories.get(k) or {}, loop.task.device)
+        params = server.params | memory.get("head", {})
+        state: Tree = memory.get("method", {})
+        if state and method.overrides("start"):
+            stage = self._stage_of(k, loop.stage(number))
+            payload = {**method.down(server), **method.down_to(server, k)}
+            sent = Broadcast(number, server.params, server.buffers, payload)
+            job = Job(k, loop.federation.client(k, stage), stage, memory=memory)
+            client = self.side.client(self.side.plan(job, number), sent)
+            params = method.start(server.params, payload, state, client)
+        params = params | {n: v for n, v in memory.get("norm", {}).items() if n in params}
+        buffers = server.buffers | {n: v for n, v in memory.get("norm", {}).items() if n in server.buffers}
+        if not state:
+            return params, buffers, lambda out: method.predict(out, server)
+        return params, buffers, lambda out: method.personal(out, state)
+
+    def _stage_of(self, k: int, stage: int) -> int:
+        """The stage whose data a client had last; of one that sat the epoch out, the stage it will begin with."""
+        stages = self.loop.federation.stages
+        latest_first = [(stage - back) % stages for back in range(stages)]
+        order = latest_first if k in self.matrix else range(stages)
+        return next(s for s in order if len(self.loop.federation.client(k, s)))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What a checkpoint must keep."""
+        kept = {"initial": self.initial}
+        if self.matrix:
+            kept |= {"clients": np.array(list(self.matrix)), "matrix": np.stack(list(self.matrix.values()))}
+        return kept
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Take up what ``state`` gave."""
+        self.initial = state["initial"]
+        if "matrix" in state:
+            self.matrix = {int(k): m.copy() for k, m in zip(state["clients"], state["matrix"], strict=True)}
+
+
+def _task_accuracy(class_accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Accuracy on tasks of these class counts ``[K, T, C]``: ``[K, T]``, NaN where a task is empty."""
+    within, _ = metrics.in_out_local_accuracy(np.broadcast_to(class_accuracy, counts.shape), counts)
+    return within

@@ -1,0 +1,76 @@
+"""One client after another on every core at once: a CPU's threads share clients better than the steps of one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from queue import SimpleQueue
+
+import torch
+
+from holdfast.core.settings import Settings
+from holdfast.engine.clients import Broadcast, DeviceData, Job, Result
+from holdfast.engine.sequential import Sequential
+from holdfast.methods.base import Method, Tree
+from holdfast.methods.context import Task
+
+
+class Crew:
+    """Several `Sequential` engines in threads of this process, each with a working copy of its own.
+
+    A client's bits do not depend on who trains it or when: every worker has the same number of threads for its
+    arithmetic, and results come in the order of the jobs.
+    """
+
+    name = Sequential.name
+    group = Sequential.group
+
+    def __init__(
+        self, method: Method, task: Task, data: DeviceData, settings: Settings, workers: int
+    ) -> None:
+        self.threads_each = torch.get_num_threads() // workers
+        self.idle: SimpleQueue[Sequential] = SimpleQueue()
+        for _ in range(workers):
+            self.idle.put(Sequential(method, replace(task, network=task.network.twin()), data, settings))
+        self.workers = workers
+        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="client")
+
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
+        """Train the clients; results come in their order and are the caller's to keep."""
+        waiting: deque[Future[Result]] = deque()
+        left = iter(jobs)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.threads_each)
+        try:
+            while True:
+                # A few beyond those at work, so that nobody waits for a slow neighbour's result to be taken.
+                while len(waiting) < 2 * self.workers and (job := next(left, None)) is not None:
+                    waiting.append(self.pool.submit(self._train_one, sent, job))
+                if not waiting:
+                    return
+                yield waiting.popleft().result()
+        finally:
+            torch.set_num_threads(threads)
+            for future in waiting:
+                future.cancel()
+
+    def _train_one(self, sent: Broadcast, job: Job) -> Result:
+        engine = self.idle.get()
+        try:
+            (result,) = engine.train(sent, [job])
+            return _kept(result)
+        finally:
+            self.idle.put(engine)
+
+
+def _kept(result: Result) -> Result:
+    """A copy, since the working copy of the model trains the next client now."""
+    params, buffers, sums, memory = map(_cloned, (result.params, result.buffers, result.sums, result.memory))
+    shared = params if result.shared is result.params else _cloned(result.shared)
+    return replace(result, params=params, buffers=buffers, shared=shared, sums=sums, memory=memory)
+
+
+def _cloned(tree: Tree) -> Tree:
+    return {k: _cloned(v) if isinstance(v, dict) else v.clone() for k, v in tree.items()}

@@ -1,0 +1,1 @@
+"""The vectorized engine: many clients train as one batched program."""

@@ -1,0 +1,1 @@
+"""A run from start to end: validation, training, checkpoints, experiments and comparisons."""

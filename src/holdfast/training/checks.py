@@ -1,0 +1,182 @@
+"""What is looked at before a run begins: whether the model fits the data, and its batches the model."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Collection
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.errors import HoldfastError, HoldfastWarning
+from holdfast.core.settings import Settings
+from holdfast.core.spec import named
+from holdfast.data.dataset import Dataset
+from holdfast.data.federation import Federation
+from holdfast.engine.clients import DeviceData
+from holdfast.methods.base import Method
+from holdfast.methods.stack import Stack
+from holdfast.models.network import Network, Output
+from holdfast.models.registry import ModelSpec
+from holdfast.runs.metrics_file import plain
+
+FEW_VALUES = 4  # of a channel in a batch: over fewer, gradients of BatchNorm grew a thousandfold
+
+
+def check_kinds(method: object, model: object, federation: object) -> None:
+    """That things are what they must be, before anything is asked of them."""
+    if isinstance(method, type) or not isinstance(method, (Method, str)):
+        raise HoldfastError(
+            f"method is {named(method)}; it must be a method, such as holdfast.FedAvg(), or text such as "
+            "'fedntd:beta=2'"
+        )
+    if isinstance(model, type) or not isinstance(model, (ModelSpec, nn.Module, str)):
+        raise HoldfastError(
+            f"model is {named(model)}; it must be one of holdfast.models, such as models.mlp(64), a "
+            "torch.nn.Module, or text such as 'mlp:64'"
+        )
+    if not isinstance(federation, Federation):
+        raise HoldfastError(f"federation is {named(federation)}; it must come from holdfast.federate")
+    if isinstance(method, Method):
+        _check_fields(method)
+
+
+def _check_fields(method: Method) -> None:
+    """That a method of the user's own can be written down."""
+    for part in method.parts if isinstance(method, Stack) else (method,):
+        for name, value in part.describe().items():
+            try:
+                json.dumps(plain(value))
+            except TypeError:
+                raise HoldfastError(
+                    f"{part.name}: {name} is {named(value)}; a run writes down what its method is, so fields must be "
+                    "numbers, texts, or lists of them; make anything else from such in a hook"
+                ) from None
+
+
+def check_cohort(settings: Settings, clients: int) -> None:
+    """That a round can have as many clients as are asked for."""
+    if settings.sample is not None and settings.sample > clients:
+        text = f"sample is {settings.sample}, but there are {clients} clients: all of them take part"
+        warnings.warn(text, HoldfastWarning, stacklevel=4)
+    cohort = min(settings.sample or clients, clients)
+    if settings.min_clients > cohort:
+        raise HoldfastError(
+            f"min_clients is {settings.min_clients}, but a round has {cohort} clients; it must be at most that"
+        )
+
+
+def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
+    """One forward pass: the model must take these samples and have an output for each class."""
+    if network.num_outputs != dataset.num_classes:
+        linears = [(name, m) for name, m in network.net.named_modules() if isinstance(m, nn.Linear)]
+        fitting = [name for name, linear in linears if linear.out_features == dataset.num_classes]
+        raise HoldfastError(
+            f"the model's last layer has {network.num_outputs} outputs, but {dataset.name} has "
+            f"{dataset.num_classes} classes; make them equal"
+            + (f", or say which layer is the classifier: classifier='{fitting[-1]}'" if fitting else "")
+        )
+    try:
+        out = network.apply(network.params, network.buffers, data.read(np.array([0])))
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        hint = "; samples are floats: x.long() makes indices of them" if "indices" in first else ""
+        raise HoldfastError(
+            f"the model does not take samples of {dataset.name}, whose shape is {dataset.shape}: {first}{hint}"
+        ) from None
+    found = tuple(out.logits.shape) if isinstance(out.logits, Tensor) else named(out.logits)
+    if found != (1, dataset.num_classes):
+        raise HoldfastError(
+            f"the model turns one sample into {found}; it must be (1, {dataset.num_classes}): "
+            "a batch of logits, one per class"
+        )
+    if not _ends_with_its_classifier(network, out):
+        text = (
+            "something follows the model's classifier, such as a softmax, which cross-entropy brings by itself; "
+            "methods that apply the classifier themselves leave it out: end the model with it, or name it by classifier"
+        )
+        warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
+
+
+def _ends_with_its_classifier(network: Network, out: Output) -> bool:
+    """Whether the outputs are the classifier's, but for a constant, which cross-entropy does not see."""
+    if out.features.shape[-1] != network.head.features:
+        return False
+    alone = network.head.logits(network.params, out.features)
+    apart = (out.logits.log_softmax(-1) - alone.log_softmax(-1)).abs().max()
+    return bool(apart <= 1e-2 * alone.abs().max() + 1e-6)  # TF32 may round the two in different ways
+
+
+def warn_of_own_draws(network: Network, data: DeviceData) -> None:
+    """Warn of a model whose training the seed does not decide; torch's global generator is left as it was."""
+    x, buffers = data.read(np.array([0, 0])), {name: b.clone() for name, b in network.buffers.items()}
+    gpu = x.device if x.device.type == "cuda" else None
+
+    def state() -> Tensor:
+        return torch.get_rng_state() if gpu is None else torch.cuda.get_rng_state(gpu)
+
+    with torch.no_grad(), torch.random.fork_rng([] if gpu is None else [gpu]):
+        before = state()
+        network.apply(network.params, buffers, x, train=True)
+        draws = not torch.equal(state(), before)
+    if draws:
+        text = (
+            "the model draws from torch's global generator when it trains, as F.dropout and the dropout inside "
+            "attention and recurrent layers do: the same seed will not give the same bits; nn.Dropout is decided by it"
+        )
+        warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
+
+
+def warn_of_unused(names: Collection[str]) -> None:
+    """Warn of parameters that no gradient reaches."""
+    if names:
+        text = (
+            f"no gradient reaches {', '.join(sorted(names))} of the model; training leaves them as they are, as "
+            "torch's optimisers do, and they are not sent"
+        )
+        warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
+
+
+def ignores_padding(network: Network, data: DeviceData) -> bool:
+    """Whether what fills up a batch changes nothing: neither what a model says of the other samples nor its buffers.
+
+    Lanes rely on it. Torch's own batch norms see no padding there; means over a batch of a user's own do.
+    """
+    plain = network.twin()
+    plain.own_kernels = False  # which would first have to be compiled for such a batch
+    x = data.read(np.arange(4) % len(data.labels))
+    mask, x, other = x.new_tensor([1.0, 1.0, 0.0]), x[:3], x[[0, 1, 3]]
+    key = torch.zeros((), dtype=torch.int64, device=x.device)
+
+    def outcome(batch: Tensor) -> list[Tensor]:
+        torch.manual_seed(0)  # of those that draw by themselves
+        buffers = {name: b.clone() for name, b in plain.buffers.items()}
+        out, after = plain.pure(plain.params, buffers, batch, mask, key)
+        return [out.logits[:2], *after.values()]
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
+            pairs = zip(outcome(x), outcome(other), strict=True)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+        return True  # such a model is refused for another reason, where it is
+    return all(torch.allclose(one, two, rtol=1e-4, atol=1e-5, equal_nan=True) for one, two in pairs)
+
+
+def warn_of_tiny_batches(network: Network, data: DeviceData, sizes: np.ndarray, batch_size: int) -> None:
+    """Warn of last batches over which BatchNorm may throw a model off; one of a single sample joins another.
+
+    ``sizes`` are the samples of each client at each stage: ``[S, K]``.
+    """
+    pixels = network.smallest_map(data.read(np.array([0])))
+    last = sizes % batch_size
+    tiny = (sizes > batch_size) & (last > 1) & (last * (pixels or FEW_VALUES) < FEW_VALUES)
+    if tiny.any():
+        whose, few = f"{tiny.any(0).sum()} of {sizes.shape[1]} clients", last[tiny].min()
+        warnings.warn(
+            f"{whose} end an epoch with a batch of as few as {few} samples, over which this model's BatchNorm "
+            "may throw it off; drop_last leaves such batches out",
+            HoldfastWarning,
+            stacklevel=4,  # where `train` was called
+        )

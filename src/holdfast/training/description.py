@@ -1,0 +1,61 @@
+"""What a run writes down of itself: who held what, and where it ran."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.core import files
+from holdfast.data.federation import Federation
+from holdfast.data.schedules import describe_schedule
+from holdfast.runs.metrics_file import plain
+
+
+def describe_federation(federation: Federation) -> dict[str, Any]:
+    """Who holds what, in the words of an experiment file."""
+    partition = dict(plain(federation.partition))
+    stream = partition.pop("stream", None)
+    if stream is not None and federation.schedule is not None:
+        stream["schedule"] = describe_schedule(federation.schedule)
+    setting = {
+        "clients": federation.clients,
+        "partition_seed": partition.pop("seed", None),
+        "public": partition.pop("public", 0.0),
+        "long_tail": partition.pop("long_tail", None),
+        "skew": partition.pop("skew", None),
+        "stream": stream,
+    }
+    partition.pop("clients", None)
+    return {"partition": partition, **setting}
+
+
+def write_federation(path: Path, federation: Federation, most: int = 10_000) -> None:
+    """Who holds what, for people and for the report: federation.json (the first ``most`` clients)."""
+    shown = np.arange(min(federation.clients, most))
+    stages = range(federation.stages)
+    arriving = replace(federation, cumulative=False)
+    counts = [arriving.label_counts(shown, stage).tolist() for stage in stages]
+    domains, of_clients = federation.client_domains()
+    content = {
+        "clients": federation.clients,
+        "stages": federation.stages,
+        "classes": list(federation.dataset.classes),
+        "label_counts": counts if federation.stages > 1 else counts[0],
+        "domains": {"names": domains, "clients": of_clients[:most].tolist()} if domains else None,
+        "public": len(federation.public),
+        "hash": federation.hash,
+    }
+    files.replace(path / "federation.json", json.dumps(content).encode() + b"\n")
+
+
+def machine(device: torch.device) -> str:
+    """The machine in a few words."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

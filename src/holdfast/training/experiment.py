@@ -1,0 +1,436 @@
+"""An experiment as plain values: what a file or a command line says, and how it becomes a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
+from warnings import catch_warnings
+
+import yaml
+
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.settings import Settings
+from holdfast.core.spec import as_number
+
+if TYPE_CHECKING:
+    from holdfast.data.dataset import Dataset
+    from holdfast.data.federation import Federation
+    from holdfast.models.network import NormPolicy
+    from holdfast.training.run import Run
+    from holdfast.training.train import HandOver, Tracker
+
+RECORDED = ("hash", "shape", "classes", "own_kernels", "versions", "machine")
+"""What a run adds to its experiment.yaml: found, not asked for."""
+
+FEDERATION = ("partition", "clients", "partition_seed", "public", "long_tail", "skew", "stream")
+"""The settings that say who holds what."""
+
+COMPUTED_WITH = ("engine", "device", "precision", "lanes", "address", "norm", "classifier")
+
+MIXED_DIGITS = "mixed-digits"
+DEFAULT_PARTITION = "dirichlet:0.1"
+
+Described = str | Mapping[str, Any]
+"""A thing as text, ``fedntd:beta=0.5``, or as a mapping, ``{name: fedntd, beta: 0.5}``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Settings):
+    """Everything that makes a run, and nothing about where it is kept.
+
+    Beside the schedule (`Settings`):
+
+    Attributes:
+        data: a data set's name, a ``.npz`` file, a folder of images, or ``mixed-digits:mnist,usps``.
+        preprocess: a preset's name, or the fields of `Preprocess`.
+        partition: who holds what, such as ``dirichlet:0.1`` (the default).
+        clients: how many.
+        partition_seed: the seed of the partition, the run's own ``seed`` by default; where it is given, runs
+            with different seeds share one split.
+        public: the share of the training samples that the server holds.
+        long_tail: the rarest class's share of the commonest.
+        skew: the fields of `FeatureSkew`, such as ``rotation=30``.
+        stream: data that arrives in stages: ``5`` tasks per client, with options ``5,cumulative=true`` or
+            ``5,schedule=every-n:10``.
+        federation: a file written by ``holdfast partition --save``, in the place of all of these from
+            ``partition`` on.
+        method, model: such as ``fedntd:beta=0.5`` and ``mlp:64,64``.
+        classifier: the name of the model's last layer, when it is not the last Linear.
+        norm: what happens to BatchNorm: ``average``, ``local`` or ``drop``.
+        engine, device, precision, lanes: what it is computed with.
+        address: where the cluster of the ``ray`` engine is; one on this machine is started by default.
+
+    Texts are turned into mappings and checked at once, so that two experiments which say the same are equal.
+    """
+
+    rounds: int = 100
+    data: str = "digits"
+    preprocess: Described = "plain"
+    partition: Described | None = None
+    clients: int | None = None
+    partition_seed: int | None = None
+    public: float = 0.0
+    long_tail: float | None = None
+    skew: Described | None = None
+    stream: Described | None = None
+    federation: str | None = None
+    method: Described = "fedavg"
+    model: Described = "cnn"
+    classifier: str | None = None
+    norm: str = "average"
+    engine: str = "auto"
+    device: str = "auto"
+    precision: str = "auto"
+    lanes: int | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        from holdfast.data.partitions import parse_partition, partition_from
+        from holdfast.data.sources import DATASETS
+        from holdfast.methods.registry import method_from, parse_method
+        from holdfast.models.registry import ModelSpec, parse_model
+
+        self._refuse_unwritable()
+        hints = get_type_hints(Experiment)
+        for field in fields(self):
+            self._set(field.name, _typed(field.name, getattr(self, field.name), hints[field.name]))
+        super().__post_init__()
+        if self.data not in DATASETS:
+            self._set("data", _absolute(self.data))
+        if self.federation is not None:
+            self._set("federation", _absolute(self.federation))
+            self._refuse_beside_federation()
+        else:
+            written = self.partition or DEFAULT_PARTITION
+            partition = parse_partition(written) if isinstance(written, str) else partition_from(written)
+            self._set("partition", partition.describe())
+        self._set("skew", _mapping(self.skew, "skew", _skew_fields()))
+        self._set("stream", _stream(self.stream))
+        method = parse_method(self.method) if isinstance(self.method, str) else method_from(self.method)
+        self._set("method", _plain(method.describe()))
+        kind = self.model
+        model = parse_model(kind) if isinstance(kind, str) else ModelSpec.from_description(kind)
+        self._set("model", model.describe())
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _refuse_unwritable(self) -> None:
+        """Refuse what a run recorded of things that only a Python program can make."""
+        for name, mark in (
+            ("data", "own"),
+            ("method", "own"),
+            ("model", "own"),
+            ("partition", "given"),
+            ("public", "given"),
+        ):
+            value = getattr(self, name)
+            described = value if isinstance(value, Mapping) else {"name": value}
+            if described.get("own") or described.get("name") == mark:
+                raise HoldfastError(
+                    f"the {name} of this run came from Python, and no file can bring it back; continue it "
+                    "with holdfast.train(..., resume=True)"
+                )
+
+    def _refuse_beside_federation(self) -> None:
+        default = {field.name: field.default for field in fields(self)}
+        for name in FEDERATION:
+            if getattr(self, name) != default[name]:
+                raise HoldfastError(f"{name} is given beside a federation file, which says it already")
+
+    # Files and settings ---------------------------------------------------------------------------------
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Experiment:
+        """The experiment with these settings; what a run recorded beside them is left aside."""
+        known = {field.name for field in fields(cls)}
+        for key in values:
+            if key not in known and key not in RECORDED:
+                raise unknown("setting", str(key), known)
+        return cls(**{key: value for key, value in values.items() if key in known})
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Experiment:
+        """The experiment in a YAML file, a run's experiment.yaml included."""
+        return cls.from_mapping(read_yaml(path))
+
+    def with_settings(self, settings: Iterable[str]) -> Experiment:
+        """The experiment with ``["lr=0.1", "method.beta=0.5"]`` changed; values are read as YAML."""
+        return self.from_mapping(changed(self.describe(), settings))
+
+    def describe(self) -> dict[str, Any]:
+        """Every setting as plain values: what ``from_mapping`` takes."""
+        described: dict[str, Any] = _plain(asdict(self))
+        return described
+
+    # Making it real -------------------------------------------------------------------------------------
+
+    @property
+    def data_is_fixed(self) -> bool:
+        """Whether every seed has the same data; what is mixed of several domains is drawn by the seed."""
+        return self.data.partition(":")[0] != MIXED_DIGITS
+
+    def load_data(self) -> Dataset:
+        """The data set."""
+        from holdfast.data.mixed import DIGIT_DOMAINS, mix_domains
+        from holdfast.data.preprocess import Preprocess, preprocess_for
+        from holdfast.data.sources import check_name, load
+
+        preset: str | Preprocess
+        if isinstance(self.preprocess, str):
+            preset = self.preprocess
+        else:
+            known = [field.name for field in fields(Preprocess)]
+            written = _mapping(self.preprocess, "preprocess", known) or {}
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
+            preset = Preprocess(**values)
+        name, _, domains = self.data.partition(":")
+        if name != MIXED_DIGITS:
+            return load(self.data, preprocess=preset)
+        names = domains.split(",") if domains else DIGIT_DOMAINS
+        for domain in names:  # all of them before any is downloaded
+            check_name(domain)
+        mixed = mix_domains([load(domain) for domain in names], seed=self._partition_seed)
+        chosen = preset if isinstance(preset, Preprocess) else preprocess_for(MIXED_DIGITS, preset)
+        return replace(mixed, preprocess=chosen)
+
+    def build_federation(self, dataset: Dataset | None = None) -> Federation:
+        """Who holds what; ``dataset`` is what `load_data` gave, where that is at hand."""
+        from holdfast.data.federation import Federation
+        from holdfast.data.schedules import schedule_from
+        from holdfast.data.streams import federation_from
+
+        dataset = dataset or self.load_data()
+        if self.federation is not None:
+            return Federation.load(self.federation, dataset)
+        setting = {
+            "clients": self.clients,
+            "public": self.public,
+            "long_tail": self.long_tail,
+            "skew": self.skew,
+            "stream": self.stream,
+        }
+        description = dict(self._mapping("partition")) | {"seed": self._partition_seed}
+        description |= {key: value for key, value in setting.items() if value is not None}
+        if self.stream is None:
+            return federation_from(dataset, description)
+        streaming = dict(self._mapping("stream"))
+        schedule = streaming.pop("schedule", None)
+        stages = streaming["tasks_per_client"]
+        return federation_from(
+            dataset,
+            description | {"stream": streaming},
+            None if schedule is None else schedule_from({"stages": stages, **schedule}),
+        )
+
+    def run(
+        self,
+        out: str | Path | None = None,
+        *,
+        resume: bool = False,
+        federation: Federation | None = None,
+        trackers: Iterable[Tracker] = (),
+        on_round: Callable[[dict[str, Any]], None] | None = None,
+        hand_over: HandOver | None = None,
+    ) -> Run:
+        """Train, and keep what comes of it in the directory ``out``.
+
+        ``resume`` continues what lies there. ``federation`` is what `build_federation` gave, where several
+        runs share it. ``trackers`` and ``on_round`` are told of every round; ``hand_over`` as in `holdfast.train`.
+        """
+        from holdfast.methods.registry import method_from
+        from holdfast.models.registry import ModelSpec
+        from holdfast.training.train import train
+
+        written = self.describe()
+        asked = ("data", "preprocess", "federation", *FEDERATION)
+        return train(
+            method_from(self._mapping("method")),
+            ModelSpec.from_description(self._mapping("model")),
+            federation or self.build_federation(),
+            **{field.name: getattr(self, field.name) for field in fields(Settings)},
+            **{key: written[key] for key in COMPUTED_WITH},
+            out=out,
+            resume=resume,
+            experiment={key: written[key] for key in asked},
+            trackers=trackers,
+            on_round=on_round,
+            hand_over=hand_over,
+        )
+
+    def refuse_early(self, federation: Federation) -> None:
+        """Raise what `run` would raise before its first round, whatever the engine and the device."""
+        from holdfast.engine.sequential import Sequential
+        from holdfast.methods.registry import method_from
+        from holdfast.models.registry import ModelSpec
+        from holdfast.training.train import Training
+
+        method, model = (self._mapping(name) for name in ("method", "model"))
+        settings = Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
+        with catch_warnings(action="ignore"):  # they come when it trains
+            Training(
+                method_from(method),
+                ModelSpec.from_description(model),
+                federation,
+                settings,
+                engine=partial(Sequential, settings=settings),  # the least that trains: one copy of the model
+                device="cpu",
+                norm=cast("NormPolicy", self.norm),
+                classifier=self.classifier,
+            )
+
+    @property
+    def _partition_seed(self) -> int:
+        return self.seed if self.partition_seed is None else self.partition_seed
+
+    def _mapping(self, name: str) -> Mapping[str, Any]:
+        """A setting that ``__post_init__`` has made a mapping."""
+        value = getattr(self, name)
+        assert isinstance(value, Mapping)
+        return value
+
+
+class _Once(yaml.SafeLoader):
+    """YAML in which no key is given twice, of which the last would hold."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        """A mapping, as `SafeLoader` does."""
+        keys = [key.value for key, _ in node.value]
+        for at, key in enumerate(keys):
+            if key in keys[:at]:
+                where = node.value[at][0].start_mark
+                raise HoldfastError(f"'{key}' is given twice, the second time in line {where.line + 1}")
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file, or one sentence on what is wrong with it."""
+    try:
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _Once)  # noqa: S506 (a SafeLoader)
+    except OSError as error:
+        raise HoldfastError(f"cannot read the experiment '{path}': {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        raise HoldfastError(f"'{path}' is not YAML{where}") from None
+    if not isinstance(values, dict):
+        raise HoldfastError(
+            f"'{path}' does not describe an experiment: it must hold lines such as 'rounds: 100'"
+        )
+    return values
+
+
+def changed(described: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """Described settings with ``key=value`` lines applied; dots lead inside (``method.beta=0.5``)."""
+    values: dict[str, Any] = _plain(described)
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise HoldfastError(f"'{setting}' is not of the form key=value, such as method.beta=0.5")
+        *outer, last = path.strip().split(".")
+        inside = values
+        for key in outer:
+            if key not in inside:
+                raise unknown("setting", key, inside)
+            inside[key] = {} if inside[key] is None else inside[key]
+            inside = inside[key]
+            if not isinstance(inside, dict):
+                raise HoldfastError(f"'{path}' leads nowhere: {key} is {inside!r}")
+        inside[last] = _value(text)
+    return values
+
+
+def _value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """A value in the type its setting has, or an error that names that type."""
+    kinds = get_args(hint) or (hint,)
+    if value is None and NoneType in kinds:
+        return None
+    if float in kinds and isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)  # YAML takes 1e-3 for text
+    if {bool, int, float} & set(kinds):
+        return as_number(name, value, hint)
+    if Mapping[str, Any] in kinds:
+        # --set stream=5 reads as a number; what it means is for the setting to say.
+        value = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+        right, wanted = isinstance(value, (str, Mapping)), "text or a mapping"
+    else:
+        value = str(value) if isinstance(value, (int, float)) else value
+        right, wanted = isinstance(value, str), "text"
+    if not right:
+        raise HoldfastError(f"{name} is {value!r}; it must be {wanted}")
+    return value
+
+
+def _absolute(path: str) -> str:
+    """A path that stays right when the run is resumed from elsewhere; what is no path is left alone."""
+    found = Path(path).expanduser()
+    return str(found.resolve()) if found.exists() else path
+
+
+def _mapping(written: Described | None, what: str, known: Iterable[str]) -> dict[str, Any] | None:
+    """``rotation=30,noise=0.1`` or a mapping as a mapping whose keys are all known."""
+    if written is None:
+        return None
+    values = dict(written) if isinstance(written, Mapping) else _options(written, what)
+    for key in values:
+        if key not in known:
+            raise unknown(f"option of {what}", str(key), known)
+    return values
+
+
+def _options(text: str, what: str) -> dict[str, Any]:
+    values = {}
+    for option in re.findall(r"(?:\[[^=]*\]|[^,\[])+", text):  # a comma within brackets ends no option
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise HoldfastError(f"'{option}' in {what} is not of the form option=value")
+        values[key.strip()] = _value(value)
+    return values
+
+
+def _skew_fields() -> list[str]:
+    from holdfast.data.skew import FeatureSkew
+
+    return [field.name for field in fields(FeatureSkew)]
+
+
+def _stream(written: Described | None) -> dict[str, Any] | None:
+    """``5,cumulative=true,schedule=every-n:10`` or a mapping: how data arrives in stages."""
+    known = ("tasks_per_client", "chunks", "cumulative", "stage_classes", "joins", "leaves", "schedule")
+    if isinstance(written, str):
+        first, _, rest = written.partition(",")
+        written = f"{first if '=' in first else f'tasks_per_client={first}'},{rest}"
+    values = _mapping(written, "stream", known)
+    if values is None:
+        return None
+    tasks = values.setdefault("tasks_per_client", 5)
+    if not isinstance(tasks, int):
+        raise HoldfastError(f"a stream needs a number of tasks for each client, such as 5, not {tasks!r}")
+    for key in ("chunks", "cumulative"):
+        if not isinstance(values.get(key, False), bool):
+            raise HoldfastError(f"{key} of a stream must be true or false, not {values[key]!r}")
+    if isinstance(values.get("schedule"), str):
+        name, _, n = values["schedule"].partition(":")
+        values["schedule"] = {"name": name} | ({"n": _value(n)} if n else {})
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """A copy of mappings and sequences as dicts and lists, so that what is written equals what is read."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,61 @@
+"""Whether a run in a directory can go on: as the one that was begun, from where it was, with all its records."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import HoldfastError, HoldfastWarning
+from holdfast.core.settings import Settings
+from holdfast.runs import Checkpoint, RunDirectory
+from holdfast.runs.metrics_file import plain
+
+CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
+DEFAULTS = {field.name: field.default for field in fields(Settings)}  # what an older version did
+WRITTEN = ("method", "model", "hash", *DEFAULTS, "engine", "precision", "norm", "classifier")
+MADE_OF = (*WRITTEN, "preprocess", "stream")  # which a file may say in several ways
+
+
+def made_of(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of the run that it belongs to, as JSON keeps it."""
+    kept: dict[str, Any] = json.loads(json.dumps({key: plain(described[key]) for key in MADE_OF}))
+    return kept
+
+
+def refuse_change(out: str | Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run as another one."""
+    for key, value in now.items():
+        before = then.get(key, DEFAULTS.get(key))
+        if before != value and key not in CHANGEABLE:
+            named = "federation, by its hash" if key == "hash" else key
+            raise HoldfastError(
+                f"{out} cannot be resumed with another {named}: it was {before!r}, now it is {value!r}"
+            )
+
+
+def where_to_go_on(directory: RunDirectory, identity: Mapping[str, Any]) -> Checkpoint | None:
+    """The last checkpoint; None where the run is to begin."""
+    checkpoint = directory.load_checkpoint()
+    rounds = [record["round"] for record in directory.records()]
+    if checkpoint is None:
+        if directory.finished:
+            raise HoldfastError(
+                f"{directory.path} is finished, but its checkpoint is gone; restore the folder checkpoint/ "
+                "from a copy, or move the run away and begin it anew"
+            )
+        if rounds:
+            text = f"{directory.path} has no checkpoint yet: it begins again with round 1"
+            warnings.warn(text, HoldfastWarning, stacklevel=4)
+        return None
+    if "made_of" in checkpoint.meta:
+        refuse_change(directory.path, checkpoint.meta["made_of"], identity)
+    if rounds[: checkpoint.round] != list(range(1, checkpoint.round + 1)):
+        raise HoldfastError(
+            f"{directory.path} has a checkpoint of round {checkpoint.round}, but not the records of all rounds up "
+            "to it; restore metrics.jsonl from a copy, or move the run away and begin it anew"
+        )
+    return checkpoint

@@ -1,0 +1,76 @@
+"""What a training run came to: its records, its model, and the figures that are read off them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from holdfast import metrics
+from holdfast.core.errors import HoldfastError
+from holdfast.models.registry import ModelSpec
+from holdfast.runs import RunDirectory
+
+
+@dataclass(eq=False)
+class Run:
+    """What a training run came to."""
+
+    experiment: dict[str, Any]
+    records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
+    model: nn.Module
+    path: Path | None = None
+    peak_bytes: int | None = None  # held at most, of the GPU if trained there, else of RAM
+
+    def __repr__(self) -> str:
+        where = "" if self.path is None else f", in '{self.path}'"
+        said = f"{len(self.records)} rounds, accuracy {self.accuracy:.2%}"
+        return f"Run({self.experiment['method']['name']}, {said}{where})"
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """A finished run of one of ``holdfast.models``, read from its directory."""
+        directory = RunDirectory.open(path)
+        experiment, weights = directory.experiment, directory.load_model()
+        if experiment["model"].get("own"):
+            raise HoldfastError(
+                f"{path} holds a model of your own, '{experiment['model']['name']}': make it in Python and "
+                f"load RunDirectory.open('{path}').load_model() into it"
+            )
+        spec = ModelSpec.from_description(experiment["model"])
+        model = spec.build(tuple(experiment["shape"]), len(experiment["classes"]), experiment["seed"])
+        model.load_state_dict(weights)
+        return cls(experiment, directory.records(), model.eval(), directory.path)
+
+    @property
+    def accuracy(self) -> float:
+        """The final model's accuracy on the test set."""
+        return float(self._tested[-1]["accuracy"])
+
+    @property
+    def class_accuracy(self) -> np.ndarray:
+        """``[tested rounds, classes]``: the global model's accuracy on each class."""
+        return np.array([r["class_accuracy"] for r in self._tested], float)
+
+    @property
+    def domain_accuracy(self) -> dict[str, np.ndarray]:
+        """``[tested rounds]`` for each domain: the global model's accuracy; empty where there are no domains."""
+        names = self._tested[-1].get("domain_accuracy", {})
+        return {name: np.array([r["domain_accuracy"][name] for r in self._tested], float) for name in names}
+
+    @property
+    def forgetting(self) -> float:
+        """Mean over classes of (best accuracy ever - final accuracy)."""
+        return metrics.backward_transfer_forgetting(self.class_accuracy)
+
+    def rounds_to(self, target: float) -> int | None:
+        """The first round whose model reaches this accuracy."""
+        reached = (int(r["round"]) for r in self._tested if r["accuracy"] >= target)
+        return next(reached, None)
+
+    @property
+    def _tested(self) -> list[dict[str, Any]]:
+        return [r for r in self.records if "accuracy" in r]

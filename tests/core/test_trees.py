@@ -1,0 +1,62 @@
+"""Trees of tensors: adding, and writing to and copying from many lanes at once."""
+
+import pytest
+import torch
+
+from holdfast.core.trees import add_, changes, copies_of_lanes, copy_, stack_like, write_lanes
+
+
+def tree(value: float) -> dict:
+    return {
+        "a": torch.full((3,), value),
+        "b": {"c": torch.full((2, 2), value + 1), "n": torch.tensor(int(value))},
+    }
+
+
+def test_sums_take_a_copy_first_and_then_add():
+    first, total = tree(1), {}
+    add_(total, first)
+    add_(total, tree(2))
+    add_(total, {"new": torch.ones(1)})
+    assert total["a"].tolist() == [3, 3, 3]
+    assert total["b"]["c"].tolist() == [[5, 5], [5, 5]]
+    assert total["b"]["n"].item() == 3
+    assert total["new"].item() == 1
+    assert first["a"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("lanes", [[2, 1, 3], [0, 3], [1]])
+def test_lanes_are_written_and_copied_by_number(lanes):
+    stacked = stack_like(tree(0), 5)
+    write_lanes(stacked, [tree(10 + lane) for lane in lanes], lanes)
+    for lane in range(5):
+        here = 10 + lane if lane in lanes else 0
+        assert stacked["a"][lane].tolist() == [here] * 3
+        assert stacked["b"]["n"][lane].item() == here
+    copies = copies_of_lanes(stacked, lanes)
+    write_lanes(stacked, [tree(0)] * len(lanes), lanes)
+    for lane, copy in zip(lanes, copies, strict=True):
+        assert copy["b"]["c"].tolist() == [[11 + lane] * 2] * 2
+
+
+@pytest.mark.parametrize("lanes", [[1, 2, 3], [0, 2]])
+def test_what_all_lanes_share_reaches_each_of_them_and_no_other(lanes):
+    stacked, shared = stack_like(tree(0), 5), tree(7)
+    write_lanes(stacked, [shared] * len(lanes), lanes)
+    assert [lane for lane in range(5) if stacked["b"]["c"][lane, 0, 0] == 8] == lanes
+    write_lanes(stacked, [{"a": torch.tensor(4.0)}] * len(lanes), lanes)  # one number for all elements
+    assert stacked["a"].sum().item() == 4 * 3 * len(lanes)
+
+
+def test_a_part_is_copied_to_where_it_belongs():
+    target, part = tree(1), {"b": {"n": torch.tensor(9)}}
+    copy_(target, part)
+    assert target["b"]["n"].item() == 9
+    assert target["a"].tolist() == [1, 1, 1]
+
+
+def test_changes_are_the_new_tensors_at_any_depth():
+    old = tree(1)
+    new = {"a": old["a"], "b": old["b"] | {"n": torch.tensor(9)}}
+    assert changes(new, old) == {"b": {"n": new["b"]["n"]}}
+    assert changes({"a": new["b"]["c"], "b": old["b"]}, old) == {"a": new["b"]["c"]}
