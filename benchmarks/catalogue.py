@@ -26,12 +26,12 @@ from holdfast.core.trees import size_in_bytes
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.clients import Broadcast, Incident, Job, Result
-from holdfast.engine.rounds import Engine, Loop
+from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
+from holdfast.engine.rounds import Engine, RoundLoop
 from holdfast.methods import METHODS, CReFF, Method
 from holdfast.methods.catalogue import CATALOGUE, FACTS, costs_in_words, describe, overview
 from holdfast.models import parse_model
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENTS, ROUND = 6, 3  # by round 3 everything is sent that ever will be; 6 clients, as FedFomo sends 5 models
@@ -55,24 +55,26 @@ def federation(shape: tuple[int, ...], each: int, augment: bool = False) -> Fede
 
 def prepared(
     method: Method, model: str, data: Federation, epochs: int, batch_size: int
-) -> tuple[Loop, Memories]:
+) -> tuple[RoundLoop, StateCache]:
     """A loop that stands before its first round."""
     settings = Settings(
         rounds=10,
-        epochs=epochs,
+        local_epochs=epochs,
         batch_size=batch_size,
         momentum=0.9,
         evaluate_every=10,
         evaluate_locals=False,
     )
-    memories = Memories(None, None)
+    memories = StateCache(None, None)
     training = Training(method, parse_model(model), data, settings, engine="sequential", device="cpu")
     return training.loop(memories), memories
 
 
 def traffic(method: Method) -> dict[str, Any]:
     """Bytes of one client and one round, with ntd-cifar and its 2.2 million parameters."""
-    loop, memories = prepared(method, "ntd-cifar", federation((3, 32, 32), each=8), epochs=2, batch_size=8)
+    loop, memories = prepared(
+        method, "ntd-cifar", federation((3, 32, 32), each=8), local_epochs=2, batch_size=8
+    )
     watched = loop.engine = Watched(loop.engine)
     for number in range(1, ROUND + 1):
         record = loop.round(number)
@@ -95,7 +97,7 @@ def traffic(method: Method) -> dict[str, Any]:
 def work(method: Method, augment: bool) -> dict[str, float]:
     """Multiplications and additions of all clients and of the server in one round."""
     data = federation((1, 8, 8), each=100, augment=augment)
-    loop, _ = prepared(method, "mlp", data, epochs=5, batch_size=50)
+    loop, _ = prepared(method, "mlp", data, local_epochs=5, batch_size=50)
     for number in range(1, ROUND):
         loop.round(number)
     with Operations() as counter:
@@ -126,13 +128,13 @@ class Watched:
         self.operations = 0
         self.sends: set[str] = set()
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result | Incident]:
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult | Incident]:
         results = self.engine.train(sent, jobs)
         for _ in jobs:
             before = self._count()
             result = next(results)
             self.operations += self._count() - before
-            self.sends |= set(result.sums) if isinstance(result, Result) else set()
+            self.sends |= set(result.sums) if isinstance(result, ClientResult) else set()
             yield result
 
     def _count(self) -> int:

@@ -30,11 +30,11 @@ import torch
 from holdfast.core.memory import peak_bytes
 from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
-from holdfast.engine.rounds import Loop
+from holdfast.engine.rounds import RoundLoop
 from holdfast.methods import parse_method
 from holdfast.models import parse_model
 from holdfast.training.description import machine
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 from work import BareLoop, cifar_shaped, equal_federation
 
 CPU = torch.device("cpu")
@@ -49,14 +49,20 @@ SMALL = (
 
 def rounds_of(
     method: str, model: str, federation: Federation, engine: str, *, batch: int, sample: int | None = None
-) -> Loop:
+) -> RoundLoop:
     settings = Settings(
-        rounds=10**6, sample=sample, epochs=1, batch_size=batch, lr=0.01, momentum=0.9, evaluate_every=10**6,
+        rounds=10**6,
+        clients_per_round=sample,
+        local_epochs=1,
+        batch_size=batch,
+        lr=0.01,
+        momentum=0.9,
+        evaluate_every=10**6,
         evaluate_locals=False,
-    )  # fmt: skip
+    )
     return Training(
         parse_method(method), parse_model(model), federation, settings, engine=engine, device="cpu"
-    ).loop(Memories(None, None))
+    ).loop(StateCache(None, None))
 
 
 Times = tuple[float, float]
@@ -91,9 +97,9 @@ def work_w(name: str) -> Callable[[int], object]:
     """A round of W: the bare loop's, or Holdfast's."""
     federation = equal_federation(cifar_shaped(50_000), 100, 500)
     if name == "holdfast":
-        return rounds_of("fedavg", "ntd-cifar", federation, "auto", batch=50, sample=10).round
+        return rounds_of("fedavg", "ntd-cifar", federation, "auto", batch=50, clients_per_round=10).round
     net = parse_model("ntd-cifar").build(federation.dataset.shape, 10, 0)
-    bare = BareLoop(net, federation, CPU, batch_size=50, epochs=1, lr=0.01, momentum=0.9)
+    bare = BareLoop(net, federation, CPU, batch_size=50, local_epochs=1, lr=0.01, momentum=0.9)
     return lambda number: bare.round(np.random.default_rng(number).choice(100, 10, replace=False))
 
 
@@ -128,13 +134,15 @@ def measure_small(passes: int) -> list[dict]:
     print(f"{'small models':24} {'sequential ms':>14} {'lanes ms':>9} {'times':>6} {'times by CPU time':>18}")
     federation = equal_federation(cifar_shaped(1440, shape=(1, 8, 8)), 10, 144)
     for method, model, batch in SMALL:
-        loops = {e: rounds_of(method, model, federation, e, batch=batch) for e in ("sequential", "lanes")}
+        loops = {
+            e: rounds_of(method, model, federation, e, batch=batch) for e in ("sequential", "vectorized")
+        }
         works = {engine: partial(timed, loop.round) for engine, loop in loops.items()}
         taken = alternate(works, 3 * passes, 3)
-        times, by_cpu = (taken["sequential"][key] / taken["lanes"][key] for key in ("ms", "cpu_ms"))
+        times, by_cpu = (taken["sequential"][key] / taken["vectorized"][key] for key in ("ms", "cpu_ms"))
         print(
             f"{f'{method}, {model}, batch {batch}':24} {taken['sequential']['ms']:14.1f} "
-            f"{taken['lanes']['ms']:9.1f} {times:6.2f} {by_cpu:18.2f}",
+            f"{taken['vectorized']['ms']:9.1f} {times:6.2f} {by_cpu:18.2f}",
             flush=True,
         )
         rows.append(

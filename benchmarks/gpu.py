@@ -25,7 +25,7 @@ from holdfast.data.federation import Federation
 from holdfast.methods.registry import parse_method
 from holdfast.models import parse_model
 from holdfast.training.description import machine
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 from work import BareLoop, cifar_shaped, equal_federation, seconds, seconds_in_turns
 
 CUDA = torch.device("cuda")
@@ -36,27 +36,27 @@ def rounds_of(
     model: str,
     federation: Federation,
     sample: int | None,
-    engine: str = "lanes",
+    engine: str = "vectorized",
     lanes: int | None = None,
     **schedule,
 ):
     """A function that does one more round and says how many samples it trained; and what the first round took."""
     settings = Settings(
-        rounds=10**6, sample=sample, lr=0.01, momentum=0.9, evaluate_every=10**6, evaluate_locals=False,
-        **{"epochs": 5, "batch_size": 50} | schedule,
+        rounds=10**6, clients_per_round=sample, lr=0.01, momentum=0.9, evaluate_every=10**6, evaluate_locals=False,
+        **{"local_epochs": 5, "batch_size": 50} | schedule,
     )  # fmt: skip
     began = time.perf_counter()
     training = Training(
-        method, parse_model(model), federation, settings, engine=engine, lanes=lanes, device="cuda"
+        method, parse_model(model), federation, settings, engine=engine, parallel_clients=lanes, device="cuda"
     )
-    loop = training.loop(Memories(None, None))
+    loop = training.loop(StateCache(None, None))
     loop.round(1)
     torch.cuda.synchronize()
     first = time.perf_counter() - began
     count = iter(range(2, 10**6))
 
     def one_more() -> int:
-        return settings.epochs * sum(loop.round(next(count))["samples"])
+        return settings.local_epochs * sum(loop.round(next(count))["samples"])
 
     one_more()
     return one_more, first
@@ -65,7 +65,7 @@ def rounds_of(
 def bare_rounds(model: str, federation: Federation, sample: int, **schedule):
     net = parse_model(model).build(federation.dataset.shape, federation.dataset.num_classes, 0)
     bare = BareLoop(
-        net, federation, CUDA, lr=0.01, momentum=0.9, **{"epochs": 5, "batch_size": 50} | schedule
+        net, federation, CUDA, lr=0.01, momentum=0.9, **{"local_epochs": 5, "batch_size": 50} | schedule
     )
     rng = np.random.default_rng(0)
 
@@ -134,7 +134,7 @@ def models(report: dict) -> None:
     for model, (shape, epochs) in cases.items():
         federation = equal_federation(cifar_shaped(10_000, shape=shape), 20, 500)
         bare = seconds(bare_rounds(model, federation, 10, epochs=epochs), 2, CUDA)
-        lanes, _ = rounds_of(methods.FedAvg(), model, federation, 10, epochs=epochs)
+        lanes, _ = rounds_of(methods.FedAvg(), model, federation, 10, local_epochs=epochs)
         ours = seconds(lanes, 3, CUDA)
         report["models"][model] = {"bare ms": 1e3 * bare, "lanes ms": 1e3 * ours, "x": bare / ours}
         print(model, report["models"][model], flush=True)
@@ -147,7 +147,7 @@ def memory(report: dict) -> None:
     for lanes in (10, 50, 100):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        one_more, _ = rounds_of(methods.FedAvg(), "ntd-cifar", federation, None, lanes=lanes)
+        one_more, _ = rounds_of(methods.FedAvg(), "ntd-cifar", federation, None, parallel_clients=lanes)
         taken = seconds(one_more, 3, CUDA)
         peak = torch.cuda.max_memory_allocated() / 2**30
         report["lanes"][lanes] = {"ms a round": 1e3 * taken, "peak GiB": peak}
@@ -164,9 +164,19 @@ def comparison(report: dict) -> None:
             **dict(zip(("x_train", "y_train", "x_test", "y_test"), map(Tensor.numpy, arrays), strict=True)),
         )
         experiment = Experiment(
-            data=str(data), partition="iid", clients=100, sample=10, model="ntd-cifar", rounds=20, epochs=5,
-            batch_size=50, lr=0.001, momentum=0.9, evaluate_locals=False, device="cuda",
-        )  # fmt: skip  # random labels: a larger rate would diverge
+            data=str(data),
+            partition="iid",
+            clients=100,
+            clients_per_round=10,
+            model="ntd-cifar",
+            rounds=20,
+            local_epochs=5,
+            batch_size=50,
+            lr=0.001,
+            momentum=0.9,
+            evaluate_locals=False,
+            device="cuda",
+        )  # random labels: a larger rate would diverge
         compare(
             COMPARED, replace(experiment, rounds=2), seeds=1, out=Path(folder) / "warm"
         )  # compiles kernels
@@ -200,7 +210,7 @@ def training_seconds(experiment: Experiment) -> float:
     settings = Settings(**given)
     method, model = parse_method(experiment.method["name"]), parse_model(experiment.model["name"])
     training = Training(method, model, experiment.build_federation(), settings, device="cuda")
-    loop = training.loop(Memories(None, None))
+    loop = training.loop(StateCache(None, None))
     began = time.perf_counter()
     for number in range(1, experiment.rounds + 1):
         loop.launch(number)

@@ -25,14 +25,26 @@ NOTES = Path(__file__).with_name("learning_notes.md")
 
 DATA = {
     "digits": {
-        "clients": 20, "sample": 5, "model": "cnn", "rounds": 30, "epochs": 5, "batch_size": 32,
-        "lr": 0.1, "momentum": 0.0,
+        "clients": 20,
+        "clients_per_round": 5,
+        "model": "cnn",
+        "rounds": 30,
+        "local_epochs": 5,
+        "batch_size": 32,
+        "lr": 0.1,
+        "momentum": 0.0,
     },
     "fashion-mnist": {
-        "clients": 100, "sample": 10, "model": "fa-fmnist", "rounds": 40, "epochs": 5, "batch_size": 50,
-        "lr": 0.01, "momentum": 0.9,
+        "clients": 100,
+        "clients_per_round": 10,
+        "model": "fa-fmnist",
+        "rounds": 40,
+        "local_epochs": 5,
+        "batch_size": 50,
+        "lr": 0.01,
+        "momentum": 0.9,
     },
-}  # fmt: skip
+}
 SPLITS = {"Dirichlet 0.1": "dirichlet:0.1", "2 classes a client": "class-shards:2"}
 PUBLIC = 0.025
 RECENT = 10  # rounds that accuracy and forgetting are averaged over

@@ -19,10 +19,10 @@ import torch
 
 from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
-from holdfast.engine.rounds import Loop
+from holdfast.engine.rounds import RoundLoop
 from holdfast.methods import FedAvg, FedFA, FedKA, FedNTD, Method
 from holdfast.models import parse_model
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 from work import cifar_shaped, equal_federation
 
 CLIENTS = 2
@@ -41,13 +41,13 @@ def federation(samples: int, augment: bool) -> Federation:
     return equal_federation(replace(dataset, preprocess=augmentation), CLIENTS, samples)
 
 
-def prepared(method: Method, data: Federation) -> Loop:
+def prepared(method: Method, data: Federation) -> RoundLoop:
     settings = Settings(
-        rounds=10**6, epochs=5, batch_size=50, lr=0.01, momentum=0.9, weight_decay=1e-5,
+        rounds=10**6, local_epochs=5, batch_size=50, lr=0.01, momentum=0.9, weight_decay=1e-5,
         evaluate_every=10**6, evaluate_locals=False,
     )  # fmt: skip
     training = Training(method, parse_model("ntd-cifar"), data, settings, engine="sequential", device="cpu")
-    return training.loop(Memories(None, None))
+    return training.loop(StateCache(None, None))
 
 
 def measure(passes: int, samples: int) -> dict[str, dict[str, float]]:
@@ -70,7 +70,7 @@ def measure(passes: int, samples: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def _seconds(loop: Loop, number: int) -> np.ndarray:
+def _seconds(loop: RoundLoop, number: int) -> np.ndarray:
     """A round's seconds by the clock, and of this process's processor time, which a busy machine disturbs less."""
     began = np.array([time.perf_counter(), time.process_time()])
     loop.round(number)

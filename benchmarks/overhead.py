@@ -20,7 +20,7 @@ import torch
 from holdfast.core.settings import Settings
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 from work import BareLoop, cifar_shaped, equal_federation
 
 CASES = {
@@ -33,15 +33,15 @@ def measure(case: dict, passes: int) -> dict[str, float]:
     federation = equal_federation(cifar_shaped(10 * case["each"] + 1000), 10, case["each"])
     spec, batch = parse_model(case["model"]), case["batch_size"]
     settings = Settings(
-        rounds=10**6, epochs=1, batch_size=batch, lr=0.01, momentum=0.9, evaluate_every=10**6,
+        rounds=10**6, local_epochs=1, batch_size=batch, lr=0.01, momentum=0.9, evaluate_every=10**6,
         evaluate_locals=False,
     )  # fmt: skip
     loop = Training(FedAvg(), spec, federation, settings, engine="sequential", device="cpu").loop(
-        Memories(None, None)
+        StateCache(None, None)
     )
     net = spec.build(federation.dataset.shape, 10, 0)
     cpu = torch.device("cpu")
-    bare = BareLoop(net, federation, cpu, batch_size=batch, epochs=1, lr=0.01, momentum=0.9)
+    bare = BareLoop(net, federation, cpu, batch_size=batch, local_epochs=1, lr=0.01, momentum=0.9)
     everyone = np.arange(10)
     ours, theirs = [], []
     for number in range(1, passes + 4):

@@ -26,7 +26,7 @@ from holdfast.data.federation import Federation
 from holdfast.engine import state_cache as memories
 from holdfast.methods import FedAvg, parse_method
 from holdfast.models import parse_model
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 from work import cifar_shaped
 
 STATE_ROUNDS, STATE_BUDGET = 10, 256 << 20
@@ -44,7 +44,7 @@ def population(dataset: Dataset, clients: int) -> Federation:
 
 def prepared(method: str, model: str, federation: Federation, sample: int) -> Training:
     settings = Settings(
-        rounds=10**6, sample=sample, batch_size=10, evaluate_every=10**6, evaluate_locals=False
+        rounds=10**6, clients_per_round=sample, batch_size=10, evaluate_every=10**6, evaluate_locals=False
     )
     return Training(
         parse_method(method), parse_model(model), federation, settings, engine="sequential", device="cpu"
@@ -56,7 +56,7 @@ def rounds_of_many(dataset: Dataset) -> None:
     print(f"{'registered clients':>20} {'round ms':>10} {'MiB above the data':>20}")
     for clients in (100, 1_000_000):
         training = prepared(FedAvg.name, "linear", population(dataset, clients), sample=10)
-        loop = training.loop(Memories(None, None))
+        loop = training.loop(StateCache(None, None))
         times = []
         for number in range(1, 31):
             began = time.perf_counter()
@@ -74,7 +74,7 @@ def rounds_that_remember(dataset: Dataset, method: str) -> None:
     training = prepared(method, "mlp:16", population(dataset, 100_000), sample=1000)
     with TemporaryDirectory() as folder:
         tempfile.tempdir = folder  # where memories go that have no run directory
-        loop = training.loop(Memories(None, None))
+        loop = training.loop(StateCache(None, None))
         print(
             f"{'round':>6} {'seconds':>8} {'clients on disk':>16} {'MB on disk':>11} {'MiB above the data':>19}"
         )

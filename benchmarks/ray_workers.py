@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster
 import holdfast as hf
 from holdfast.core.settings import Settings
 from holdfast.engine.ray import Ray
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 CLIENTS, SAMPLES, ROUNDS = 16, 100, 8
 WANTED = 1.6
@@ -43,9 +43,11 @@ def measure(address: str) -> float:
     federation = hf.federate(hf.Dataset.from_arrays(x, y, x[:20], y[:20]), hf.IID(), clients=CLIENTS)
     settings = Settings(rounds=ROUNDS, batch_size=25, evaluate_locals=False, evaluate_every=ROUNDS)
     model = hf.parse_model("cnn")
-    training = Training(hf.FedAvg(), model, federation, settings, engine="ray", address=address, device="cpu")
+    training = Training(
+        hf.FedAvg(), model, federation, settings, engine="ray", ray_address=address, device="cpu"
+    )
     assert isinstance(training.engine, Ray)
-    loop, pool = training.loop(Memories(None, None)), training.engine.pool
+    loop, pool = training.loop(StateCache(None, None)), training.engine.pool
     both = list(pool.members)
     loop.round(1)  # workers start and fetch their data
     ratios = []

@@ -21,27 +21,27 @@ import torch
 from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
-from holdfast.engine.rounds import Loop
+from holdfast.engine.rounds import RoundLoop
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 from work import cifar_shaped
 
 SAMPLED, REGISTERED = (10, 30, 100, 300, 1000), (100, 1_000, 10_000, 100_000, 1_000_000)
 
 
-def rounds_of(dataset: Dataset, registered: int, sampled: int) -> Loop:
+def rounds_of(dataset: Dataset, registered: int, sampled: int) -> RoundLoop:
     """The rounds of a federation; with many clients samples are held by several of them."""
     indices = np.random.default_rng(0).integers(0, len(dataset.y_train), registered * 20)
     federation = Federation(dataset, indices, np.arange(registered + 1, dtype=np.int64) * 20)
     settings = Settings(
-        rounds=10**6, sample=sampled, batch_size=10, evaluate_every=10**6, evaluate_locals=False
+        rounds=10**6, clients_per_round=sampled, batch_size=10, evaluate_every=10**6, evaluate_locals=False
     )
     training = Training(FedAvg(), parse_model("linear"), federation, settings, device="cpu")
-    return training.loop(Memories(None, None))
+    return training.loop(StateCache(None, None))
 
 
-def curve(loops: dict[int, Loop], rounds: int) -> list[dict[str, float]]:
+def curve(loops: dict[int, RoundLoop], rounds: int) -> list[dict[str, float]]:
     """The median CPU time of a round in milliseconds for each number of clients; their rounds alternate."""
     times: dict[int, list[float]] = {clients: [] for clients in loops}
     for number in range(1, rounds + 4):

@@ -22,7 +22,7 @@ from holdfast.core.settings import Settings
 from holdfast.methods.registry import parse_method
 from holdfast.models import parse_model
 from holdfast.training.description import machine
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 from work import cifar_shaped, equal_federation
 
 CLIENTS, SAMPLES, BATCH, EPOCHS = 10, 960, 32, 4
@@ -36,14 +36,14 @@ class Work:
         dataset = cifar_shaped(CLIENTS * SAMPLES)
         dataset = replace(dataset, preprocess=replace(dataset.preprocess, crop=4, flip=True))
         settings = Settings(
-            rounds=10**6, epochs=EPOCHS, batch_size=BATCH, lr=0.01, momentum=0.9, weight_decay=1e-5,
+            rounds=10**6, local_epochs=EPOCHS, batch_size=BATCH, lr=0.01, momentum=0.9, weight_decay=1e-5,
             evaluate_every=10**6, evaluate_locals=False,
         )  # fmt: skip
         federation = equal_federation(dataset, CLIENTS, SAMPLES)
         training = Training(
-            parse_method(method), parse_model("mlp-resnet18"), federation, settings, engine="lanes", device=device
+            parse_method(method), parse_model("mlp-resnet18"), federation, settings, engine="vectorized", device=device
         )  # fmt: skip
-        self.loop, self.number = training.loop(Memories(None, None)), 0
+        self.loop, self.number = training.loop(StateCache(None, None)), 0
 
     def round(self) -> None:
         self.number += 1

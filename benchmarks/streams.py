@@ -29,7 +29,7 @@ NOTES = Path(__file__).with_name("streams_notes.md")  # what stands above the ta
 NAME = "streams/short"
 MOST_SEEDS = 10
 COLUMNS = ("mnist:s=4", "cifar10:s=2")
-SHORTER = {"rounds": 100, "epochs": 5, "local_test": 1000}
+SHORTER = {"rounds": 100, "local_epochs": 5, "local_test_samples": 1000}
 MODELS = {"mnist": "mlp-cnn5", "cifar10": "ntd-cifar"}
 METHODS = {
     "fedrep": "fedrep:body_epochs=2",
@@ -45,8 +45,8 @@ OF_FEDMLP = ("fedmlp", "fedmlp-reversed", "fedmlp-personal")
 MEASURES = {"A_sel": "A_sel", "A_loc": "A_loc", "A_loc_t": "A_loc-t", "A_glo": "A_glo", "A_glo_t": "A_glo-t"}
 TINY = {
     "rounds": 5,
-    "epochs": 3,
-    "local_test": 50,
+    "local_epochs": 3,
+    "local_test_samples": 50,
     "data": "digits",
     "model": "mlp:16",
     "preprocess": "plain",

@@ -18,7 +18,7 @@ common, rare = np.flatnonzero(dataset.y_train < 2), np.flatnonzero(dataset.y_tra
 federation = hf.federate(dataset, [common[::2], common[1::2], rare])
 
 model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 3))
-run = hf.train(hf.FedNTD(beta=1.0), model, federation, rounds=30, epochs=2, lr=0.05, seed=0)
+run = hf.train(hf.FedNTD(beta=1.0), model, federation, rounds=30, local_epochs=2, lr=0.05, seed=0)
 
 print(f"accuracy {run.accuracy:.1%}")
 for name, accuracy in zip(dataset.classes, run.class_accuracy[-1], strict=True):

@@ -19,7 +19,7 @@ class Calibrated(hf.Method):
     name: ClassVar[str] = "calibrated"
     tau: float = 1.0  # τ, strength of the calibration
 
-    def begin(self, payload: hf.Tree, state: hf.Tree, client: hf.Client) -> hf.Tree:
+    def client_init(self, payload: hf.Tree, state: hf.Tree, client: hf.Client) -> hf.Tree:
         frequency = client.label_counts / client.samples
         return {"shift": self.tau * frequency.clamp(min=1e-4).log()}
 
@@ -34,12 +34,12 @@ class FedAdam(hf.Method):
     name: ClassVar[str] = "fedadam"
     eta: float = 0.03  # η, the server's learning rate
 
-    def init(self, task: hf.Task) -> hf.Tree:
-        zeros = {name: torch.zeros_like(p) for name, p in task.network.params.items()}
+    def init_server_state(self, context: hf.RunContext) -> hf.Tree:
+        zeros = {name: torch.zeros_like(p) for name, p in context.network.params.items()}
         return {"m": zeros, "v": zeros}
 
     def aggregate(
-        self, server: hf.Server, mean: hf.Tensors, sums: hf.Tree, task: hf.Task
+        self, server: hf.Server, mean: hf.Tensors, sums: hf.Tree, context: hf.RunContext
     ) -> tuple[hf.Tensors, hf.Tree]:
         w, m, v = server.params, dict[str, Tensor](), dict[str, Tensor]()
         for name in w:
@@ -53,5 +53,14 @@ class FedAdam(hf.Method):
 if __name__ == "__main__":
     federation = hf.federate(hf.load("digits"), hf.Dirichlet(alpha=0.3), clients=10, seed=0)
     for method in (hf.FedAvg(), Calibrated(), FedAdam(), hf.Stack(Calibrated(), FedAdam())):
-        run = hf.train(method, hf.models.mlp(64), federation, rounds=25, sample=5, epochs=2, lr=0.1, seed=0)
+        run = hf.train(
+            method,
+            hf.models.mlp(64),
+            federation,
+            rounds=25,
+            clients_per_round=5,
+            local_epochs=2,
+            lr=0.1,
+            seed=0,
+        )
         print(f"{method.name}: accuracy {run.accuracy:.1%}, forgetting {run.forgetting:.1%}")

@@ -10,7 +10,7 @@ import torch
 import holdfast as hf
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SHORT = {"epochs": 2, "lr": 0.1, "precision": "float64", "evaluate_locals": False}
+SHORT = {"local_epochs": 2, "lr": 0.1, "precision": "float64", "evaluate_locals": False}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,11 @@ def test_the_clients_loss_is_shifted_by_their_classes(example):
     data = hf.Dataset.from_arrays(x, y, x, y, classes=["a", "b", "c"])
     net = torch.nn.Linear(2, 3).double()
     run = hf.train(
-        example.Calibrated(tau=2.0), net, hf.federate(data, [range(6)]), rounds=1, **SHORT | {"epochs": 1}
+        example.Calibrated(tau=2.0),
+        net,
+        hf.federate(data, [range(6)]),
+        rounds=1,
+        **SHORT | {"local_epochs": 1},
     )
     logits = (
         x.double() @ net.weight.detach().T + net.bias.detach() + 2 * torch.tensor([4 / 6, 2 / 6, 1e-4]).log()
@@ -57,7 +61,9 @@ def test_the_clients_loss_is_shifted_by_their_classes(example):
 
 def test_engines_agree_and_a_resumed_run_has_the_same_bits(example, federation, tmp_path):
     both = hf.Stack(example.Calibrated(), example.FedAdam())
-    runs = [hf.train(both, "mlp:8", federation, rounds=3, engine=e, **SHORT) for e in ("sequential", "lanes")]
+    runs = [
+        hf.train(both, "mlp:8", federation, rounds=3, engine=e, **SHORT) for e in ("sequential", "vectorized")
+    ]
     for name, value in weights(runs[0]).items():
         np.testing.assert_allclose(weights(runs[1])[name], value, atol=1e-9)
 
@@ -65,7 +71,7 @@ def test_engines_agree_and_a_resumed_run_has_the_same_bits(example, federation, 
         if record["round"] == 2:
             raise KeyboardInterrupt
 
-    settings = SHORT | {"rounds": 3, "engine": "lanes", "out": tmp_path / "run", "checkpoint_seconds": 0}
+    settings = SHORT | {"rounds": 3, "engine": "vectorized", "out": tmp_path / "run", "checkpoint_seconds": 0}
     with pytest.raises(KeyboardInterrupt):
         hf.train(both, "mlp:8", federation, on_round=stop, **settings)
     again = hf.train(both, "mlp:8", federation, resume=True, **settings)

@@ -21,7 +21,7 @@ from holdfast.core.settings import Settings
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
 from holdfast.training.description import machine
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 from work import BareLoop, cifar_shaped, equal_federation
 
 LR, MOMENTUM = 0.01, 0.9
@@ -58,11 +58,11 @@ def measure(
     spec = parse_model(case["model"])
     net = spec.build(federation.dataset.shape, 10, 0)
     settings = Settings(
-        rounds=10**6, epochs=epochs, batch_size=batch, lr=LR, momentum=MOMENTUM, evaluate_every=10**6,
+        rounds=10**6, local_epochs=epochs, batch_size=batch, lr=LR, momentum=MOMENTUM, evaluate_every=10**6,
         evaluate_locals=False,
     )  # fmt: skip
-    loop = Training(FedAvg(), spec, federation, settings, device=str(device)).loop(Memories(None, None))
-    bare = BareLoop(net, federation, device, batch_size=batch, epochs=epochs, lr=LR, momentum=MOMENTUM)
+    loop = Training(FedAvg(), spec, federation, settings, device=str(device)).loop(StateCache(None, None))
+    bare = BareLoop(net, federation, device, batch_size=batch, local_epochs=epochs, lr=LR, momentum=MOMENTUM)
     ids = [torch.from_numpy(federation.client(k)).to(device) for k in range(10)]
     peer = rounds_of(Work([(bare.x[i], bare.y[i]) for i in ids], net.to(device), batch, epochs))
     numbers = iter(range(1, 10**6))

@@ -404,7 +404,7 @@ def test_datasets_says_what_to_get_and_where_to_put_it(tmp_path, monkeypatch):
 def test_doctor_names_versions_and_engines():
     told = json.loads(good("doctor", "--json"))
     assert told["versions"]["torch"] == torch.__version__
-    assert set(told["engines"]) >= {"sequential", "lanes", "auto"}
+    assert set(told["engines"]) >= {"sequential", "vectorized", "auto"}
     active = "CUDA graphs" if torch.cuda.is_available() else "recorded steps"
     assert told["engines"][active].startswith("active")
 

@@ -22,8 +22,8 @@ from holdfast.data.partitions import (
     DirichletTwoStage,
     DirichletUncapped,
     Partition,
-    Pool,
     QuantitySkew,
+    SamplePool,
     Shards,
     WriterTransfer,
     dirichlet,
@@ -35,17 +35,17 @@ from holdfast.data.skew import LongTail
 from holdfast.data.streams import stream
 
 
-def pool_of(samples: int, classes: int, seed: int = 0) -> Pool:
+def pool_of(samples: int, classes: int, seed: int = 0) -> SamplePool:
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(samples) % classes)
     groups = {
         "writer": (tuple(f"w{i}" for i in range(40)), rng.permutation(np.arange(samples) % 40)),
         "domain": (("a", "b"), rng.permutation(np.arange(samples) % 2)),
     }
-    return Pool(labels, groups)
+    return SamplePool(labels, groups)
 
 
-def table(partition: Partition, pool: Pool, clients: int, seed: int = 0) -> np.ndarray:
+def table(partition: Partition, pool: SamplePool, clients: int, seed: int = 0) -> np.ndarray:
     """Samples per client and class, counted one by one, after checking that no sample is given twice."""
     indices, offsets = partition.assign(pool, clients, generator(seed, "test"))
     assert offsets[0] == 0
@@ -106,7 +106,7 @@ def test_another_seed_deals_otherwise(partition):
 @pytest.mark.parametrize("partition", [*COMPLETE, Shards(1)], ids=lambda p: p.name)
 def test_a_class_without_samples_is_passed_over(partition):
     pool = pool_of(600, 3)
-    counts = table(partition, Pool(np.array([0, 2, 3])[pool.labels], pool.groups), 30)
+    counts = table(partition, SamplePool(np.array([0, 2, 3])[pool.labels], pool.groups), 30)
     assert counts.sum(0).tolist() == [200, 0, 200, 200]
 
 
@@ -153,14 +153,14 @@ def test_class_shards_have_the_promised_counts(s, seed):
 
 def test_class_shards_give_leftovers_one_by_one():
     labels = np.array([0] * 23 + [1] * 21)
-    counts = table(ClassShards(1), Pool(labels), 10)
+    counts = table(ClassShards(1), SamplePool(labels), 10)
     assert sorted(counts[:, 0].tolist()) == [0] * 5 + [4, 4, 5, 5, 5]
     assert sorted(counts[:, 1].tolist()) == [0] * 5 + [4, 4, 4, 4, 5]
     assert (table(ClassShards(1), pool_of(40, 4), 40).sum(1) == 1).all()  # shards of one sample
 
 
 def test_class_shards_of_62_classes_drop_what_cannot_be_shared():
-    pool = Pool(np.repeat(np.arange(62), 60))
+    pool = SamplePool(np.repeat(np.arange(62), 60))
     with pytest.raises(HoldfastError, match="take 93 or 124 clients"):
         ClassShards(4).assign(pool, 100, generator(0, "test"))
     counts = table(ClassShards(4, drop=True), pool, 100)
@@ -209,7 +209,9 @@ def statistics(counts):
 def test_dirichlet_has_the_law_of_the_sequential_procedure(partition, alpha, min_size, capped):
     labels = np.repeat(np.arange(4), [60, 100, 40, 80])
     draws, clients = 400, 8
-    ours = np.array([statistics(table(partition, Pool(labels), clients, seed)) for seed in range(draws)])
+    ours = np.array(
+        [statistics(table(partition, SamplePool(labels), clients, seed)) for seed in range(draws)]
+    )
     rng = np.random.default_rng(0)
     theirs = np.array(
         [
@@ -233,7 +235,7 @@ def test_dirichlet_stops_giving_to_clients_with_a_fair_share(seed):
 
 def test_dirichlet_uncapped_has_the_variance_of_the_distribution():
     alpha, clients, size = 0.5, 5, 1000
-    pool = Pool(np.zeros(size, int))
+    pool = SamplePool(np.zeros(size, int))
     counts = np.array([table(DirichletUncapped(alpha, 0), pool, clients, seed)[:, 0] for seed in range(800)])
     expected = (clients - 1) / (clients**2 * (clients * alpha + 1))
     assert counts.mean(0) == pytest.approx(np.full(clients, size / clients), rel=0.15)
@@ -283,7 +285,7 @@ def test_a_partition_does_not_depend_on_the_number_of_cores(monkeypatch):
 
 
 def test_samples_of_a_class_are_dealt_in_random_order():
-    pool = Pool(np.arange(400) % 2)
+    pool = SamplePool(np.arange(400) % 2)
     indices, _ = Dirichlet(1.0, min_size=1).assign(pool, 1, generator(0, "test"))
     assert not np.array_equal(np.sort(indices[:200]), indices[:200])
     assert (pool.labels[indices] == np.repeat([0, 1], 200)).all()
@@ -309,7 +311,7 @@ def test_dirichlet_inner_has_the_law_of_the_sequential_procedure(monkeypatch):
     labels = np.repeat(np.arange(4), [40, 60, 30, 30])
     draws, clients = 250, 8
     ours = np.array(
-        [statistics(table(DirichletInner(0.5), Pool(labels), clients, s))[3:] for s in range(draws)]
+        [statistics(table(DirichletInner(0.5), SamplePool(labels), clients, s))[3:] for s in range(draws)]
     )
     rng = np.random.default_rng(0)
     theirs = np.array([statistics(sequential_inner(labels, clients, 0.5, rng))[3:] for _ in range(draws)])
@@ -399,7 +401,7 @@ def test_by_writer_deals_whole_writers():
 
 def test_by_writer_can_pick_some_writers():
     writers = np.repeat(np.arange(6), [1, 2, 3, 40, 50, 60])
-    pool = Pool(np.zeros(156, int), {"writer": (tuple("abcdef"), writers)})
+    pool = SamplePool(np.zeros(156, int), {"writer": (tuple("abcdef"), writers)})
     one_each = ByWriter(per_client=1, min_samples=3)
     assert one_each.default_clients(pool) == 4
     indices, offsets = one_each.assign(pool, 3, generator(0, "test"))
@@ -418,7 +420,7 @@ def test_writer_transfer_copies_the_mixtures_of_writers():
     wrote = np.array(
         [[np.count_nonzero((writers == w) & (labels == c)) for c in range(3)] for w in range(10)]
     )
-    pool = Pool(labels, {"writer": (tuple("abcdefghij"), writers)})
+    pool = SamplePool(labels, {"writer": (tuple("abcdefghij"), writers)})
     # With as many clients as writers, everybody's share is what some writer wrote, up to rounding.
     counts = table(WriterTransfer(), pool, 10)
     distance = np.abs(counts[:, None] - wrote[None]).max(2)
@@ -428,7 +430,7 @@ def test_writer_transfer_copies_the_mixtures_of_writers():
 
 def test_writer_transfer_shares_a_class_no_picked_writer_wrote():
     labels, writers = np.array([0] * 90 + [1] * 10), np.array([0] * 45 + [1] * 45 + [2] * 10)
-    pool = Pool(labels, {"writer": (tuple("abc"), writers)})
+    pool = SamplePool(labels, {"writer": (tuple("abc"), writers)})
     tables = [table(WriterTransfer(), pool, 2, seed) for seed in range(12)]
     assert all(counts.sum() == 100 for counts in tables)
     assert any(counts.tolist() == [[45, 5], [45, 5]] for counts in tables)
@@ -516,7 +518,7 @@ def test_a_line_that_makes_no_sense_is_refused(text, message):
 )
 def test_a_partition_that_cannot_be_made_is_refused(partition, clients, message):
     with pytest.raises(HoldfastError, match=message):
-        partition.assign(Pool(np.arange(100) % 4), clients, generator(0, "test"))
+        partition.assign(SamplePool(np.arange(100) % 4), clients, generator(0, "test"))
 
 
 def test_the_number_of_clients_is_asked_for():

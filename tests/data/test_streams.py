@@ -10,7 +10,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
-from holdfast.data.partitions import IID, ClassShards, Dirichlet, DirichletTwoStage, Pool
+from holdfast.data.partitions import IID, ClassShards, Dirichlet, DirichletTwoStage, SamplePool
 from holdfast.data.schedules import EveryN, GlobalEpochs, check_schedule, describe_schedule, schedule_from
 from holdfast.data.skew import LongTail
 from holdfast.data.streams import federation_from, stream
@@ -55,7 +55,7 @@ def test_the_papers_stream_has_100_tasks_of_s_classes(cifar):
 def test_task_j_is_stage_j_mod_T_of_client_j_div_T(toy):
     partition, rng = Dirichlet(0.5, min_size=1), generator(7, "partition")
     federation = stream(toy, partition, clients=4, tasks_per_client=5, seed=7)
-    indices, offsets = partition.assign(Pool(toy.y_train.numpy()), 20, rng)
+    indices, offsets = partition.assign(SamplePool(toy.y_train.numpy()), 20, rng)
     for j in range(20):
         np.testing.assert_array_equal(federation.client(j // 5, j % 5), indices[offsets[j] : offsets[j + 1]])
 

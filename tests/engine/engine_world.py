@@ -11,9 +11,9 @@ from torch import nn
 from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
-from holdfast.engine.rounds import Loop
+from holdfast.engine.rounds import RoundLoop
 from holdfast.methods.base import Method, Tensors
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 SIZES = (7, 4, 1, 9, 5, 6)
 INPUTS, CLASSES = 5, 3
@@ -43,13 +43,13 @@ def loop(
     engine: str = "sequential",
     model: nn.Module | None = None,
     among: Federation | None = None,
-    lanes: int | None = None,
+    parallel_clients: int | None = None,
     **changes: Any,
-) -> Loop:
+) -> RoundLoop:
     """The rounds of a run, not yet begun."""
     chosen = {
         "rounds": 5,
-        "epochs": 2,
+        "local_epochs": 2,
         "batch_size": 3,
         "lr": 0.05,
         "momentum": 0.9,
@@ -63,9 +63,9 @@ def loop(
         engine=engine,
         device="cpu",
         precision="float64",
-        lanes=lanes,
+        parallel_clients=parallel_clients,
     )
-    return training.loop(Memories(None, None))
+    return training.loop(StateCache(None, None))
 
 
 def copied(params: Tensors) -> Tensors:

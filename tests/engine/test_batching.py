@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader
 
 from holdfast.core.random import generator
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.batching import Plan, batch_sizes, plan_client, widest_batch
-from holdfast.engine.clients import Job, Planned, held_out
+from holdfast.engine.batching import BatchPlan, batch_sizes, plan_batches, widest_batch
+from holdfast.engine.clients import Job, PlannedClient, held_out
 from holdfast.engine.vectorized.round_schedule import lay_out
 
 
@@ -21,8 +21,8 @@ def plan(
     epochs: int = 3,
     round: int = 1,
     client: int = 0,
-) -> Plan:
-    return plan_client(
+) -> BatchPlan:
+    return plan_batches(
         seed=5,
         round=round,
         client=client,
@@ -88,7 +88,9 @@ def test_the_widest_batch_is_the_largest_there_is(
 @pytest.mark.parametrize("width", [4, 5])
 def test_a_step_is_half_as_wide_where_no_lane_has_more(width: int, narrow: bool) -> None:
     ids = [np.arange(samples) + 100 * samples for samples in (10, 7, 2)]
-    planned = [Planned(Job(k, own), own, own[:0], plan(len(own), epochs=1)) for k, own in enumerate(ids)]
+    planned = [
+        PlannedClient(Job(k, own), own, own[:0], plan(len(own), epochs=1)) for k, own in enumerate(ids)
+    ]
     layout = lay_out(1, planned, 2, width, augments=False, narrow=narrow)
     taken: dict[int, list[int]] = {}
     for leg in layout.legs:
@@ -148,7 +150,7 @@ def test_order_depends_on_epoch_round_and_client_and_on_nothing_else() -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_draws_of_augmentation_follow_the_samples(drop_last: bool) -> None:
-    made = plan_client(
+    made = plan_batches(
         seed=5, round=1, client=0, samples=5, epochs=2, batch_size=2, merge_single=False,
         preprocess=Preprocess(crop=2, flip=True), shape=(1, 8, 8), drop_last=drop_last,
     )  # fmt: skip

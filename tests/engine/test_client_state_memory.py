@@ -20,7 +20,7 @@ def tensors_alive() -> int:
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["scaffold", "moon"])
 def test_memory_is_flat_over_rounds(name: str, engine: str) -> None:
     """Python's own memory and the number of tensors, after rounds in which every client has taken part."""

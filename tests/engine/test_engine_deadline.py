@@ -23,16 +23,18 @@ class Sleepy(Method):
     name: ClassVar[str] = "sleepy"
     seconds: float = DEADLINE + 0.2
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         if client.round == 2 and client.id == SLOW:
             time.sleep(self.seconds)
         return {}
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_round_closes_without_the_late(engine: str) -> None:
     loop(Sleepy(), engine=engine).round(1)  # what torch does only once in a process is no client's fault
-    rounds = loop(Sleepy(), engine=engine, lanes=2 if engine == "lanes" else None, deadline=DEADLINE)
+    rounds = loop(
+        Sleepy(), engine=engine, parallel_clients=2 if engine == "vectorized" else None, deadline=DEADLINE
+    )
     everyone = set(range(len(SIZES)))
     for number in (1, 2, 3):
         before = copied(rounds.server.params)

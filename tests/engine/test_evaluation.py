@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.federation import federate
-from holdfast.engine.rounds import Loop
+from holdfast.engine.rounds import RoundLoop
 from holdfast.methods.base import Tensors
 from holdfast.methods.fedavg import FedAvg
 from holdfast.models.network import Output
@@ -22,7 +22,7 @@ DOMAIN = np.arange(len(TESTED)) % 7 // 5  # five sevenths are of the first
 CLASSES = 4
 
 
-def rounds_with(domains: bool = True, **changes: object) -> Loop:
+def rounds_with(domains: bool = True, **changes: object) -> RoundLoop:
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(40, INPUTS)).astype(np.float32), np.arange(40) % CLASSES
     x_test = rng.normal(size=(len(TESTED), INPUTS)).astype(np.float32)
@@ -33,7 +33,7 @@ def rounds_with(domains: bool = True, **changes: object) -> Loop:
     return loop(FedAvg(), model=model, among=federate(data, np.split(np.arange(40), 4)), **changes)
 
 
-def logits_of(params: Tensors, rounds: Loop) -> np.ndarray:
+def logits_of(params: Tensors, rounds: RoundLoop) -> np.ndarray:
     w = {name: p.numpy() for name, p in params.items()}
     x = rounds.federation.dataset.x_test.numpy().astype(np.float64)
     return np.maximum(x @ w["0.weight"].T + w["0.bias"], 0) @ w["2.weight"].T + w["2.bias"]
@@ -63,7 +63,7 @@ def test_overall_by_class_and_by_domain() -> None:
 
 @pytest.mark.parametrize("limit", [30, 130, 299])
 def test_a_few_samples_are_spread_over_the_classes(limit: int) -> None:
-    rounds = rounds_with(evaluate_locals=True, local_test=limit)
+    rounds = rounds_with(evaluate_locals=True, local_test_samples=limit)
     few, places = rounds.local_test, rounds.local_test.places.numpy()
     assert len(few) == limit == len(set(places.tolist()))
     held = np.bincount(TESTED, minlength=CLASSES)
@@ -100,9 +100,9 @@ def test_many_models_are_tested_as_each_alone(shared: str, together: int | None)
 def test_on_a_gpu_as_many_samples_are_tested_at_once_as_fill_a_part_of_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    task = rounds_with().task
-    assert task.evaluation_batch == 128
+    context = rounds_with().context
+    assert context.evaluation_batch == 128
     for memory, expected in ((32 * 6 * 8 * 1000, 1000), (1, 128), (2**40, 2**14)):
         monkeypatch.setattr("holdfast.methods.context.share_bytes", lambda _, memory=memory: memory)
-        on_gpu = replace(task, device=torch.device("cuda"))  # 6 values, the hidden layer's, 8 bytes each
+        on_gpu = replace(context, device=torch.device("cuda"))  # 6 values, the hidden layer's, 8 bytes each
         assert on_gpu.evaluation_batch == expected

@@ -28,8 +28,8 @@ def trained_by(model: str, shape: tuple[int, ...], **changes: Any) -> Training:
 @pytest.mark.parametrize(
     ("model", "shape", "engine"),
     [
-        ("mlp", (64,), "lanes"),
-        ("cnn", (1, 8, 8), "lanes"),
+        ("mlp", (64,), "vectorized"),
+        ("cnn", (1, 8, 8), "vectorized"),
         ("mlp:2000,2000", (64,), "sequential"),  # 17 MB of weights
         ("ntd-cifar", (3, 32, 32), "sequential"),
     ],
@@ -41,7 +41,7 @@ def test_auto_goes_by_what_a_step_touches(model: str, shape: tuple[int, ...], en
 def test_a_step_touches_weights_twice_and_what_the_backward_pass_reads() -> None:
     training = trained_by("linear", (100,))
     weights, inputs = 4 * (100 * 4 + 4), 4 * 7 * 100
-    found = step_bytes(training.task, training.data, width=7)
+    found = step_bytes(training.context, training.data, width=7)
     assert 2 * weights + inputs <= found <= 3 * weights + inputs
     assert found < SMALL_STEP
 
@@ -49,7 +49,7 @@ def test_a_step_touches_weights_twice_and_what_the_backward_pass_reads() -> None
 def test_lanes_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained_by("mlp", (64,)).engine.group == 10  # one for each client of a round
     training = trained_by("mlp", (64,), batch_size=4)
-    each = 4 * step_bytes(training.task, training.data, width=4)
+    each = 4 * step_bytes(training.context, training.data, width=4)
     monkeypatch.setattr(choice, "available_bytes", lambda: int(3.5 * each / 0.4))
     assert trained_by("mlp", (64,), batch_size=4).engine.group == 3
     monkeypatch.setattr(choice, "available_bytes", lambda: 0)

@@ -51,17 +51,17 @@ class Contracted(nn.Module):
         return self.last(torch.einsum("bi,oi->bo", x.flatten(1), self.first).relu())
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_model_of_ones_own_learns_the_same_on_any_engine(engine):
     federation = hf.federate(hf.load("digits"), "iid", clients=4)
 
     def weights(engine, precision):
         run = hf.train(
-            hf.FedAvg(), Contracted(), federation, rounds=2, epochs=1, batch_size=64, lr=0.05, momentum=0.9,
+            hf.FedAvg(), Contracted(), federation, rounds=2, local_epochs=1, batch_size=64, lr=0.05, momentum=0.9,
             engine=engine, precision=precision, evaluate_locals=False,
         )  # fmt: skip
         return torch.cat([p.flatten().double() for p in run.model.state_dict().values()])
 
-    exact = weights("lanes", "float64")  # without torch's fused step
+    exact = weights("vectorized", "float64")  # without torch's fused step
     found = weights(engine, "float32")
     assert float((found - exact).norm() / exact.norm()) < 1e-4

@@ -10,8 +10,8 @@ from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
 from holdfast.engine.vectorized import step_cache as programs
-from holdfast.engine.vectorized.engine import Lanes
-from holdfast.engine.vectorized.recorded_step import Room, Tape, Unrepeatable
+from holdfast.engine.vectorized.engine import VectorizedEngine
+from holdfast.engine.vectorized.recorded_step import BlockPool, NotReplayable, RecordedStep
 from holdfast.methods import FedAvg
 
 PLENTY = 2**30
@@ -43,7 +43,7 @@ def test_replays_follow_their_inputs() -> None:
     for tensor, value in zip(state, start, strict=True):
         tensor.copy_(value)
     rate.fill_(0.1)
-    tape = Tape(step, Room(PLENTY))  # the first step
+    tape = RecordedStep(step, BlockPool(PLENTY))  # the first step
     for _ in range(5):
         rate.mul_(0.5)
         tape()
@@ -57,7 +57,7 @@ def test_results_that_are_given_another_shape_later(capfd: pytest.CaptureFixture
         mean = x.mean((2, 3))  # [2, 3]
         out.copy_(mean.t_().unsqueeze_(1))
 
-    tape = Tape(work, Room(PLENTY))
+    tape = RecordedStep(work, BlockPool(PLENTY))
     for _ in range(3):
         x.normal_()
         tape()
@@ -73,7 +73,7 @@ def test_changes_in_place_begin_anew() -> None:
         scratch[1:].add_(x[1:])  # written through a view
         total.add_(scratch.clone().mul_(2))
 
-    tape = Tape(work, Room(PLENTY))
+    tape = RecordedStep(work, BlockPool(PLENTY))
     x.fill_(1.0)
     tape()
     assert total.tolist() == [0.0, 4.0, 6.0, 8.0]
@@ -87,7 +87,7 @@ def test_constants_and_unread_results_are_left_out() -> None:
         _ = x.exp().sum()
         torch.add(x, places, out=out)
 
-    tape = Tape(work, Room(PLENTY))
+    tape = RecordedStep(work, BlockPool(PLENTY))
     x.fill_(10.0)
     tape()
     assert len(tape.calls) == 1
@@ -105,21 +105,21 @@ def test_constants_and_unread_results_are_left_out() -> None:
     ids=["value in Python", "random", "mask", "number of rows"],
 )
 def test_what_depends_on_values_or_chance_is_refused(work: object) -> None:
-    with pytest.raises(Unrepeatable):
-        Tape(work, Room(PLENTY))  # type: ignore[arg-type]
+    with pytest.raises(NotReplayable):
+        RecordedStep(work, BlockPool(PLENTY))  # type: ignore[arg-type]
 
 
 def test_memory_is_bounded() -> None:
     out = torch.zeros(100)
-    room = Room(1200)
-    Tape(lambda: out.add_((out + 1) * torch.ones(100)), room)
+    room = BlockPool(1200)
+    RecordedStep(lambda: out.add_((out + 1) * torch.ones(100)), room)
     assert room.left == 0  # two results and a constant, 400 bytes each
-    with pytest.raises(Unrepeatable):
-        Tape(lambda: out + 1, room)
+    with pytest.raises(NotReplayable):
+        RecordedStep(lambda: out + 1, room)
 
 
 def test_results_take_the_place_of_those_nobody_reads_any_more() -> None:
-    x, out, room = torch.randn(100), torch.zeros(100), Room(PLENTY)
+    x, out, room = torch.randn(100), torch.zeros(100), BlockPool(PLENTY)
 
     def work() -> None:
         early = x.exp()
@@ -131,7 +131,7 @@ def test_results_take_the_place_of_those_nobody_reads_any_more() -> None:
     def other() -> None:
         out.add_(x.exp().cos())
 
-    tapes = [(Tape(each, room), each) for each in (work, other)]
+    tapes = [(RecordedStep(each, room), each) for each in (work, other)]
     assert [block.nbytes() for block in room.blocks] == [400] * 3  # early, and two in turns
     for tape, each in tapes * 2:
         x.normal_()
@@ -144,16 +144,16 @@ def test_results_take_the_place_of_those_nobody_reads_any_more() -> None:
 
 
 def test_lanes_replay_tapes_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    taped = loop(FedAvg(), engine="lanes", lanes=3)
+    taped = loop(FedAvg(), engine="vectorized", parallel_clients=3)
     monkeypatch.setattr(programs, "TAPE_BYTES", 0)
-    eager = loop(FedAvg(), engine="lanes", lanes=3)
+    eager = loop(FedAvg(), engine="vectorized", parallel_clients=3)
     for number in (1, 2, 3):
         monkeypatch.setattr(programs, "TAPE_BYTES", PLENTY)
         taped.round(number)
         monkeypatch.setattr(programs, "TAPE_BYTES", 0)
         eager.round(number)
-    assert isinstance(taped.engine, Lanes)
-    assert isinstance(eager.engine, Lanes)
-    assert any(isinstance(program, Tape) for program in taped.engine.programs.ready.values())
-    assert not any(isinstance(program, Tape) for program in eager.engine.programs.ready.values())
+    assert isinstance(taped.engine, VectorizedEngine)
+    assert isinstance(eager.engine, VectorizedEngine)
+    assert any(isinstance(program, RecordedStep) for program in taped.engine.programs.ready.values())
+    assert not any(isinstance(program, RecordedStep) for program in eager.engine.programs.ready.values())
     assert same_bits(copied(taped.server.params), copied(eager.server.params))

@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.data.federation import federate
 from holdfast.engine.clients import Broadcast, Job
-from holdfast.engine.rounds import flaw
+from holdfast.engine.rounds import validate_update
 from holdfast.methods.base import Batch, Method, Tensors, Tree
 from holdfast.methods.context import Client
 from holdfast.methods.fedavg import FedAvg
@@ -32,7 +32,7 @@ class Spoilt(Method):
     how: str = "nan"
     whom: tuple[int, ...] = NOT_HERE
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """By what the loss is multiplied."""
         factor = {"nan": float("nan"), "infinite": float("inf")}.get(self.how, 1.0)
         return {"factor": torch.tensor(factor if client.id in self.whom else 1.0, dtype=torch.float64)}
@@ -41,7 +41,7 @@ class Spoilt(Method):
         """Weights that are no numbers, by a loss that is none."""
         return carry["factor"] * super().task_loss(out, batch, carry)
 
-    def share(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
+    def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
         """Other kinds of nonsense, from weights that are sound."""
         if client.id not in self.whom:
             return params
@@ -54,7 +54,7 @@ class Spoilt(Method):
         }.get(self.how, {})
         return {k: v for k, v in params.items() if self.how != "fewer" or k != first} | changed
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Clients remember in which round they last took part."""
         bad = self.how == "sums" and client.id in self.whom
         return {"ones": torch.tensor(float("nan") if bad else 1.0)}, {"round": torch.tensor(client.round)}
@@ -80,7 +80,7 @@ def test_batch_norm_statistics_are_averaged_by_samples_and_counters_are_the_larg
 
 def test_sampled_clients_are_the_same_for_every_method() -> None:
     def chosen(method: Method) -> list[list[int]]:
-        rounds = loop(method, sample=3, among=with_public())
+        rounds = loop(method, clients_per_round=3, among=with_public())
         return [rounds.participants(t).tolist() for t in range(1, 6)]
 
     first = chosen(FedAvg())
@@ -102,12 +102,12 @@ def test_everybody_takes_part_without_a_sample() -> None:
 def test_clients_without_data_are_never_drawn() -> None:
     whole = federation()
     parts = [whole.client(0), np.empty(0, np.int64), whole.client(3)]
-    rounds = loop(FedAvg(), among=federate(whole.dataset, parts), sample=2)
+    rounds = loop(FedAvg(), among=federate(whole.dataset, parts), clients_per_round=2)
     assert all(sorted(rounds.participants(t)) == [0, 2] for t in range(1, 6))
 
 
 def test_lost_clients_are_recorded_and_left_out() -> None:
-    rounds = loop(FedAvg(), dropout=0.5)
+    rounds = loop(FedAvg(), client_dropout=0.5)
     lost = []
     for t in range(1, 5):
         record = rounds.round(t)
@@ -119,7 +119,7 @@ def test_lost_clients_are_recorded_and_left_out() -> None:
 
 
 def test_a_round_in_which_all_are_lost_changes_nothing() -> None:
-    rounds = loop(FedAvg(), dropout=0.999999)
+    rounds = loop(FedAvg(), client_dropout=0.999999)
     before = copied(rounds.server.params)
     record = rounds.round(1)
     assert len(record["incidents"]) == len(SIZES)
@@ -141,7 +141,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("how", KINDS)
 def test_a_broken_update_is_recorded_and_left_out(how: str, engine: str) -> None:
     rounds = loop(Spoilt(how=how), engine=engine)
@@ -178,19 +178,19 @@ def test_statistics_of_batch_norm_must_be_finite_too() -> None:
     server, sizes = rounds.server, federation().client(0)
     sent = Broadcast(1, server.params, server.buffers, {})
     result = next(iter(rounds.engine.train(sent, [Job(0, sizes)])))
-    assert flaw(result, server) is None
+    assert validate_update(result, server) is None
     spoilt = {k: v * float("nan") if v.is_floating_point() else v for k, v in result.buffers.items()}
-    assert flaw(replace(result, buffers=spoilt), server) == "not finite"
+    assert validate_update(replace(result, buffers=spoilt), server) == "not finite"
 
 
 # Sameness -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedntd", "fedfa"])
 def test_same_seed_same_bits(name: str, engine: str) -> None:
     def trained(seed: int) -> Tensors:
-        rounds = loop(METHODS[name](), engine=engine, sample=4, seed=seed, dropout=0.2)
+        rounds = loop(METHODS[name](), engine=engine, clients_per_round=4, seed=seed, client_dropout=0.2)
         for t in (1, 2, 3):
             rounds.round(t)
         return rounds.server.params
@@ -201,7 +201,7 @@ def test_same_seed_same_bits(name: str, engine: str) -> None:
 
 def test_same_bits_whatever_torch_and_numpy_were_seeded_with() -> None:
     def trained(seed: int) -> Tensors:
-        rounds = loop(METHODS["fedfa"](), sample=4)
+        rounds = loop(METHODS["fedfa"](), clients_per_round=4)
         torch.manual_seed(seed)
         np.random.seed(seed)
         rounds.round(1)

@@ -13,10 +13,10 @@ from holdfast import metrics
 from holdfast.core.settings import Settings
 from holdfast.data.schedules import EveryN
 from holdfast.methods.registry import METHODS
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 CLASSES = 4
-SHORT = {"epochs": 2, "batch_size": 8, "lr": 0.05, "device": "cpu"}
+SHORT = {"local_epochs": 2, "batch_size": 8, "lr": 0.05, "device": "cpu"}
 
 
 def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -52,12 +52,12 @@ def coming_and_going() -> hf.Federation:
     return replace(dealt, indices=dealt.indices[kept], offsets=np.concatenate([[0], np.cumsum(held)]))
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_on_a_stream_with_clients_that_come_and_go(name, engine):
     method = hf.CReFF(epochs=3, match_steps=3) if name == "creff" else METHODS[name]()
     federation = coming_and_going()
-    run = hf.train(method, small(), federation, rounds=6, sample=4, engine=engine, **SHORT)
+    run = hf.train(method, small(), federation, rounds=6, clients_per_round=4, engine=engine, **SHORT)
     for record in run.records:
         stage = record["stage"]
         assert all(len(federation.client(k, stage)) for k in record["participants"])
@@ -74,10 +74,10 @@ def test_every_method_runs_on_a_stream_with_clients_that_come_and_go(name, engin
 
 def test_a_sample_is_drawn_from_those_who_have_data_in_the_epoch():
     late = {"clients": 8, "tasks_per_client": 2, "joins": [0, 0, 0, 1, 1, 1, 1, 1]}
-    settings = Settings(rounds=20, sample=3, **_without_device(SHORT))
+    settings = Settings(rounds=20, clients_per_round=3, **_without_device(SHORT))
     epochs, every = (
         Training(hf.FedAvg(), small(), hf.stream(DATA, hf.IID(), **late, schedule=schedule), settings, device="cpu")
-        .loop(Memories(None, None))
+        .loop(StateCache(None, None))
         for schedule in (None, EveryN(10, 2))
     )  # fmt: skip
     # Three of the eight in both stages of an epoch; clients 0, 1 and 2 alone are there in the first.
@@ -93,7 +93,7 @@ def test_a_sample_is_drawn_from_those_who_have_data_in_the_epoch():
 
 def test_transfer_is_that_of_each_clients_own_stages():
     federation = coming_and_going()
-    run = hf.train(hf.FedAvg(), small(), federation, rounds=3, local_test=80, **SHORT)
+    run = hf.train(hf.FedAvg(), small(), federation, rounds=3, local_test_samples=80, **SHORT)
     rows = [
         dict(zip(record["participants"], record["stream"]["task_accuracy"], strict=True))
         for record in run.records
@@ -103,7 +103,7 @@ def test_transfer_is_that_of_each_clients_own_stages():
     whole = np.array([rows[stage][0] for stage in range(3)])
     assert told[0]["average_forgetting"] == pytest.approx(float(metrics.average_forgetting(whole)))
     assert told[0]["backward_transfer"] == pytest.approx(float(metrics.backward_transfer(whole)))
-    without = np.array([[rows[stage][2][task] for task in (0, 2)] for stage in (0, 2)])
+    without = np.array([[rows[stage][2][context] for context in (0, 2)] for stage in (0, 2)])
     assert told[2]["average_forgetting"] == pytest.approx(float(metrics.average_forgetting(without)))
     assert told[2]["backward_transfer"] == pytest.approx(without[1, 0] - without[0, 0])
     mean = np.mean([values["backward_transfer"] for values in told])
@@ -120,7 +120,7 @@ def test_everything_is_tested_after_the_last_stage_and_where_a_run_ends_before_i
 def test_a_run_killed_within_an_epoch_goes_on_with_what_was_measured(dies_after, tmp_path):
     def trained(name, **how):
         hf.train(
-            hf.FedMLP(), small(), coming_and_going(), rounds=6, sample=3, checkpoint_seconds=0,
+            hf.FedMLP(), small(), coming_and_going(), rounds=6, clients_per_round=3, checkpoint_seconds=0,
             out=tmp_path / name, **SHORT, **how,
         )  # fmt: skip
 
@@ -145,9 +145,9 @@ def test_a_run_killed_within_an_epoch_goes_on_with_what_was_measured(dies_after,
 def test_private_models_are_the_global_body_under_the_clients_own_head(method: hf.Method):
     federation = hf.stream(DATA, hf.IID(), clients=4, tasks_per_client=2)
     loop = Training(
-        method, small(), federation, Settings(rounds=2, sample=2, **_without_device(SHORT)),
+        method, small(), federation, Settings(rounds=2, clients_per_round=2, **_without_device(SHORT)),
         device="cpu",
-    ).loop(Memories(None, None))  # fmt: skip
+    ).loop(StateCache(None, None))  # fmt: skip
     record = loop.round(1)
     taken_part = record["participants"]
     for k in range(4):
@@ -160,9 +160,9 @@ def test_private_models_are_the_global_body_under_the_clients_own_head(method: h
 
 def test_who_sits_an_epoch_out_is_tested_with_the_head_it_will_begin_with():
     federation = hf.stream(DATA, hf.IID(), clients=6, tasks_per_client=2)
-    settings = Settings(rounds=4, sample=3, **_without_device(SHORT))
+    settings = Settings(rounds=4, clients_per_round=3, **_without_device(SHORT))
     loop = Training(hf.FedMLP(head="epoch"), small(), federation, settings, device="cpu").loop(
-        Memories(None, None)
+        StateCache(None, None)
     )
     online = [set(loop.round(number)["participants"]) for number in range(1, 5)]
     offline = online[0] - online[2]
@@ -179,7 +179,7 @@ def test_the_private_model_of_a_method_that_mixes_is_the_mixture():
     federation = hf.stream(DATA, hf.IID(), clients=4, tasks_per_client=2)
     settings = Settings(rounds=2, **_without_device(SHORT))
     resting, learning = (
-        Training(hf.FedALA(eta=eta), small(), federation, settings, device="cpu").loop(Memories(None, None))
+        Training(hf.FedALA(eta=eta), small(), federation, settings, device="cpu").loop(StateCache(None, None))
         for eta in (0.0, 50.0)
     )
     for loop in (resting, learning):
@@ -196,8 +196,8 @@ def test_private_models_have_the_batch_norm_that_stays_with_a_client():
     federation = hf.stream(DATA, hf.IID(), clients=3, tasks_per_client=2)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
     settings = Settings(rounds=2, drop_last=True, **_without_device(SHORT))
-    loop = Training(hf.FedAvg(), net, federation, settings, device="cpu", norm="local").loop(
-        Memories(None, None)
+    loop = Training(hf.FedAvg(), net, federation, settings, device="cpu", batchnorm="local").loop(
+        StateCache(None, None)
     )
     loop.round(1)
     for k in range(3):
@@ -208,19 +208,26 @@ def test_private_models_have_the_batch_norm_that_stays_with_a_client():
         assert torch.equal(params["0.weight"], loop.server.params["0.weight"])
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(("norm", "bodies"), [("average", 1), ("local", 3)])
 def test_a_body_that_private_models_share_is_tested_once(norm: str, bodies: int, engine: str, monkeypatch):
     federation = hf.stream(DATA, hf.IID(), clients=4, tasks_per_client=2)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
-    settings = Settings(rounds=2, sample=3, drop_last=True, **_without_device(SHORT))
-    lanes = 2 if engine == "lanes" else None
+    settings = Settings(rounds=2, clients_per_round=3, drop_last=True, **_without_device(SHORT))
+    lanes = 2 if engine == "vectorized" else None
     loop = Training(
-        hf.FedAvg(), net, federation, settings, engine=engine, device="cpu", norm=norm, lanes=lanes
-    ).loop(Memories(None, None))
+        hf.FedAvg(),
+        net,
+        federation,
+        settings,
+        engine=engine,
+        device="cpu",
+        batchnorm=norm,
+        parallel_clients=lanes,
+    ).loop(StateCache(None, None))
     clients = loop.round(1)["participants"]
     alone = [loop.stream._class_accuracy([k], 1)[0] for k in clients]
-    network, tested = loop.task.network, []
+    network, tested = loop.context.network, []
     for how in ("apply", "pure"):
         work = getattr(network, how)
         monkeypatch.setattr(network, how, lambda *a, work=work, **k: tested.append(1) or work(*a, **k))
@@ -228,13 +235,13 @@ def test_a_body_that_private_models_share_is_tested_once(norm: str, bodies: int,
     assert len(tested) == (bodies if engine == "sequential" or bodies == 1 else 2)  # lanes test two together
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_model_of_ones_own_keeps_its_own_batch_norm(engine: str):
     federation = hf.stream(DATA, hf.Dirichlet(0.3, min_size=10), clients=4, tasks_per_client=2)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
     settings = Settings(rounds=2, drop_last=True, **_without_device(SHORT))
     loop = Training(hf.FedProto(), net, federation, settings, engine=engine, device="cpu").loop(
-        Memories(None, None)
+        StateCache(None, None)
     )
     for number in (1, 2):
         record = loop.round(number)
@@ -253,7 +260,7 @@ def test_later_stages_may_bring_larger_batches_than_the_first(last: int):
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
     late = [
         hf.train(hf.FedAvg(), model, replace(uneven, schedule=Late()), rounds=2, engine=engine, **SHORT)
-        for engine in ("sequential", "lanes")
+        for engine in ("sequential", "vectorized")
     ]
     for a, b in zip(*(run.model.state_dict().values() for run in late), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -279,8 +286,8 @@ def test_a_stage_that_nobody_holds_ends_the_run_when_it_begins_and_no_sooner():
     with pytest.raises(hf.HoldfastError, match="round 2: no client holds any sample at stage 2"):
         hf.train(hf.FedAvg(), small(), empty, rounds=2, on_round=told.append, **SHORT)
     assert [record["round"] for record in told] == [1]
-    settings = Settings(rounds=2, epochs=1, batch_size=8)
-    loop = Training(hf.FedAvg(), small(), empty, settings, device="cpu").loop(Memories(None, None))
+    settings = Settings(rounds=2, local_epochs=1, batch_size=8)
+    loop = Training(hf.FedAvg(), small(), empty, settings, device="cpu").loop(StateCache(None, None))
     assert [job.client for job in loop.upcoming(1)] == [0, 1]
     assert loop.upcoming(2) == []
 
@@ -297,7 +304,7 @@ def test_tasks_of_cumulative_data_are_tested_apart():
         for cumulative in (False, True)
     )
     told = [
-        hf.train(hf.FedAvg(), small(), federation, rounds=1, local_test=80, **SHORT).records[0]
+        hf.train(hf.FedAvg(), small(), federation, rounds=1, local_test_samples=80, **SHORT).records[0]
         for federation in (apart, together)
     ]  # the first stage is the same, and so are the tasks
     assert told[0]["stream"]["task_accuracy"] == told[1]["stream"]["task_accuracy"]
@@ -305,7 +312,14 @@ def test_tasks_of_cumulative_data_are_tested_apart():
 
 def test_fedmlp_remembers_a_stream_of_digits_better_than_fedavg():
     digits, seeds = hf.load("digits"), (0, 1)
-    schedule = {"rounds": 30, "sample": 5, "epochs": 3, "batch_size": 32, "lr": 0.05, "momentum": 0.9}
+    schedule = {
+        "rounds": 30,
+        "clients_per_round": 5,
+        "local_epochs": 3,
+        "batch_size": 32,
+        "lr": 0.05,
+        "momentum": 0.9,
+    }
     means: dict[str, dict[str, float]] = {}
     for method in (hf.FedAvg(), hf.FedMLP(head="epoch")):
         told = []
@@ -333,8 +347,8 @@ def _without_device(settings: dict) -> dict:
 )
 def test_the_nearest_prototype_among_the_classes_that_a_client_holds(method):
     federation = hf.stream(DATA, hf.ClassShards(2), clients=4, tasks_per_client=2)
-    settings = Settings(rounds=4, sample=3, **_without_device(SHORT))
-    loop = Training(method, small(), federation, settings, device="cpu").loop(Memories(None, None))
+    settings = Settings(rounds=4, clients_per_round=3, **_without_device(SHORT))
+    loop = Training(method, small(), federation, settings, device="cpu").loop(StateCache(None, None))
     record = [loop.round(number) for number in range(1, 5)][-1]
     state = loop.server.state.get("fedproto", loop.server.state)
     prototypes = state["prototypes"].numpy()

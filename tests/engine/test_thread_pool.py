@@ -14,10 +14,10 @@ from holdfast.data.dataset import Dataset
 from holdfast.data.federation import federate
 from holdfast.engine import factory as choice
 from holdfast.engine.clients import Broadcast, Job
-from holdfast.engine.rounds import Loop
-from holdfast.engine.sequential import Sequential
-from holdfast.engine.state_cache import Memories
-from holdfast.engine.thread_pool import Crew
+from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.sequential import SequentialEngine
+from holdfast.engine.state_cache import StateCache
+from holdfast.engine.thread_pool import ThreadPoolEngine
 from holdfast.methods.registry import parse_method
 from holdfast.training.train import Training
 
@@ -32,7 +32,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def images_loop(method: str, workers: int | None, **changes: object) -> Loop:
+def images_loop(method: str, workers: int | None, **changes: object) -> RoundLoop:
     torch.manual_seed(0)
     total = sum(SIZES)
     x, y = torch.randn(total, 1, 4, 4).numpy(), (torch.arange(total) % 3).numpy()
@@ -42,13 +42,13 @@ def images_loop(method: str, workers: int | None, **changes: object) -> Loop:
         nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(48, 3)
     )  # fmt: skip
     settings = Settings(
-        **({"rounds": 3, "epochs": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9} | changes)
+        **({"rounds": 3, "local_epochs": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9} | changes)
     )  # type: ignore[arg-type]
     engine = "sequential" if workers is None else lambda m, t, d: (
-        Crew(m, t, d, settings, workers) if workers > 1 else Sequential(m, t, d, settings)
+        ThreadPoolEngine(m, t, d, settings, workers) if workers > 1 else SequentialEngine(m, t, d, settings)
     )  # fmt: skip
     training = Training(parse_method(method), net, federation, settings, engine=engine, device="cpu")
-    return training.loop(Memories(None, None))
+    return training.loop(StateCache(None, None))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedntd", "scaffold", "moon", "fedfa", "fedrep", "fedreg"])
@@ -67,13 +67,13 @@ def test_a_crew_gives_the_bits_of_one(method: str) -> None:
 
 
 def test_long_steps_on_two_threads_get_a_crew(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(images_loop("fedavg", None).engine, Sequential)
+    assert isinstance(images_loop("fedavg", None).engine, SequentialEngine)
     monkeypatch.setattr(choice, "SMALL_STEP", 1000)
     loop = images_loop("fedavg", None)
-    assert isinstance(loop.engine, Crew)
+    assert isinstance(loop.engine, ThreadPoolEngine)
     assert loop.engine.name == "sequential"
     torch.set_num_threads(1)
-    assert isinstance(images_loop("fedavg", None).engine, Sequential)
+    assert isinstance(images_loop("fedavg", None).engine, SequentialEngine)
 
 
 def test_threads_are_given_back_even_if_a_round_is_left_early() -> None:

@@ -14,7 +14,7 @@ from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.vectorized import engine as lanes
-from holdfast.engine.vectorized.engine import Lanes
+from holdfast.engine.vectorized.engine import VectorizedEngine
 from holdfast.methods import FedAvg
 
 
@@ -30,13 +30,13 @@ def trained(preprocess: Preprocess) -> tuple[torch.dtype, dict[str, torch.Tensor
     torch.manual_seed(0)
     rounds = loop(
         FedAvg(),
-        engine="lanes",
+        engine="vectorized",
         model=nn.Sequential(nn.Flatten(), nn.Linear(48, 4)),
         among=images(preprocess),
     )
     for number in (1, 2, 3):
         rounds.round(number)
-    assert isinstance(rounds.engine, Lanes)
+    assert isinstance(rounds.engine, VectorizedEngine)
     return rounds.engine.data.x.dtype, copied(rounds.server.params)
 
 

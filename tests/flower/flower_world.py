@@ -15,7 +15,7 @@ from holdfast.flower import FlowerApp, for_server
 
 SIZES = (7, 4, 1, 9, 5, 6)
 CLASSES = 4
-SCHEDULE = {"rounds": 3, "epochs": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9, "seed": 4}
+SCHEDULE = {"rounds": 3, "local_epochs": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9, "seed": 4}
 
 
 def federation(floats: bool = False) -> hf.Federation:

@@ -22,7 +22,14 @@ from holdfast.methods.registry import parse_method
 pytestmark = pytest.mark.skipif(not os.environ.get("HOLDFAST_CHAOS"), reason="minutes long: make test-chaos")
 
 ROUNDS, CLIENTS, NODES = 100, 10, 5
-SCHEDULE = {"rounds": ROUNDS, "epochs": 1, "batch_size": 32, "lr": 0.1, "momentum": 0.0, "sample": 8}
+SCHEDULE = {
+    "rounds": ROUNDS,
+    "local_epochs": 1,
+    "batch_size": 32,
+    "lr": 0.1,
+    "momentum": 0.0,
+    "clients_per_round": 8,
+}
 FAULT_RATE = 0.12  # of a node's replies
 
 

@@ -501,11 +501,11 @@ def serve_until(world: World, moment: int, monkeypatch: pytest.MonkeyPatch) -> i
 def test_a_server_killed_at_any_moment_ends_with_the_same_bits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calm = World(tmp_path / "calm", method=name, rounds=2, sample=4).run()
+    calm = World(tmp_path / "calm", method=name, rounds=2, clients_per_round=4).run()
     moment, killed = 0, 0
     while True:
         moment += 4 if killed > 12 else 2
-        world = World(tmp_path / str(moment), method=name, rounds=2, sample=4)
+        world = World(tmp_path / str(moment), method=name, rounds=2, clients_per_round=4)
         ended = serve_until(world, moment, monkeypatch)
         if ended == 0:
             break

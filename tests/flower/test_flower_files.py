@@ -38,13 +38,13 @@ def test_the_app_names_what_exists(tmp_path: Path) -> None:
 
 def test_every_key_of_the_config_is_understood(tmp_path: Path) -> None:
     from holdfast.flower import FlowerApp
-    from holdfast.flower.app import Plan
+    from holdfast.flower.app import AppConfig
 
     write_app(tmp_path / "app")
     config = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    plan = Plan(FlowerApp(lambda n, r: None, lambda r: None), config)  # type: ignore[arg-type, return-value]
+    plan = AppConfig(FlowerApp(lambda n, r: None, lambda r: None), config)  # type: ignore[arg-type, return-value]
     assert plan.settings.rounds == 20
-    assert plan.settings.sample is None
+    assert plan.settings.clients_per_round is None
     assert plan.settings.deadline is None
     assert not plan.settings.evaluate_locals
 

@@ -12,16 +12,16 @@ from damage import damaged
 from flower_world import CLASSES, SIZES, World
 from flwr.app import Message
 
-from holdfast.engine.clients import Broadcast, Incident, Job, Result
-from holdfast.engine.rounds import flaw
-from holdfast.flower.app import Plan
+from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
+from holdfast.engine.rounds import validate_update
+from holdfast.flower.app import AppConfig
 from holdfast.flower.engine import FlowerEngine
-from holdfast.flower.messages import Orders, record_of, tree_of
+from holdfast.flower.messages import RoundRequest, record_of, tree_of
 from holdfast.flower.nodes import Nodes
 from holdfast.flower.population import Population, SiteReport
 from holdfast.flower.server import FlowerTraining
 from holdfast.flower.wire import WireError
-from holdfast.training.train import Memories
+from holdfast.training.train import StateCache
 
 INPUTS = int(os.environ.get("HOLDFAST_FUZZ", "20000")) // 10  # docs/reliability.md was written with a million
 KINDS = {
@@ -44,15 +44,15 @@ def message(world: World, part: str, sent: bool = False) -> Message:
 
 def test_replies(tmp_path: Path) -> None:
     world = World(tmp_path, method="scaffold", rounds=1).run()
-    plan = Plan(world.app, world.config)
+    plan = AppConfig(world.app, world.config)
     dataset = world.app.server_data(plan.config)
     nodes = Nodes(world.grid, dataset)
     population = Population.gather("0" * 32, nodes.wait_for(len(SIZES), len(SIZES), 0))
     training = FlowerTraining(plan, nodes, population, dataset)
-    loop = training.loop(Memories(None, None))
+    loop = training.loop(StateCache(None, None))
     server, engine = loop.server, training.engine
     assert isinstance(engine, FlowerEngine)
-    sent = Broadcast(1, server.params, server.buffers, training.method.down(server))
+    sent = Broadcast(1, server.params, server.buffers, training.method.broadcast(server))
     job, reply = Job(0, training.federation.client(0)), message(world, "client 0")
     whole, rng, used = reply.content, np.random.default_rng(0), 0
     for _ in range(INPUTS):
@@ -61,8 +61,8 @@ def test_replies(tmp_path: Path) -> None:
             if isinstance(said, Incident):
                 assert said.kind in KINDS
             else:
-                assert isinstance(said, Result)
-                assert flaw(said, server) in (None, "not finite")
+                assert isinstance(said, ClientResult)
+                assert validate_update(said, server) in (None, "not finite")
                 used += 1
     assert 0 < used < INPUTS
 
@@ -100,7 +100,7 @@ def test_orders_of_servers(tmp_path: Path) -> None:
     whole, rng, used = message(world, "orders", sent=True).content, np.random.default_rng(0), 0
     for _ in range(INPUTS):
         try:
-            orders = Orders.read(damaged(whole, rng), CLASSES)
+            orders = RoundRequest.read(damaged(whole, rng), CLASSES)
         except WireError:
             continue
         used += 1

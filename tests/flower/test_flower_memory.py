@@ -27,7 +27,7 @@ def peak(clients: int, folder: Path) -> int:
             rounds = MANY // COHORT // 4
             world = World(
                 folder, nodes=2, among=among, method="scaffold", model=MODEL, precision="float32",
-                sample=COHORT, rounds=rounds, epochs=1, batch_size=64, evaluate_every=rounds,
+                clients_per_round=COHORT, rounds=rounds, local_epochs=1, batch_size=64, evaluate_every=rounds,
             )  # fmt: skip
             world.grid.keeps = False
             world.run()

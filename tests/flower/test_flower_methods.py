@@ -41,8 +41,8 @@ def hf_plain(value: Any) -> Any:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method(name: str, tmp_path: Path) -> None:
     """With sampling, unequal clients, memories, payloads, public data; metrics of local models included."""
-    world = World(tmp_path, method=name, sample=4, evaluate_locals=True).run()
-    run = reference(METHODS[name](), sample=4, evaluate_locals=True)
+    world = World(tmp_path, method=name, clients_per_round=4, evaluate_locals=True).run()
+    run = reference(METHODS[name](), clients_per_round=4, evaluate_locals=True)
     assert apart(world.model, run.model.state_dict()) <= 1e-9
     assert_same_records(world.records, run.records)
 
@@ -90,10 +90,10 @@ def hospitals(method: Method) -> FlowerApp:
 def test_own_model_and_a_data_set_at_each_site(tmp_path: Path) -> None:
     app = hospitals(hf.FedNTD())
     world = World(tmp_path, nodes=len(SIZES), app=app).run()
-    from holdfast.flower.app import Plan
+    from holdfast.flower.app import AppConfig
 
-    model = Plan(app, world.config).model()
-    settings = {"rounds": 3, "epochs": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9, "seed": 4}
+    model = AppConfig(app, world.config).model()
+    settings = {"rounds": 3, "local_epochs": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9, "seed": 4}
     run = hf.train(
         hf.FedNTD(),
         model,
@@ -181,8 +181,8 @@ def test_a_thousand_clients_on_four_nodes(tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 255, (3000, 1, 4, 4)).astype(np.uint8)
     y = np.arange(3000) % CLASSES
     among = hf.federate(hf.Dataset.from_arrays(x, y, x[:12], y[:12]), hf.IID(), clients=1000, seed=0)
-    world = World(tmp_path, nodes=4, among=among, method="fedavg", sample=20, rounds=3).run()
-    run = reference(hf.FedAvg(), among=among, sample=20, rounds=3)
+    world = World(tmp_path, nodes=4, among=among, method="fedavg", clients_per_round=20, rounds=3).run()
+    run = reference(hf.FedAvg(), among=among, clients_per_round=20, rounds=3)
     assert apart(world.model, run.model.state_dict()) <= 1e-9
     # The server's part of a round is that of the sampled clients.
     assert (

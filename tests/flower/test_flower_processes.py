@@ -45,7 +45,7 @@ server = app.server_app()
 client = app.client_app()
 """
 
-CONFIG = {"epochs": 2, "batch_size": 8, "lr": 0.2, "momentum": 0.0, "seed": 5, "model": "mlp:16"}
+CONFIG = {"local_epochs": 2, "batch_size": 8, "lr": 0.2, "momentum": 0.0, "seed": 5, "model": "mlp:16"}
 
 
 def reference(
@@ -86,7 +86,7 @@ def assert_weights(out: Path, expected: dict[str, torch.Tensor]) -> None:
 def test_parity_and_a_killed_server(tmp_path: Path) -> None:
     """Twice as many clients as nodes, all but one sampled; the server is killed in round 2 and run again."""
     clients, out = 2 * NODES, tmp_path / "run"
-    settings = {"rounds": 3, "sample": clients - 1}
+    settings = {"rounds": 3, "clients_per_round": clients - 1}
     with Deployment(tmp_path, NODES, clients, APP, isolated=True) as deployment:
         assert deployment.asks_for_a_task() == 401
         stranger = deployment.start(
@@ -214,7 +214,7 @@ def test_every_kind_of_method(tmp_path: Path) -> None:
 def test_a_thousand_clients_on_four_sites(tmp_path: Path) -> None:
     """A site trains its clients of a round in one process."""
     out, most = tmp_path / "run", 0
-    settings = {"rounds": 3, "sample": 40}
+    settings = {"rounds": 3, "clients_per_round": 40}
     with Deployment(tmp_path, 4, 1000, APP) as deployment:
         run = deployment.submit(out=str(out), method="fedavg", **CONFIG, **settings)
         ends = time.monotonic() + 600

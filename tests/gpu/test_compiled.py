@@ -20,7 +20,7 @@ from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.models import parse_model
 from holdfast.models.resnet import ResNet
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -150,11 +150,11 @@ def test_whole_steps_and_tests_of_networks(model, shape, compiled, monkeypatch):
     settings = Settings(rounds=1, batch_size=5, momentum=0.9, evaluate_locals=False)
     net = parse_model(model) if isinstance(model, str) else model.build(shape, 10)
     training = Training(
-        hf.FedAvg(), net, federation, settings, engine="lanes", device="cpu", own_kernels=True
+        hf.FedAvg(), net, federation, settings, engine="vectorized", device="cpu", own_kernels=True
     )
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     with suppress(hf.HoldfastError):  # what it held may be no numbers
-        training.loop(Memories(None, None)).round(1)
+        training.loop(StateCache(None, None)).round(1)
     assert {name for name, _ in compiled} >= {
         "_read",
         "_frame",

@@ -15,7 +15,7 @@ from holdfast.data.federation import Federation
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.optim import sgd_
 from holdfast.kernels.fp16_weights import Reading
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 pytestmark = [pytest.mark.gpu, needs_triton]
 
@@ -79,7 +79,7 @@ def test_halves_that_are_kept_change_no_bit(method, kept, monkeypatch):
     dataset = hf.Dataset.from_arrays(x, y, x, y, preprocess=Preprocess((0.5,) * 3, (0.5,) * 3))
     federation = Federation(dataset, np.arange(14), np.array([0, 7, 10, 14]))
     settings = Settings(
-        rounds=1, epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=0.3, evaluate_locals=False
+        rounds=1, local_epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=0.3, evaluate_locals=False
     )
     monkeypatch.setattr(kernels, "unavailable", lambda device, dtype: None)
     trained = []
@@ -87,10 +87,17 @@ def test_halves_that_are_kept_change_no_bit(method, kept, monkeypatch):
         if anew:
             monkeypatch.setattr(Reading, "wants", lambda self, w: None)
         training = Training(
-            method, small_maps(), federation, settings, engine="lanes", lanes=2, device=DEVICE, own_kernels=True
-        )  # fmt: skip
+            method,
+            small_maps(),
+            federation,
+            settings,
+            engine="vectorized",
+            parallel_clients=2,
+            device=DEVICE,
+            own_kernels=True,
+        )
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-        loop = training.loop(Memories(None, None))
+        loop = training.loop(StateCache(None, None))
         loop.round(1)
         assert set(training.engine.filters.halves) == (set() if anew else kept)
         trained.append(loop.server.params)

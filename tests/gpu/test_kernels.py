@@ -17,7 +17,7 @@ import holdfast as hf
 from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.data.preprocess import Preprocess
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 pytestmark = [pytest.mark.gpu, needs_triton]
 
@@ -161,7 +161,7 @@ def test_more_images_than_a_grid_is_wide(monkeypatch):
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     x = torch.randn(64, 1040, 4, 2, 4, device=DEVICE)
-    framed = frame.pad(x, frame.Frame(0, (2, 4)))
+    framed = frame.pad(x, frame.PaddedLayout(0, (2, 4)))
     assert torch.equal(framed.values.permute(0, 1, 4, 2, 3), x)
 
 
@@ -197,7 +197,7 @@ def test_relu_and_pooling(shape, flat, monkeypatch):
     assert y[0].is_contiguous() or not flat
     (want,) = torch.autograd.grad(reference, exact, dy.double())
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    framed = frame.unpool(dy[None], code, frame.Frame(0, (shape[2], shape[3])))
+    framed = frame.unpool(dy[None], code, frame.PaddedLayout(0, (shape[2], shape[3])))
     got = framed.values[0].permute(0, 3, 1, 2)[:, : shape[1], : shape[2], : shape[3]]  # frames are rounded up
     assert torch.equal(got, want.float())
 
@@ -782,14 +782,14 @@ def test_residual_networks_are_trained_as_one_client_after_another(norm, monkeyp
     torch.manual_seed(0)
     model = ResNet((1, 1), (3, 3), 1, norm=norm).build((3, 8, 8), 4)
     ended = []
-    for engine in ("sequential", "lanes"):
-        if engine == "lanes":
+    for engine in ("sequential", "vectorized"):
+        if engine == "vectorized":
             monkeypatch.setattr(kernels, "unavailable", lambda device, dtype: None)
         training = Training(
             hf.FedAvg(), model, federation, settings, engine=engine, device=DEVICE, precision="float32",
-            own_kernels=engine == "lanes",
+            own_kernels=engine == "vectorized",
         )  # fmt: skip
-        loop = training.loop(Memories(None, None))
+        loop = training.loop(StateCache(None, None))
         loop.round(1)
         ended.append({**loop.server.params, **loop.server.buffers})
     for name, want in ended[0].items():

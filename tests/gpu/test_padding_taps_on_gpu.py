@@ -14,7 +14,7 @@ from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.optim import sgd_
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 pytestmark = [pytest.mark.gpu, needs_triton]
 
@@ -94,19 +94,26 @@ def test_weights_that_meet_padding_alone_move_as_step_by_step(method, rests, cli
     dataset = hf.Dataset.from_arrays(x, y, x, y, preprocess=Preprocess((0.5,) * 3, (0.5,) * 3))
     federation = Federation(dataset, np.arange(14), np.array([0, 7, 10, 14]))
     settings = Settings(
-        rounds=2, epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=0.3, max_grad_norm=clipped,
+        rounds=2, local_epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=0.3, max_grad_norm=clipped,
         evaluate_locals=False,
     )  # fmt: skip
     rests &= clipped is None  # scaled gradients are not what convolutions wrote
     trained = []
-    for engine in ("sequential", "lanes"):
-        if engine == "lanes":
+    for engine in ("sequential", "vectorized"):
+        if engine == "vectorized":
             monkeypatch.setattr(kernels, "unavailable", lambda device, dtype: None)
         training = Training(
-            method, small_maps(), federation, settings, engine=engine, lanes=2 if engine == "lanes" else None,
-            device=DEVICE, precision="float32", own_kernels=engine == "lanes",
-        )  # fmt: skip
-        loop = training.loop(Memories(None, None))
+            method,
+            small_maps(),
+            federation,
+            settings,
+            engine=engine,
+            parallel_clients=2 if engine == "vectorized" else None,
+            device=DEVICE,
+            precision="float32",
+            own_kernels=engine == "vectorized",
+        )
+        loop = training.loop(StateCache(None, None))
         loop.round(1)
         loop.round(2)
         trained.append(loop.server.params)
@@ -115,5 +122,5 @@ def test_weights_that_meet_padding_alone_move_as_step_by_step(method, rests, cli
     )
     for name, want in trained[0].items():
         assert relative(trained[1][name], want.double()) < 1e-5, name
-    before = training.task.network.params["2.weight"][..., 0, :]
+    before = training.context.network.params["2.weight"][..., 0, :]
     assert relative(trained[1]["2.weight"][..., 0, :], before.double()) > 0.01

@@ -36,10 +36,20 @@ def small_resnet(norm):
 
 def weights(method, engine, precision, augment=False, rounds=2, lr=0.02, model=None):
     run = hf.train(
-        method, model or hf.models.cnn(), unequal_federation(augment), rounds=rounds, epochs=2, batch_size=16, lr=lr,
-        momentum=0.9, engine=engine, device="cuda", precision=precision, evaluate_locals=False,
-        lanes=3 if engine == "lanes" else None,
-    )  # fmt: skip
+        method,
+        model or hf.models.cnn(),
+        unequal_federation(augment),
+        rounds=rounds,
+        local_epochs=2,
+        batch_size=16,
+        lr=lr,
+        momentum=0.9,
+        engine=engine,
+        device="cuda",
+        precision=precision,
+        evaluate_locals=False,
+        parallel_clients=3 if engine == "vectorized" else None,
+    )
     return torch.cat([p.flatten().double() for p in run.model.state_dict().values()])
 
 
@@ -48,7 +58,7 @@ def test_every_method_agrees_with_sequential_in_float64(name):
     kind = hf.methods.METHODS[name]
     if kind.needs_public is True or name in ("flashback", "feddf"):
         pytest.skip("learns from public data: covered on the CPU")
-    a, b = (weights(kind(), engine, "float64") for engine in ("sequential", "lanes"))
+    a, b = (weights(kind(), engine, "float64") for engine in ("sequential", "vectorized"))
     assert float((a - b).norm() / a.norm()) < 1e-9
 
 
@@ -57,7 +67,7 @@ def test_kernels_agree_with_sequential_in_float32(augment):
     # In small steps: in large ones the rounding of float32 alone grows to 1e-3.
     a, b = (
         weights(hf.FedNTD(), engine, "float32", augment, rounds=1, lr=0.002)
-        for engine in ("sequential", "lanes")
+        for engine in ("sequential", "vectorized")
     )
     assert float((a - b).norm() / a.norm()) < 1e-4
 
@@ -67,7 +77,7 @@ def test_residual_networks_agree_with_sequential_in_float32(norm):
     model = small_resnet(norm)
     a, b = (
         weights(hf.FedAvg(), engine, "float32", rounds=1, lr=0.0002, model=model)
-        for engine in ("sequential", "lanes")
+        for engine in ("sequential", "vectorized")
     )
     assert float((a - b).norm() / a.norm()) < 1e-4
 
@@ -75,12 +85,12 @@ def test_residual_networks_agree_with_sequential_in_float32(norm):
 @pytest.mark.parametrize("norm", [None, "batch"])
 def test_same_seed_same_bits(norm):
     model = norm and small_resnet(norm)
-    a, b = (weights(hf.FedAvg(), "lanes", "tf32", model=model) for _ in range(2))
+    a, b = (weights(hf.FedAvg(), "vectorized", "tf32", model=model) for _ in range(2))
     assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("method", [hf.Scaffold(), hf.Moon()])
 def test_where_memories_lie_does_not_change_a_run(method, monkeypatch):
-    near = weights(method, "lanes", "tf32", rounds=3)
+    near = weights(method, "vectorized", "tf32", rounds=3)
     monkeypatch.setattr("holdfast.engine.state_cache.SHARE_OF_GPU", 0.0)
-    assert torch.equal(near, weights(method, "lanes", "tf32", rounds=3))
+    assert torch.equal(near, weights(method, "vectorized", "tf32", rounds=3))

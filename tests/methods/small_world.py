@@ -12,11 +12,11 @@ from torch import nn
 from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
-from holdfast.engine.clients import Broadcast, Job, LocalSide
-from holdfast.engine.rounds import Loop
+from holdfast.engine.clients import Broadcast, ClientRunner, Job
+from holdfast.engine.rounds import RoundLoop
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Client
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 
 def world(
@@ -46,16 +46,16 @@ def prepared(
     method: Method, federation: Federation, model: nn.Module | None = None, **settings: Any
 ) -> Training:
     """Everything ready for rounds of two epochs in batches of three."""
-    given = {"rounds": 3, "epochs": 2, "batch_size": 3, "lr": 0.05, "evaluate_locals": False} | settings
+    given = {"rounds": 3, "local_epochs": 2, "batch_size": 3, "lr": 0.05, "evaluate_locals": False} | settings
     model = net(federation.dataset.num_classes) if model is None else model
     return Training(
         method, model, federation, Settings(**given), engine="sequential", device="cpu", precision="float64"
     )
 
 
-def rounds(training: Training, number: int) -> tuple[Loop, Memories]:
+def rounds(training: Training, number: int) -> tuple[RoundLoop, StateCache]:
     """The rounds' server and the clients' memories after ``number`` rounds."""
-    memories = Memories(None, None)
+    memories = StateCache(None, None)
     loop = training.loop(memories)
     for round in range(1, number + 1):
         loop.round(round)
@@ -69,13 +69,13 @@ def learnt(method: Method, federation: Federation, number: int = 2, **settings: 
 
 def begun(training: Training, k: int = 0, state: Tree | None = None, round: int = 1) -> tuple[Client, Tree]:
     """Client ``k`` as the hooks see it, and what it carries into the first step of the first round."""
-    method, loop = training.method, training.loop(Memories(None, None))
+    method, loop = training.method, training.loop(StateCache(None, None))
     loop.server.round = round
-    side = LocalSide(method, training.task, training.data, training.settings)
-    sent = Broadcast(round, loop.server.params, loop.server.buffers, method.down(loop.server))
+    side = ClientRunner(method, training.context, training.data, training.settings)
+    sent = Broadcast(round, loop.server.params, loop.server.buffers, method.broadcast(loop.server))
     client = side.client(side.plan(Job(k, training.federation.client(k)), round), sent)
-    state = method.init_client(client) if state is None else state
-    return client, method.begin(sent.payload, state, client)
+    state = method.init_client_state(client) if state is None else state
+    return client, method.client_init(sent.payload, state, client)
 
 
 def same(one: Tensors, other: Tensors) -> bool:

@@ -13,7 +13,7 @@ from holdfast.data.federation import federate
 from holdfast.methods import METHODS, CReFF
 from holdfast.methods.catalogue import CATALOGUE, costs_in_words, describe, overview
 from holdfast.models import parse_model
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 # In bytes: the classifier's input has 512 features, there are ten classes and images of 3 x 32 x 32.
 HEAD = 4 * (512 * 10 + 10)
@@ -74,14 +74,14 @@ def test_bytes_are_what_a_round_measures(name):
     held[0] = np.append(held[0], np.arange(2 * clients, len(x) - 2))  # somebody must hold each class
     federation = federate(data, held, public=np.arange(len(x) - 2, len(x)))
     settings = Settings(
-        rounds=9, epochs=2 if name in ("fedrep", "fedpac") else 1, batch_size=16, evaluate_every=9,
+        rounds=9, local_epochs=2 if name in ("fedrep", "fedpac") else 1, batch_size=16, evaluate_every=9,
         evaluate_locals=False,
     )  # fmt: skip
     method = CReFF(epochs=1) if name == "creff" else METHODS[name]()
     training = Training(
         method, parse_model("ntd-cifar"), federation, settings, engine="sequential", device="cpu"
     )
-    memories = Memories(None, None)
+    memories = StateCache(None, None)
     loop = training.loop(memories)
     for number in (1, 2):
         record = loop.round(number)

@@ -18,7 +18,15 @@ def federation() -> hf.Federation:
 @pytest.mark.parametrize("name", METHODS)
 def test_above_chance_within_20_rounds(name: str, federation: hf.Federation) -> None:
     run = hf.train(
-        parse_method(QUICK.get(name, name)), parse_model("mlp:32"), federation, rounds=20, sample=4, epochs=2,
-        lr=0.05, device="cpu", evaluate_every=20, evaluate_locals=False,
-    )  # fmt: skip
+        parse_method(QUICK.get(name, name)),
+        parse_model("mlp:32"),
+        federation,
+        rounds=20,
+        clients_per_round=4,
+        local_epochs=2,
+        lr=0.05,
+        device="cpu",
+        evaluate_every=20,
+        evaluate_locals=False,
+    )
     assert run.accuracy > CLEARLY * CHANCE

@@ -40,7 +40,7 @@ def said(features: torch.Tensor) -> Output:
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name}-{getattr(m, 'variant', '')}")
 @pytest.mark.parametrize("bias", [True, False])
 def test_one_sample_clients_missing_classes_and_partial_rounds(method: Method, bias: bool) -> None:
-    training = prepared(method, MISSING, net(bias=bias), sample=2, rounds=3)
+    training = prepared(method, MISSING, net(bias=bias), clients_per_round=2, rounds=3)
     run = training.run({})
     assert np.isfinite(run.records[-1]["loss"])
     assert finite(dict(run.model.state_dict()))
@@ -65,8 +65,8 @@ def test_moon_compares_a_newcomer_with_the_initial_model() -> None:
     training = prepared(Moon(), MISSING)
     client, _ = begun(training)
     client.sent = {k: p + 1 for k, p in client.sent.items()}
-    assert same(Moon().init_client(client)["previous"], training.task.network.params)
-    assert same(Moon(variant="fa").init_client(client)["previous"], client.sent)
+    assert same(Moon().init_client_state(client)["previous"], training.context.network.params)
+    assert same(Moon(variant="fa").init_client_state(client)["previous"], client.sent)
 
 
 def test_moon_of_dead_features_is_finite() -> None:
@@ -121,7 +121,7 @@ def test_fedproc_prototypes_of_unseen_classes_do_not_appear_and_of_absent_ones_s
     before = loop.server.state["prototypes"].clone()
     labels = torch.tensor([0.0, 2, 0, 0]).double()
     sums = {"labels": labels, "features": 2 * torch.ones(4, 6).double()}
-    after = training.method.update(loop.server, sums, [], training.task)["prototypes"]
+    after = training.method.update(loop.server, sums, [], training.context)["prototypes"]
     assert torch.equal(after[[0, 2, 3]], before[[0, 2, 3]])
     torch.testing.assert_close(after[1], 0.5 * before[1] + 0.5)
 
@@ -130,7 +130,7 @@ def test_fedproc_fa_keeps_its_anchors() -> None:
     loop, _ = rounds(prepared(FedProc(variant="fa"), MISSING), 2)
     anchors = loop.server.state["prototypes"]
     assert torch.equal(anchors @ anchors.T, torch.eye(4, dtype=torch.float64))
-    assert torch.equal(anchors, loop.method.init(loop.task)["prototypes"])
+    assert torch.equal(anchors, loop.method.init_server_state(loop.context)["prototypes"])
 
 
 # FedProto ---------------------------------------------------------------------------------------------
@@ -148,8 +148,8 @@ def test_fedproto_clients_train_their_own_models() -> None:
 def test_fedproto_predicts_only_classes_it_knows() -> None:
     loop, memories = rounds(prepared(FedProto(), MISSING), 1)
     out = said(torch.rand(50, 6, generator=torch.Generator().manual_seed(0)).double())
-    assert 3 not in loop.method.predict(out, loop.server).argmax(-1)
-    own = loop.method.personal(out, memories.get(1)["method"])
+    assert 3 not in loop.method.global_logits(out, loop.server).argmax(-1)
+    own = loop.method.personal_logits(out, memories.get(1)["method"])
     assert (own.argmax(-1) == 2).all()
     assert own.isfinite().all()
 
@@ -158,7 +158,7 @@ def test_fedproto_puts_unknown_classes_behind_the_farthest_known() -> None:
     features = torch.tensor([[3.0, 4.0], [0.0, 0.0]])  # class 0, at the origin, is nearest but unknown
     prototypes = torch.tensor([[0.0, 0.0], [6.0, 8.0], [-30.0, -40.0]])
     state = {"prototypes": prototypes, "known": torch.tensor([0.0, 1.0, 1.0])}
-    scores = FedProto().personal(Output(features, torch.zeros(2, 3)), state)
+    scores = FedProto().personal_logits(Output(features, torch.zeros(2, 3)), state)
     torch.testing.assert_close(scores[:, 1:], -torch.tensor([[25.0, 55.0**2], [100.0, 50.0**2]]) / 2)
     assert (scores[:, 0] < scores[:, 2]).all()
 
@@ -177,7 +177,7 @@ def test_fedproto_global_prototypes_are_unweighted_means_of_holders() -> None:
 def test_fedproto_prototypes_are_means_over_what_was_visited(seed: int) -> None:
     """Seven samples in batches of three: drop_last leaves one out, with seed 6 the only one of class 2."""
     federation = world([0, 0, 0, 0, 1, 1, 2])
-    training = prepared(FedProto(), federation, epochs=1, lr=1e-15, drop_last=True, seed=seed)
+    training = prepared(FedProto(), federation, local_epochs=1, lr=1e-15, drop_last=True, seed=seed)
     loop, memories = rounds(training, 1)
     visited = loop.side.plan(Job(0, federation.client(0)), 1).plan.order
     client, _ = begun(training)
@@ -196,7 +196,7 @@ def test_fedproto_still_knows_the_classes_of_earlier_tasks() -> None:
     assert earlier["known"].tolist() == [1, 1, 0, 0]
     assert now["known"].tolist() == [1, 1, 1, 1]
     assert torch.equal(now["prototypes"][:2], earlier["prototypes"][:2])
-    assert FedProto().personal(said(now["prototypes"]), now).argmax(-1).tolist() == [0, 1, 2, 3]
+    assert FedProto().personal_logits(said(now["prototypes"]), now).argmax(-1).tolist() == [0, 1, 2, 3]
 
 
 # CReFF ------------------------------------------------------------------------------------------------
@@ -205,13 +205,13 @@ def test_fedproto_still_knows_the_classes_of_earlier_tasks() -> None:
 def test_creff_trains_as_fedavg_and_tests_another_classifier() -> None:
     loop, _ = rounds(prepared(CReFF(**LIGHT), MISSING), 2)
     assert same(loop.server.params, learnt(FedAvg(), MISSING, 2))
-    tested = loop.method.generic(loop.server)
+    tested = loop.method.eval_params(loop.server)
     assert [k for k in tested if not torch.equal(tested[k], loop.server.params[k])] == ["3.weight", "3.bias"]
 
 
 def test_creff_features_of_a_class_nobody_holds_rest() -> None:
     training = prepared(CReFF(**LIGHT), MISSING)
-    before = training.method.init(training.task)["features"]
+    before = training.method.init_server_state(training.context)["features"]
     after = rounds(training, 1)[0].server.state["features"]
     assert torch.equal(after[3], before[3])
     assert not torch.equal(after[0], before[0])
@@ -221,10 +221,14 @@ def test_creff_matching_brings_gradients_together() -> None:
     def mismatch(steps: int) -> float:
         training = prepared(CReFF(features=5, match_steps=steps, epochs=0), world([0, 0, 1, 1, 2, 3, 3]))
         loop, _ = rounds(training, 1)
-        method, task = training.method, training.task
+        method, context = training.method, training.context
         client, _ = begun(training)
         psi = torch.cat(
-            [v if v.ndim == 2 else v[:, None] for v in method.init(task)["classifier"].values()], 1
+            [
+                v if v.ndim == 2 else v[:, None]
+                for v in method.init_server_state(context)["classifier"].values()
+            ],
+            1,
         )
         real = client.notes["creff"]
         apart = 0.0
@@ -252,23 +256,23 @@ def test_ccvr_is_fedavg_but_for_the_classifier_at_the_end() -> None:
 def test_ccvr_class_with_one_sample_or_none() -> None:
     method, training = CCVR(draws=50), prepared(CCVR(), world([0, 0, 0, 1]))
     client, _ = begun(training)
-    sums = method.survey(client.sent, client)
+    sums = method.final_statistics(client.sent, client)
     assert sums["count"].tolist() == [3, 1, 0, 0]
-    drawn = method._draw(1, sums["count"][1], sums["sum"][1], sums["moment"][1], training.task)
+    drawn = method._draw(1, sums["count"][1], sums["sum"][1], sums["moment"][1], training.context)
     spread = (drawn - client.forward(client.sent).features[3]).abs().max()
     assert 0 < spread < 0.01  # the covariance of one sample is 1e-6 I
     loop = rounds(training, 1)[0]
-    assert finite(method.conclude(loop.server, sums, training.task).params)
+    assert finite(method.finalize(loop.server, sums, training.context).params)
 
 
 def test_ccvr_union_of_clients_has_the_moments_of_all_their_samples() -> None:
     training = prepared(CCVR(draws=20_000), world([0, 0, 0, 0], [0, 0, 0], [0]))
     clients = [begun(training, k)[0] for k in range(3)]
-    sums = [training.method.survey(c.sent, c) for c in clients]
+    sums = [training.method.final_statistics(c.sent, c) for c in clients]
     total = {k: sum(s[k] for s in sums) for k in sums[0]}
     features = torch.cat([c.forward(c.sent).features for c in clients]).numpy()
     drawn = training.method._draw(
-        0, *(total[k][0] for k in ("count", "sum", "moment")), training.task
+        0, *(total[k][0] for k in ("count", "sum", "moment")), training.context
     ).numpy()
     scale = np.cov(features.T).max()
     np.testing.assert_allclose(drawn.mean(0), features.mean(0), atol=0.05 * np.sqrt(scale))

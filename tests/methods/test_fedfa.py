@@ -112,7 +112,7 @@ def test_calibration_is_the_optimiser_on_the_anchors(calibration: str, bias: boo
     method = FedFA(calibration=calibration, calibrate_each=each, update_anchors=False)  # type: ignore[arg-type]
     training = prepared(method, FEDERATION, net(bias=bias), lr=0.3)
     client, carry = begun(training)
-    names, anchors = training.task.network.head.names, carry["anchors"]
+    names, anchors = training.context.network.head.names, carry["anchors"]
     ours = {name: client.sent[name].clone().requires_grad_() for name in names}
     optimiser = (
         torch.optim.Adam(ours.values()) if calibration == "adam" else torch.optim.SGD(ours.values(), 0.3)
@@ -141,7 +141,7 @@ def test_warmup_rests_the_pull_in_round_one_only() -> None:
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_one_participant_with_one_sample(classes: int) -> None:
-    assert finite(learnt(FedFA(), world([1], [0], classes=classes), sample=1))
+    assert finite(learnt(FedFA(), world([1], [0], classes=classes), clients_per_round=1))
 
 
 @pytest.mark.parametrize(

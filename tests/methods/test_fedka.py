@@ -36,7 +36,7 @@ def test_dominant_columns_are_left_out_and_missing_classes_borrowed() -> None:
     expected[:2, 2:] = 1 / 2
     np.testing.assert_allclose(carry["counts"].numpy(), expected)
     assert torch.equal(carry["anchor"][0], client.x[19])
-    shared = training.task.one_of_each[3]
+    shared = training.context.one_of_each[3]
     assert SKEWED.dataset.y_train[shared] == 3
     assert torch.equal(carry["anchor"][1], training.data.read(np.array([shared]))[0])
 
@@ -62,7 +62,7 @@ def test_hard_and_proficient_samples(sampling: str) -> None:
     method = FedKA(gamma=0.5, sampling=sampling)  # type: ignore[arg-type]
     training = prepared(method, world([0] * 20 + [1] * 8, [2, 3]))
     client, carry = begun(training)
-    logits = training.task.network.module().double()(client.x[20:]).detach().numpy()
+    logits = training.context.network.module().double()(client.x[20:]).detach().numpy()
     losses = np.log(np.exp(logits).sum(1)) - logits[:, 1]
     best = losses.argmax() if sampling == "hard" else losses.argmin()
     assert torch.equal(carry["anchor"][0], client.x[20 + int(best)])
@@ -92,7 +92,7 @@ def test_centred_the_logits_do_not_rise_together(logits: str, still: bool) -> No
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_one_sample_and_one_participant(classes: int) -> None:
-    assert finite(learnt(FedKA(beta=0.5), world([1], range(classes), classes=classes), sample=1))
+    assert finite(learnt(FedKA(beta=0.5), world([1], range(classes), classes=classes), clients_per_round=1))
 
 
 def test_given_samples_are_shared() -> None:

@@ -45,7 +45,7 @@ def test_each_term_alone_changes_the_second_round(term: str) -> None:
 
 
 def test_a_class_without_owners_keeps_its_prototype() -> None:
-    loop, _ = rounds(prepared(FedMLP(), FEDERATION, sample=1, rounds=9), 1)
+    loop, _ = rounds(prepared(FedMLP(), FEDERATION, clients_per_round=1, rounds=9), 1)
     for number in range(2, 8):
         before = loop.server.state
         record = loop.round(number)
@@ -64,7 +64,7 @@ def test_prototypes_are_plain_means_over_owners() -> None:
     loop, _ = rounds(training, 1)
     sums = {"prototypes": torch.zeros(4, 6, dtype=torch.float64), "owners": torch.tensor([2.0, 1, 0, 0])}
     sums["prototypes"][0], sums["prototypes"][1] = 6.0, 5.0
-    state = method.update(loop.server, sums, [], training.task)
+    state = method.update(loop.server, sums, [], training.context)
     assert torch.equal(state["prototypes"][:2, 0], torch.tensor([3.0, 5.0], dtype=torch.float64))
     assert torch.equal(state["prototypes"][2], loop.server.state["prototypes"][2])
 
@@ -72,7 +72,7 @@ def test_prototypes_are_plain_means_over_owners() -> None:
 def test_prototypes_are_those_of_the_trained_model_in_evaluation_mode() -> None:
     federation = world([0, 0, 1, 1, 1])
     loop, memories = rounds(prepared(FedMLP(), federation), 1)
-    model = prepared(FedMLP(), federation).task.network.module().double()
+    model = prepared(FedMLP(), federation).context.network.module().double()
     model.load_state_dict(loop.server.params)
     x = federation.dataset.preprocess(federation.dataset.x_train[:5], dtype=torch.float64)
     features = model[:3](x).detach()  # type: ignore[index]
@@ -100,7 +100,7 @@ def test_memory_overwrites_or_mixes_but_a_new_class_enters_whole(memory: str, ke
     known = torch.tensor([True, False, True, False])
     old = torch.full((4, 6), 9.0, dtype=torch.float64) * known.unsqueeze(1)
     client, carry = begun(training, 0, {"memory": old, "remembered": known})
-    sums, state = method.finish(client.sent, carry, client)
+    sums, state = method.client_final(client.sent, carry, client)
     fresh = sums["prototypes"]
     assert torch.allclose(state["memory"][0], kept * old[0] + (1 - kept) * fresh[0])
     assert torch.allclose(state["memory"][1], fresh[1])
@@ -151,7 +151,7 @@ def test_semantic_prototypes_hold_only_minority_classes() -> None:
     loop, _ = rounds(training, 1)
     state = loop.server.state
     client, _ = begun(training)
-    carry = method.begin(method.down(loop.server), {}, client)
+    carry = method.client_init(method.broadcast(loop.server), {}, client)
     assert carry["counts"].tolist() == [[0, 1, 0, 0]]  # class 3 has no prototype
     h = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert loss_of(method, h, [0, 2, 0], carry) == 0
@@ -175,12 +175,12 @@ def test_a_personal_head_stays_and_the_next_round_starts_from_it() -> None:
     own = memories.get(0)["method"]["head"]  # type: ignore[index]
     assert not torch.equal(own["3.weight"], loop.server.params["3.weight"])
     client, _ = begun(training)
-    start = method.start(loop.server.params, {}, {"head": own}, client)
+    start = method.initial_params(loop.server.params, {}, {"head": own}, client)
     assert torch.equal(start["3.weight"], own["3.weight"])
     assert torch.equal(start["1.weight"], loop.server.params["1.weight"])
-    travelling = [name for name in loop.server.params if method.travels(name, training.task)]
+    travelling = [name for name in loop.server.params if method.is_shared(name, training.context)]
     assert travelling == ["1.weight", "1.bias"]
-    assert all(OFF.travels(name, training.task) for name in loop.server.params)
+    assert all(OFF.is_shared(name, training.context) for name in loop.server.params)
 
 
 def test_a_head_of_an_epoch_is_kept_through_the_stages_and_then_begins_as_the_average() -> None:
@@ -191,18 +191,18 @@ def test_a_head_of_an_epoch_is_kept_through_the_stages_and_then_begins_as_the_av
     client, _ = begun(training)
     average = loop.server.params
     for stage, expected in ((1, state["head"]["3.weight"]), (0, average["3.weight"])):
-        start = method.start(average, {}, state, replace(client, stage=stage))
+        start = method.initial_params(average, {}, state, replace(client, stage=stage))
         assert torch.equal(start["3.weight"], expected)
         assert torch.equal(start["1.weight"], average["1.weight"])
     assert not torch.equal(state["head"]["3.weight"], average["3.weight"])
-    assert all(method.travels(name, training.task) for name in average)
+    assert all(method.is_shared(name, training.context) for name in average)
 
 
 @pytest.mark.parametrize("clustering", ["finch", "kmeans"])
 @pytest.mark.parametrize("classes", [2, 4])
 def test_one_participant_with_one_sample(clustering: str, classes: int) -> None:
     method = FedMLP(clustering=clustering)  # type: ignore[arg-type]
-    assert finite(learnt(method, world([1], [0], classes=classes), 3, sample=1))
+    assert finite(learnt(method, world([1], [0], classes=classes), 3, clients_per_round=1))
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,16 @@ def test_a_class_nobody_has_seen_weighs_nothing() -> None:
 @pytest.mark.parametrize(("gamma", "times"), [(1.0, 1), (0.5, 2), (0.3, 3), (0.1, 10), (1 / 3, 3)])
 def test_pi_grows_until_a_client_has_counted_once_in_full(gamma: float, times: int) -> None:
     federation = world(*CLIENTS)
-    loop, _ = rounds(prepared(Flashback(gamma=gamma, half="client"), federation, rounds=12, epochs=1), 12)
+    loop, _ = rounds(
+        prepared(Flashback(gamma=gamma, half="client"), federation, rounds=12, local_epochs=1), 12
+    )
     counts = np.array([5.0, 2.0, 3.0, 0.0])
     np.testing.assert_allclose(loop.server.state["pi"].numpy(), gamma * times * counts)
     assert loop.server.state["rounds"].tolist() == [12, 12, 12]
 
 
 def test_only_participants_count() -> None:
-    loop, _ = rounds(prepared(Flashback(half="client", gamma=0.5), world(*CLIENTS), sample=1), 3)
+    loop, _ = rounds(prepared(Flashback(half="client", gamma=0.5), world(*CLIENTS), clients_per_round=1), 3)
     taken = loop.server.state["rounds"].numpy()
     assert taken.sum() == 3
     counts = np.array([[5, 1, 0, 0], [0, 1, 2, 0], [0, 0, 1, 0]])
@@ -62,7 +64,9 @@ def test_the_next_rounds_extra_teacher_is_the_model_that_was_sent() -> None:
 
 
 def test_a_single_participant_with_one_sample() -> None:
-    assert finite(learnt(Flashback(server_epochs=2), world([1], public=[0, 1], classes=2), sample=1))
+    assert finite(
+        learnt(Flashback(server_epochs=2), world([1], public=[0, 1], classes=2), clients_per_round=1)
+    )
 
 
 def test_batch_norm_never_sees_a_public_batch_of_one() -> None:

@@ -14,7 +14,7 @@ FEDERATION = world([0] * 5 + [1] * 3, [1, 2, 3] * 2, [3, 0], [2] * 4, [0, 1, 2, 
 
 @pytest.mark.parametrize("method", ["moon", "scaffold", "feddyn", "fedcurv", "fedmlp"])
 def test_memories_that_do_not_fit(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = prepared(parse_method(method), FEDERATION, sample=3, rounds=6)
+    training = prepared(parse_method(method), FEDERATION, clients_per_round=3, rounds=6)
     at_ease, _ = rounds(training, 6)
     monkeypatch.setattr(memories, "RAM_BYTES", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

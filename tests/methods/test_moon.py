@@ -9,7 +9,7 @@ import torch
 from small_world import prepared, rounds, world
 from torch import Tensor, nn
 
-from holdfast.engine.clients import Broadcast, Job, Started
+from holdfast.engine.clients import Broadcast, Job, PreparedClient
 from holdfast.methods import Moon
 from holdfast.methods.base import Tensors, Tree
 from holdfast.training.train import Training
@@ -30,7 +30,7 @@ def features(weights: Tensors, x: Tensor) -> Tensor:
         return module[:-1](x)  # type: ignore[index, no-any-return]
 
 
-def started(training: Training, sent: Broadcast, memory: Tree | None) -> Started:
+def started(training: Training, sent: Broadcast, memory: Tree | None) -> PreparedClient:
     """Client 0 before its first step in a round."""
     side = training.engine.side  # type: ignore[attr-defined]
     (one,) = side.start([side.plan(Job(0, FEDERATION.client(0), memory=memory), sent.round)], sent)

@@ -39,7 +39,7 @@ from holdfast.methods.fedka import FedKA
 from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.registry import METHODS, parse_method
 from holdfast.models.network import Output
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 SIZES = (7, 4, 1, 9, 5)
 CLASSES = 4
@@ -84,13 +84,22 @@ def convolution(norm: bool) -> nn.Module:
 
 def after_two_rounds(
     method: Method, federation: Federation, model: nn.Module, engine: str, *,
-    precision: str = "float64", lanes: int | None = None, sample: int | None = None, **options: Any,
+    precision: str = "float64", parallel_clients: int | None = None, clients_per_round: int | None = None,
+    **options: Any,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Everything a run has learnt: weights, buffers, the server's state, what clients remember."""
     settings = Settings(
-        rounds=2, sample=sample, epochs=2, batch_size=3, lr=0.05, momentum=0.9, weight_decay=0.01, lr_decay=0.9, seed=4,
+        rounds=2,
+        clients_per_round=clients_per_round,
+        local_epochs=2,
+        batch_size=3,
+        lr=0.05,
+        momentum=0.9,
+        weight_decay=0.01,
+        lr_decay=0.9,
+        seed=4,
         evaluate_locals=False,
-    )  # fmt: skip
+    )
     training = Training(
         method,
         model,
@@ -99,10 +108,10 @@ def after_two_rounds(
         engine=engine,
         device="cpu",
         precision=precision,
-        lanes=lanes,
+        parallel_clients=parallel_clients,
         **options,
     )
-    memories = Memories(None, None)
+    memories = StateCache(None, None)
     loop = training.loop(memories)
     for number in (1, 2):
         loop.round(number)
@@ -126,7 +135,9 @@ def assert_parity(
 ) -> None:
     """With two lanes, so that clients wait for one, against one by one."""
     reference = after_two_rounds(method, federation, model, "sequential", precision=precision, **options)
-    lanes = after_two_rounds(method, federation, model, "lanes", precision=precision, lanes=2, **options)
+    lanes = after_two_rounds(
+        method, federation, model, "vectorized", precision=precision, parallel_clients=2, **options
+    )
     assert_same(reference, lanes, TOLERANCE[precision])
 
 
@@ -147,7 +158,9 @@ def test_any_number_of_lanes(lanes: int) -> None:
     """Fewer lanes than clients, as many, and more."""
     method = parse_method("fedntd+fedprox+fedavgm")
     reference = after_two_rounds(method, unequal(), mlp(), "sequential")
-    assert_same(reference, after_two_rounds(method, unequal(), mlp(), "lanes", lanes=lanes), 1e-9)
+    assert_same(
+        reference, after_two_rounds(method, unequal(), mlp(), "vectorized", parallel_clients=lanes), 1e-9
+    )
 
 
 @dataclass(frozen=True)
@@ -163,7 +176,7 @@ class OwnPast(Method):
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> torch.Tensor:
         return batch.mean((out.logits - batch.teacher["past"].logits).square().mean(-1))
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         return {}, {"past": {**params, **client.buffers}}
 
 
@@ -171,7 +184,7 @@ class OwnPast(Method):
 @pytest.mark.parametrize("sample", [None, 3])  # all have a past in round 2, or some
 def test_a_teacher_that_becomes_a_clients_own(sample: int | None, norm: bool) -> None:
     augmented = unequal(Preprocess((0.5,), (0.5,), crop=1), sizes=(7, 4, 10, 5))
-    assert_parity(OwnPast(), augmented, mlp(norm), sample=sample)
+    assert_parity(OwnPast(), augmented, mlp(norm), clients_per_round=sample)
 
 
 ONE_OF_EACH: list[Partition] = [
@@ -203,13 +216,13 @@ def test_no_partition_is_left_out() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedntd", "fedka", "moon"])
 def test_batch_norm(name: str, norm: str) -> None:
     """Clients of 7, 4 and 10 samples end an epoch with a single one, which joins the batch before it."""
-    assert_parity(METHODS[name](), unequal(sizes=(7, 4, 10, 5)), mlp(norm=True), norm=norm)
+    assert_parity(METHODS[name](), unequal(sizes=(7, 4, 10, 5)), mlp(norm=True), batchnorm=norm)
 
 
 @pytest.mark.parametrize("norm", ["average", "local", "drop"])
 def test_batch_norm_with_a_client_of_one_sample(norm: str) -> None:
     """Its batches have no variance; testing and teaching with it must leave the statistics alone."""
-    assert_parity(METHODS["fedntd"](), unequal(), mlp(norm=True), norm=norm)
+    assert_parity(METHODS["fedntd"](), unequal(), mlp(norm=True), batchnorm=norm)
 
 
 def test_batch_norm_with_what_a_hold_out_leaves() -> None:
@@ -236,13 +249,13 @@ def test_augmentation(name: str) -> None:
 def test_teachers_do_not_see_padding(name: str, norm: str) -> None:
     """Without running statistics what fills a batch up would count."""
     federation = unequal(Preprocess(crop=1, flip=True), sizes=(7, 4, 11, 5))
-    assert_parity(METHODS[name](), federation, mlp(norm=True), norm=norm)
+    assert_parity(METHODS[name](), federation, mlp(norm=True), batchnorm=norm)
 
 
 def test_teachers_see_what_their_students_see() -> None:
     """In the first step a student is its teacher, so distillation pulls nowhere, however inputs are augmented."""
     augmented = world([0, 1, 2, 3] * 2, [1, 2, 3], preprocess=Preprocess(crop=1, flip=True))
-    one_step = {"epochs": 1, "batch_size": 8}
+    one_step = {"local_epochs": 1, "batch_size": 8}
     distilled, plain = (learnt(method, augmented, 1, **one_step) for method in (FedNTD(beta=5), FedAvg()))
     assert close(distilled, plain)
 
@@ -255,7 +268,7 @@ def test_augmentation_changes_the_result() -> None:
 
 def test_norm_policies_differ() -> None:
     results = [
-        after_two_rounds(FedAvg(), unequal(), convolution(norm=True), "sequential", norm=policy)[
+        after_two_rounds(FedAvg(), unequal(), convolution(norm=True), "sequential", batchnorm=policy)[
             "params/0.weight"
         ]
         for policy in ("average", "local")

@@ -18,7 +18,7 @@ METHODS = [FedRep(), FedALA(), FedALA(top=9), FedRoD(), FedFomo(), FedFomo(model
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 @pytest.mark.parametrize("bias", [True, False])
 def test_one_sample_clients_missing_classes_and_partial_rounds(method: Method, bias: bool) -> None:
-    training = prepared(method, MISSING, net(bias=bias), sample=2, rounds=4, evaluate_locals=True)
+    training = prepared(method, MISSING, net(bias=bias), clients_per_round=2, rounds=4, evaluate_locals=True)
     run = training.run({})
     assert finite(dict(run.model.state_dict()))
     for record in run.records:
@@ -29,7 +29,7 @@ def test_one_sample_clients_missing_classes_and_partial_rounds(method: Method, b
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_two_classes_and_a_single_participant(method: Method) -> None:
-    assert finite(learnt(method, world([0, 0, 1], [1], classes=2), 3, sample=1))
+    assert finite(learnt(method, world([0, 0, 1], [1], classes=2), 3, clients_per_round=1))
 
 
 # FedRep -----------------------------------------------------------------------------------------------
@@ -43,21 +43,21 @@ def test_fedrep_keeps_heads_apart_and_tests_their_mean() -> None:
         assert not torch.equal(heads[0][name], heads[2][name])
         mean = (7 * heads[0][name] + heads[1][name] + 3 * heads[2][name]) / 11
         torch.testing.assert_close(loop.server.params[name], mean)
-        assert not training.method.travels(name, training.task)
-    assert training.method.travels("1.bias", training.task)
+        assert not training.method.is_shared(name, training.context)
+    assert training.method.is_shared("1.bias", training.context)
 
 
 def test_fedrep_needs_an_epoch_for_each_phase() -> None:
     with pytest.raises(HoldfastError, match="at least 3"):
-        prepared(FedRep(body_epochs=2), MISSING, epochs=2)
+        prepared(FedRep(body_epochs=2), MISSING, local_epochs=2)
 
 
 def test_fedrep_newcomer_starts_with_the_initial_head() -> None:
     training = prepared(FedRep(), MISSING)
     client, _ = begun(training)
     received = {k: p + 1 for k, p in client.sent.items()}
-    started = training.method.start(received, {}, training.method.init_client(client), client)
-    initial = training.task.network.params
+    started = training.method.initial_params(received, {}, training.method.init_client_state(client), client)
+    initial = training.context.network.params
     assert same(started, received | {k: initial[k] for k in ("3.weight", "3.bias")})
 
 
@@ -92,17 +92,17 @@ def test_fedrod_client_predicts_with_both_heads() -> None:
     state = memories.get(0)["method"]
     features = torch.rand(5, 6, generator=torch.Generator().manual_seed(0)).double()
     generic = torch.rand(5, 4, generator=torch.Generator().manual_seed(1)).double()
-    said = loop.method.personal(Output(features, generic), state).numpy()
+    said = loop.method.personal_logits(Output(features, generic), state).numpy()
     head = state["head"].numpy()
     np.testing.assert_allclose(said, generic.numpy() + features.numpy() @ head[:, :6].T + head[:, 6])
-    assert not np.allclose(head[:, :6], loop.task.network.params["3.weight"].numpy())
+    assert not np.allclose(head[:, :6], loop.context.network.params["3.weight"].numpy())
 
 
 def test_fedrod_of_a_client_with_one_class_learns_nothing_generic() -> None:
     # Under the balanced softmax a client with one class has no error to learn from.
     federation = world([2, 2, 2])
     loop, memories = rounds(prepared(FedRoD(), federation), 2)
-    initial = loop.task.network.params
+    initial = loop.context.network.params
     assert all(torch.allclose(p, initial[k], atol=1e-9) for k, p in loop.server.params.items())
     head = memories.get(0)["method"]["head"]
     assert not torch.allclose(head[:, :6], initial["3.weight"])
@@ -114,9 +114,9 @@ def test_fedrod_of_a_client_with_one_class_learns_nothing_generic() -> None:
 def test_fedfomo_receives_nothing_in_round_1_and_the_nearest_later() -> None:
     training = prepared(FedFomo(models=2), MISSING)
     loop = rounds(training, 0)[0]
-    assert training.method.down_to(loop.server, 0) == {"models": {}}
+    assert training.method.broadcast_to(loop.server, 0) == {"models": {}}
     loop = rounds(training, 1)[0]
-    assert list(training.method.down_to(loop.server, 2)["models"]) == ["2", "0"]  # itself, then a tie
+    assert list(training.method.broadcast_to(loop.server, 2)["models"]) == ["2", "0"]  # itself, then a tie
 
 
 def test_fedfomo_keeps_its_model_where_nobody_helps() -> None:
@@ -125,7 +125,7 @@ def test_fedfomo_keeps_its_model_where_nobody_helps() -> None:
     method, own = training.method, {k: p + 0.5 for k, p in client.sent.items()}
     # The old model is no worse than the one received, which is the same.
     state, payload = {"own": own, "old": client.sent}, {"models": {"1": client.sent}}
-    assert same(method.start(client.sent, payload, state, client), own)
+    assert same(method.initial_params(client.sent, payload, state, client), own)
     assert client.notes["fedfomo"]["gains"]["1"] == 0
 
 
@@ -133,9 +133,10 @@ def test_fedfomo_client_with_one_sample_holds_none_out() -> None:
     training = prepared(FedFomo(), MISSING)
     client, _ = begun(training, 1)
     assert len(client.heldout_y) == 0
-    state = training.method.init_client(client)
+    state = training.method.init_client_state(client)
     assert same(
-        training.method.start(client.sent, {"models": {"0": client.sent}}, state, client), client.sent
+        training.method.initial_params(client.sent, {"models": {"0": client.sent}}, state, client),
+        client.sent,
     )
     held, _ = begun(training, 0)
     assert len(held.heldout_y) == 1
@@ -146,7 +147,7 @@ def test_fedfomo_testing_one_held_out_sample_leaves_batch_norm_alone() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 4))
     training = prepared(FedFomo(), world([0, 1], [2, 2, 3]), model)
-    network = training.task.network
+    network = training.context.network
     buffers = {k: b.clone() for k, b in network.buffers.items()}
     one = torch.ones(1, 1, 3, 3, dtype=torch.float64)
     network.apply(network.params, {k: b.clone() for k, b in buffers.items()}, one, train=True)
@@ -155,7 +156,7 @@ def test_fedfomo_testing_one_held_out_sample_leaves_batch_norm_alone() -> None:
 
 
 def test_fedfomo_global_model_is_the_mean_of_all_stored() -> None:
-    training = prepared(FedFomo(), MISSING, sample=1)
+    training = prepared(FedFomo(), MISSING, clients_per_round=1)
     loop, memories = rounds(training, 6)
     kept = {k: memories.get(k) for k in range(3) if memories.get(k) is not None}
     assert len(kept) > 1
@@ -171,7 +172,7 @@ def test_fedfomo_global_model_is_the_mean_of_all_stored() -> None:
 
 def test_fedpac_needs_an_epoch_for_each_phase() -> None:
     with pytest.raises(HoldfastError, match="at least 2"):
-        prepared(FedPAC(), MISSING, epochs=1)
+        prepared(FedPAC(), MISSING, local_epochs=1)
 
 
 def test_fedpac_alone_keeps_its_own_head() -> None:
@@ -212,18 +213,18 @@ def test_the_mixture_of_clients_that_do_not_differ() -> None:
 
 
 def test_fedpac_leaves_out_tiny_shares_and_the_others_still_sum_to_one() -> None:
-    task = prepared(FedPAC(), MISSING).task
+    context = prepared(FedPAC(), MISSING).context
     feature, label = torch.zeros(4, 6, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
 
     def upload(client: int, variance: float) -> Upload:
         """With equal means α is proportional to 1/v, and every head is a constant."""
-        params = {name: torch.full_like(p, float(client)) for name, p in task.network.params.items()}
-        sums = {"means": feature, "features": feature, "labels": label, "variance": task.scalar(variance)}
+        params = {name: torch.full_like(p, float(client)) for name, p in context.network.params.items()}
+        sums = {"means": feature, "features": feature, "labels": label, "variance": context.scalar(variance)}
         return Upload(client, 1.0, params, {}, sums)
 
     uploads = [upload(1, 1.0), upload(2, 1.0), upload(10**6, 5000.0)]  # the last would have a share of 1e-4
-    server = Server(task.network.params, {}, FedPAC().init(task), 1)
-    state = FedPAC().update(server, {"features": feature, "labels": label}, uploads, task)
+    server = Server(context.network.params, {}, FedPAC().init_server_state(context), 1)
+    state = FedPAC().update(server, {"features": feature, "labels": label}, uploads, context)
     for head in state["heads"].values():
         for tensor in head.values():
             torch.testing.assert_close(tensor, torch.full_like(tensor, 1.5), rtol=1e-9, atol=0)

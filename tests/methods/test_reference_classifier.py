@@ -131,7 +131,7 @@ def test_creff() -> None:
         assert_round_equal(got, local, w)
         np.testing.assert_allclose(got.state["features"], features, rtol=1e-9, atol=1e-9)
         assert_models_equal(got.state["classifier"], psi)
-        assert_models_equal(as_numpy(method.generic(got.server)), w | psi)
+        assert_models_equal(as_numpy(method.eval_params(got.server)), w | psi)
     np.testing.assert_array_equal(features[3], done.start["features"][3])  # held by nobody
 
 

@@ -248,7 +248,7 @@ def test_flashback(half: str, batch_size: int) -> None:
 # MOON ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("among", [{}, {"sample": 1, "seed": 1}], ids=["all", "one"])
+@pytest.mark.parametrize("among", [{}, {"clients_per_round": 1, "seed": 1}], ids=["all", "one"])
 @pytest.mark.parametrize("variant", ["original", "fa"])
 def test_moon(variant: str, among: dict[str, int]) -> None:
     """With p = e^{s_g/τ} / (e^{s_g/τ} + e^{s_p/τ}): d(-log p)/ds_g = -(1 - p)/τ and d/ds_p = (1 - p)/τ."""

@@ -69,9 +69,11 @@ def head_of(w: Weights) -> Weights:
 
 @pytest.mark.parametrize(("epochs", "body_epochs"), [(2, 1), (3, 1), (3, 2)])
 def test_fedrep(epochs: int, body_epochs: int) -> None:
-    w, chosen = initial_weights(), settings(epochs=epochs)
+    w, chosen = initial_weights(), settings(local_epochs=epochs)
     heads = [head_of(w) for _ in CLIENTS]
-    for t, got in enumerate(run(FedRep(body_epochs=body_epochs), rounds=3, epochs=epochs).rounds, start=1):
+    for t, got in enumerate(
+        run(FedRep(body_epochs=body_epochs), rounds=3, local_epochs=epochs).rounds, start=1
+    ):
         local = [
             descend(
                 w | heads[k],
@@ -115,7 +117,7 @@ def test_fedrod() -> None:
             np.testing.assert_allclose(kept[:, HIDDEN], personal[k]["2.bias"], rtol=1e-9, atol=1e-12)
             f = forward(local[k], SAMPLES)
             out = Output(torch.from_numpy(f.h), torch.from_numpy(f.z))
-            said = method.personal(out, {"head": torch.from_numpy(kept)}).numpy()
+            said = method.personal_logits(out, {"head": torch.from_numpy(kept)}).numpy()
             np.testing.assert_allclose(said, f.z + classify(personal[k], f.h), rtol=1e-9, atol=1e-9)
 
 
@@ -169,7 +171,7 @@ def test_fedala(top: int, eta: float) -> None:
 
 @pytest.mark.parametrize(("models", "sample"), [(5, None), (2, None), (2, 2)])
 def test_fedfomo(models: int, sample: int | None) -> None:
-    done = run(FedFomo(models=models), rounds=4, sample=sample)
+    done = run(FedFomo(models=models), rounds=4, clients_per_round=sample)
     plans = [done.training.engine.side.plan(Job(k, PARTS[k]), 1) for k in CLIENTS]  # type: ignore[attr-defined]
     assert [len(plan.heldout) for plan in plans] == [1, 1, 0]
     w = initial_weights()
@@ -204,7 +206,7 @@ def test_fedfomo(models: int, sample: int | None) -> None:
         for k in local:
             np.testing.assert_allclose(got.state["affinity"][str(k)], affinity[k], rtol=1e-9, atol=1e-9)
         average = mean([own[k] for k in known], [float(len(plans[k].ids)) for k in known])
-        assert_models_equal(as_numpy(done.training.method.generic(got.server)), average)
+        assert_models_equal(as_numpy(done.training.method.eval_params(got.server)), average)
     assert sample or mixtures > 0
 
 
@@ -238,7 +240,9 @@ def test_fedpac(sample: int | None, seed: int) -> None:
     lam, head_lr, w, epochs = 1.5, 0.3, initial_weights(), 3
     heads = [head_of(w) for _ in CLIENTS]
     prototypes: dict[int, Array] = {}
-    done = run(FedPAC(lam=lam, head_lr=head_lr), rounds=4, sample=sample, epochs=epochs, seed=seed)
+    done = run(
+        FedPAC(lam=lam, head_lr=head_lr), rounds=4, clients_per_round=sample, local_epochs=epochs, seed=seed
+    )
     shared = own_used = 0
     for t, got in enumerate(done.rounds, start=1):
         present, local = sorted(got.clients), {}
@@ -262,7 +266,7 @@ def test_fedpac(sample: int | None, seed: int) -> None:
 
             local[k] = descend(
                 w | heads[k],
-                steps_of(k, t, settings(epochs=epochs, seed=seed)),
+                steps_of(k, t, settings(local_epochs=epochs, seed=seed)),
                 with_term(align),
                 lr_at(t),
                 only=lambda step: BODY if step.epoch else HEAD,

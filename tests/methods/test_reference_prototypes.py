@@ -160,7 +160,10 @@ def participants_means(local: dict[int, Weights]) -> dict[int, Array]:
     return class_means(h, np.concatenate([data_of(k)[1] for k in local]))
 
 
-ALONE = {"sample": 1, "seed": 1}  # clients 1, 0, 1 and 2 take part, one a round; client 1 lacks class 2
+ALONE = {
+    "clients_per_round": 1,
+    "seed": 1,
+}  # clients 1, 0, 1 and 2 take part, one a round; client 1 lacks class 2
 
 
 @pytest.mark.parametrize("among", [{}, ALONE], ids=["all", "one"])
@@ -239,7 +242,7 @@ def test_fedproto(among: dict[str, int]) -> None:
             def pull(
                 f: Forward, step: Step, seen: Any = seen, known: Any = prototypes
             ) -> tuple[float, Array]:
-                if step.epoch == SETTINGS.epochs - 1:
+                if step.epoch == SETTINGS.local_epochs - 1:
                     seen.append((f.h, step.y))
                 target = np.stack([known.get(int(y), h) for h, y in zip(f.h, step.y, strict=True)])
                 return 0.0, 2 * lam * (f.h - target) / f.h.size
@@ -258,12 +261,12 @@ def test_fedproto(among: dict[str, int]) -> None:
             np.testing.assert_allclose(got.state["prototypes"][c], p, rtol=1e-9, atol=1e-12)
         features = forward(average, SAMPLES).h
         out = Output(torch.from_numpy(features), torch.zeros(len(features), CLASSES).double())
-        assert method.predict(out, got.server).argmax(1).tolist() == nearest(features, prototypes)
+        assert method.global_logits(out, got.server).argmax(1).tolist() == nearest(features, prototypes)
         for k in local:
             state = {
                 name: torch.from_numpy(v) for name, v in got.clients[k].memory.items() if name != "params"
             }
-            assert (COUNTS[k][method.personal(out, state).argmax(1).numpy()] > 0).all()
+            assert (COUNTS[k][method.personal_logits(out, state).argmax(1).numpy()] > 0).all()
 
 
 # FedMLP -------------------------------------------------------------------------------------------------

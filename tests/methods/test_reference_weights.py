@@ -125,7 +125,7 @@ def test_scaffold(variant: str) -> None:
 def test_scaffold_control_counts_all_clients_when_few_take_part() -> None:
     """c += (|S|/N) mean_S Δc: with one of three clients a round, c moves by a third of its Δc."""
     w = initial_weights()
-    got = run(Scaffold(), rounds=1, sample=1).rounds[0]
+    got = run(Scaffold(), rounds=1, clients_per_round=1).rounds[0]
     (k,) = got.clients
     steps = steps_of(k, 1)
     trained = descend(w, steps, ce_gradient, lr_at(1))
@@ -258,7 +258,7 @@ def test_feddyn(variant: str, sample: int | None) -> None:
     linear = [zeros(w) for _ in CLIENTS]
     h = zeros(w)
     method = FedDyn(alpha=alpha, variant=variant)
-    for t, got in enumerate(run(method, rounds=3, sample=sample).rounds, start=1):
+    for t, got in enumerate(run(method, rounds=3, clients_per_round=sample).rounds, start=1):
         trained: dict[int, Weights] = {}
         for k in got.clients:
             own = alpha * TOTAL / (len(PARTS) * SIZES[k]) if variant == "official" else alpha
@@ -278,7 +278,7 @@ def test_feddyn(variant: str, sample: int | None) -> None:
         )
         w = combine((1, average), (-1 / alpha, h))
         assert_models_equal(got.params, w)
-        tested = as_numpy(method.generic(got.server))
+        tested = as_numpy(method.eval_params(got.server))
         assert_models_equal(tested, average if variant == "official" else w)
 
 

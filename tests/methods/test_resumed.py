@@ -27,9 +27,21 @@ def die(record: dict[str, Any]) -> None:
 def trained(method: str, **where: Any) -> hf.Run:
     """Everything made anew, as a new process would."""
     return hf.train(
-        parse_method(method), net(), FEDERATION, rounds=ROUNDS, sample=2, epochs=2, batch_size=3, lr=0.05,
-        momentum=0.5, lr_decay=0.9, engine="sequential", device="cpu", checkpoint_seconds=0, **where,
-    )  # fmt: skip
+        parse_method(method),
+        net(),
+        FEDERATION,
+        rounds=ROUNDS,
+        clients_per_round=2,
+        local_epochs=2,
+        batch_size=3,
+        lr=0.05,
+        momentum=0.5,
+        lr_decay=0.9,
+        engine="sequential",
+        device="cpu",
+        checkpoint_seconds=0,
+        **where,
+    )
 
 
 @pytest.mark.parametrize("name", [*METHODS, "fedka+flashback", "fedfa+ccvr"])

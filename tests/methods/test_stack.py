@@ -72,13 +72,13 @@ def test_stack_of_one_is_the_part_to_the_bit(part: Method) -> None:
             np.testing.assert_equal(same.shared, client.shared)
             np.testing.assert_equal(same.sums.get(part.name, {}), client.sums)
             np.testing.assert_equal(same.memory.get(part.name, {}), client.memory)
-        tested = part.generic(one.server)
-        np.testing.assert_equal(as_numpy(stack.generic(other.server)), as_numpy(tested))
+        tested = part.eval_params(one.server)
+        np.testing.assert_equal(as_numpy(stack.eval_params(other.server)), as_numpy(tested))
         features = torch.relu(x @ tested["0.weight"].T + tested["0.bias"])
         out = Output(features, features @ tested["2.weight"].T + tested["2.bias"])
-        assert torch.equal(stack.predict(out, other.server), part.predict(out, one.server))
+        assert torch.equal(stack.global_logits(out, other.server), part.global_logits(out, one.server))
         memory = as_torch(one.clients[0].memory)
-        assert torch.equal(stack.personal(out, {part.name: memory}), part.personal(out, memory))
+        assert torch.equal(stack.personal_logits(out, {part.name: memory}), part.personal_logits(out, memory))
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=lambda m: m.name)

@@ -33,7 +33,7 @@ METHODS = [
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name}-{getattr(m, 'variant', '')}")
 def test_one_sample_clients_missing_classes_and_partial_rounds(method: Method) -> None:
-    assert finite(learnt(method, UNEQUAL, 3, sample=2, momentum=0.9))
+    assert finite(learnt(method, UNEQUAL, 3, clients_per_round=2, momentum=0.9))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -70,7 +70,7 @@ def test_fedcurv_has_no_penalty_in_round_1_nor_ever_for_a_single_client() -> Non
 
 
 def test_fedcurv_server_holds_the_sum_of_what_clients_remember() -> None:
-    loop, memories = rounds(prepared(FedCurv(lam=0.1), UNEQUAL, sample=2), 4)
+    loop, memories = rounds(prepared(FedCurv(lam=0.1), UNEQUAL, clients_per_round=2), 4)
     for part in ("u", "v"):
         held = [memories.get(k) for k in range(3)]
         for name, total in loop.server.state[part].items():
@@ -113,8 +113,8 @@ def test_fedcurv_as_in_fedntd_stops_once_it_has_seen_more_than_500_samples(
 
 
 def test_feddyn_server_sees_all_clients_not_only_participants() -> None:
-    loop, _ = rounds(prepared(FedDyn(alpha=0.1), UNEQUAL, sample=1), 1)
-    initial = loop.task.network.params
+    loop, _ = rounds(prepared(FedDyn(alpha=0.1), UNEQUAL, clients_per_round=1), 1)
+    initial = loop.context.network.params
     for name, h in loop.server.state["h"].items():
         # w = w_k - h/α and h = -(α/3)(w_k - w_0), so w - w_0 = (4/3)(w_k - w_0) and h = -(α/4)(w - w_0).
         torch.testing.assert_close(h, -0.1 / 4 * (loop.server.params[name] - initial[name]))
@@ -122,7 +122,7 @@ def test_feddyn_server_sees_all_clients_not_only_participants() -> None:
 
 def test_feddyn_official_tests_the_mean_and_sends_another_model() -> None:
     loop, _ = rounds(prepared(FedDyn(alpha=0.1, variant="official"), UNEQUAL), 2)
-    tested = loop.method.generic(loop.server)
+    tested = loop.method.eval_params(loop.server)
     assert not close(tested, loop.server.params)
 
 
@@ -149,7 +149,7 @@ def test_fedreg_generates_from_plain_samples_and_stays_in_range() -> None:
 def test_clients_count_alike(method: Method) -> None:
     training = prepared(method, UNEQUAL)
     loop, _ = rounds(training, 0)
-    sent = Broadcast(1, loop.server.params, loop.server.buffers, method.down(loop.server))
+    sent = Broadcast(1, loop.server.params, loop.server.buffers, method.broadcast(loop.server))
     jobs = [Job(k, UNEQUAL.client(k)) for k in range(3)]
     assert [result.weight for result in training.engine.train(sent, jobs)] == [1, 1, 1]
 

@@ -191,7 +191,7 @@ def trained(net, federation, engine, **schedule):
         warnings.simplefilter("ignore", hf.HoldfastWarning)
         return hf.train(
             "fedavg", net, federation, lr=LR, momentum=MOMENTUM, weight_decay=DECAY, engine=engine,
-            precision="float64", rounds=ROUNDS, epochs=EPOCHS, **schedule,
+            precision="float64", rounds=ROUNDS, local_epochs=EPOCHS, **schedule,
         )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def test_a_client_alone_trains_as_in_plain_torch(name, engine):
     assert_same(run.model.state_dict(), plain.state_dict())
     right = plain.eval()(x[:9]).argmax(-1) == y[:9]
     assert run.accuracy == pytest.approx(right.double().mean().item())
-    assert run.experiment["engine"] == ("lanes" if as_lanes and engine == "auto" else "sequential")
+    assert run.experiment["engine"] == ("vectorized" if as_lanes and engine == "auto" else "sequential")
 
 
 @pytest.mark.parametrize("name", MODELS)

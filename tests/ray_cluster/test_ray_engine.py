@@ -28,7 +28,7 @@ from holdfast.methods.registry import METHODS, parse_method
 from holdfast.models.network import Output
 from holdfast.training.comparison import compare
 from holdfast.training.experiment import Experiment
-from holdfast.training.train import Memories, Training, train
+from holdfast.training.train import StateCache, Training, train
 
 ray = pytest.importorskip("ray")
 
@@ -58,7 +58,14 @@ def learnt(
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """Everything the server and the clients know after some rounds, and the rounds' records."""
     settings = Settings(
-        rounds=rounds, epochs=2, batch_size=3, lr=0.05, momentum=0.9, seed=4, evaluate_locals=False, **more
+        rounds=rounds,
+        local_epochs=2,
+        batch_size=3,
+        lr=0.05,
+        momentum=0.9,
+        seed=4,
+        evaluate_locals=False,
+        **more,
     )
     training = Training(
         method,
@@ -66,11 +73,11 @@ def learnt(
         federation(),
         settings,
         engine=engine,
-        address=address,
+        ray_address=address,
         device="cpu",
         precision="float64",
     )
-    memories = Memories(None, None)
+    memories = StateCache(None, None)
     loop = training.loop(memories)
     records = [loop.round(number) for number in range(1, rounds + 1)]
     server = loop.server
@@ -129,7 +136,7 @@ class Unlucky(Method):
     whom: tuple[int, ...] = ()
     times: int = 1
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         if client.round == 2 and client.id in self.whom:
             for turn in range(self.times):
                 mark = Path(self.folder) / f"{client.id}-{turn}"
@@ -138,16 +145,16 @@ class Unlucky(Method):
                     if self.how == "die":
                         os.kill(os.getpid(), signal.SIGKILL)
                     if self.how == "diverge":
-                        return {"factor": client.task.scalar(float("nan"))}
+                        return {"factor": client.context.scalar(float("nan"))}
                     if self.how == "refuse":
                         raise HoldfastError("this client does not want to")
                     time.sleep(60)
-        return {"factor": client.task.scalar(1.0)}
+        return {"factor": client.context.scalar(1.0)}
 
     def task_loss(self, out: Output, batch: Batch, carry: Tree) -> torch.Tensor:
         return carry["factor"] * super().task_loss(out, batch, carry)
 
-    def finish(self, params: Any, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Any, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         return {}, {"last": params}
 
 
@@ -212,19 +219,19 @@ def test_the_runs_of_a_comparison_share_the_cluster(cluster: Any, tmp_path: Path
         clients=6,
         rounds=2,
         engine="ray",
-        address=cluster.address,
+        ray_address=cluster.address,
     )
     before = workers()
     shared = compare(["fedavg", "scaffold"], experiment, 2, out=tmp_path)
     assert workers() == before
-    alone = compare(["fedavg", "scaffold"], replace(experiment, engine="sequential", address=None), 2)
+    alone = compare(["fedavg", "scaffold"], replace(experiment, engine="sequential", ray_address=None), 2)
     for one, other in zip(shared.rows, alone.rows, strict=True):
         assert one.accuracy == pytest.approx(other.accuracy, abs=1 / 300)  # one test sample
 
 
 def test_from_the_command_line(cluster: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "holdfast", "run", "--data", "digits", "--model", "mlp:8", "--partition", "iid",
-               "--clients", "4", "--rounds", "2", "--engine", "ray", "--address", cluster.address,
+               "--clients", "4", "--rounds", "2", "--engine", "ray", "--ray-address", cluster.address,
                "--deadline", "100", "--min-clients", "2", "--out", str(tmp_path / "run")]  # fmt: skip
     # The tests' own workers hold both CPUs.
     busy = subprocess.run(command, capture_output=True, text=True)
@@ -239,7 +246,7 @@ def test_from_the_command_line(cluster: Any, tmp_path: Path) -> None:
 def test_the_object_store_does_not_fill(cluster: Any) -> None:
     """200 rounds with memories, payloads and results; what they put there must go again."""
     settings = Settings(
-        rounds=200, epochs=1, batch_size=8, lr=0.05, evaluate_locals=False, evaluate_every=200
+        rounds=200, local_epochs=1, batch_size=8, lr=0.05, evaluate_locals=False, evaluate_every=200
     )
     training = Training(
         parse_method("scaffold"),
@@ -247,10 +254,10 @@ def test_the_object_store_does_not_fill(cluster: Any) -> None:
         federation(),
         settings,
         engine="ray",
-        address=cluster.address,
+        ray_address=cluster.address,
         device="cpu",
     )
-    loop = training.loop(Memories(None, None))
+    loop = training.loop(StateCache(None, None))
     used = []
     for number in range(1, 201):
         loop.round(number)
@@ -268,11 +275,11 @@ def test_a_run_directory_is_as_any_other(cluster: Any, tmp_path: Path) -> None:
         rounds=3,
         batch_size=4,
         engine="ray",
-        address=cluster.address,
+        ray_address=cluster.address,
         out=tmp_path / "run",
     )
     assert run.experiment["engine"] == "ray"
-    assert run.experiment["address"] == cluster.address
+    assert run.experiment["ray_address"] == cluster.address
     assert len(run.records) == 3
     assert 0 <= run.accuracy <= 1
 
@@ -281,7 +288,12 @@ def test_workers_round_as_the_process_that_asks(cluster: Any, monkeypatch: pytes
     from holdfast.engine.ray import inner_engine
 
     training = Training(
-        parse_method("fedavg"), net(), federation(), Settings(rounds=1), engine="ray", address=cluster.address
+        parse_method("fedavg"),
+        net(),
+        federation(),
+        Settings(rounds=1),
+        engine="ray",
+        ray_address=cluster.address,
     )
     setup = ray.get(training.engine.setup)  # type: ignore[attr-defined]
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)  # as in a new process
@@ -293,7 +305,7 @@ def test_workers_round_as_the_process_that_asks(cluster: Any, monkeypatch: pytes
 
 def test_a_machine_that_goes_away_takes_nothing_with_it(cluster: Any) -> None:
     """Last: the cluster is smaller afterwards."""
-    settings = Settings(rounds=3, epochs=2, batch_size=3, lr=0.05, evaluate_locals=False)
+    settings = Settings(rounds=3, local_epochs=2, batch_size=3, lr=0.05, evaluate_locals=False)
 
     def rounds(loss: bool) -> dict[str, torch.Tensor]:
         training = Training(
@@ -302,10 +314,10 @@ def test_a_machine_that_goes_away_takes_nothing_with_it(cluster: Any) -> None:
             federation(),
             settings,
             engine="ray",
-            address=cluster.address,
+            ray_address=cluster.address,
             device="cpu",
         )
-        loop = training.loop(Memories(None, None))
+        loop = training.loop(StateCache(None, None))
         loop.round(1)
         if loss:
             node = next(n for n in cluster.list_all_nodes() if n is not cluster.head_node)

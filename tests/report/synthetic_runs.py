@@ -41,7 +41,7 @@ def write_run(
         "partition": {"name": "dirichlet", "alpha": 0.1},
         "model": {"name": "cnn"},
         "rounds": rounds,
-        "sample": sample,
+        "clients_per_round": sample,
         "seed": seed,
         "classes": classes,
     }

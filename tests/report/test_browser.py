@@ -216,7 +216,7 @@ def test_paper_is_white_and_no_figure_is_wider_than_it(opened, report):
 
 def test_circles_of_a_large_federation_are_drawn_at_once(opened, tmp_path):
     classes = [str(number) for number in range(100)]
-    path = write_run(tmp_path / "x", rounds=2, clients=100, sample=3, classes=classes, probe=False)
+    path = write_run(tmp_path / "x", rounds=2, clients=100, clients_per_round=3, classes=classes, probe=False)
     federation = json.loads((path / "federation.json").read_text())
     federation["label_counts"] = [[client + label for label in range(100)] for client in range(100)]
     (path / "federation.json").write_text(json.dumps(federation))
@@ -244,7 +244,7 @@ def test_plots_have_text_alternatives_and_can_be_reached_by_keyboard(opened, rep
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_single_round_and_flat_curves_are_drawn(opened, tmp_path, value):
-    path = write_run(tmp_path / "flat", rounds=2, sample=2)
+    path = write_run(tmp_path / "flat", rounds=2, clients_per_round=2)
     record = json.loads((path / "metrics.jsonl").read_text().splitlines()[0])
     flat = {
         "accuracy": value,

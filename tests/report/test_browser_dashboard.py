@@ -55,7 +55,7 @@ def test_a_run_is_followed_without_reloading_while_it_trains_in_another_process(
     root, address = served
     page = opened(address)
     page.evaluate("window.notReloaded = true")
-    options = "run --data digits --clients 4 --sample 2 --rounds 100000 --model linear --method fedavg --out"
+    options = "run --data digits --clients 4 --clients-per-round 2 --rounds 100000 --model linear --method fedavg --out"
     training = subprocess.Popen(
         [
             sys.executable,

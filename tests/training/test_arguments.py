@@ -9,7 +9,7 @@ import holdfast as hf
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3
 DATA = hf.Dataset.from_arrays(X, Y, X[:30], Y[:30])
-SHORT = {"rounds": 2, "epochs": 2, "batch_size": 5, "lr": 0.1, "evaluate_locals": False}
+SHORT = {"rounds": 2, "local_epochs": 2, "batch_size": 5, "lr": 0.1, "evaluate_locals": False}
 
 
 @pytest.fixture
@@ -30,13 +30,16 @@ def federation():
         ({"rounds": True}, "rounds is True; it must be a whole number"),
         ({"lr": "0.1"}, "lr is '0.1'; it must be a number"),
         ({"lr": float("inf")}, "lr is inf; it must be a number"),
-        ({"sample": 2.5}, "sample is 2.5; it must be a whole number"),
+        ({"clients_per_round": 2.5}, "clients_per_round is 2.5; it must be a whole number"),
         ({"evaluate_locals": 1}, "evaluate_locals is 1; it must be true or false"),
-        ({"local_test": 0}, "local_test is 0; it must be at least 1 sample"),
+        ({"local_test_samples": 0}, "local_test_samples is 0; it must be at least 1 sample"),
         ({"checkpoint_seconds": -1}, "checkpoint_seconds is -1.0; it must be at least 0"),
         ({"min_clients": 5}, "min_clients is 5, but a round has 4 clients; it must be at most that"),
-        ({"lanes": 0, "engine": "lanes"}, "lanes is 0; it must be at least 1"),
-        ({"lanes": 2, "engine": "sequential"}, "engine 'sequential' has none; use engine 'lanes'"),
+        ({"parallel_clients": 0, "engine": "vectorized"}, "parallel_clients is 0; it must be at least 1"),
+        (
+            {"parallel_clients": 2, "engine": "sequential"},
+            "parallel_clients is given, .* use engine 'vectorized'",
+        ),
         ({"device": "mps"}, "device is 'mps'; it must be auto, cpu or cuda"),
         ({"device": "meta"}, "device is 'meta'"),
         ({"resume": True}, "resume is given without out"),
@@ -55,9 +58,9 @@ def test_numbers_of_numpy_are_numbers(federation):
 
 def test_more_clients_than_there_are(federation):
     with pytest.warns(
-        hf.HoldfastWarning, match="sample is 9, but there are 4 clients: all of them take part"
+        hf.HoldfastWarning, match="clients_per_round is 9, but there are 4 clients: all of them take part"
     ):
-        hf.train("fedavg", "linear", federation, sample=9, **SHORT)
+        hf.train("fedavg", "linear", federation, clients_per_round=9, **SHORT)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from holdfast.runs import RunDirectory
 from holdfast.training import train as training
 
 EXPERIMENT = hf.Experiment(
-    clients=6, sample=3, model="linear", rounds=4, lr=0.1, device="cpu", partition="dirichlet:0.3"
+    clients=6, clients_per_round=3, model="linear", rounds=4, lr=0.1, device="cpu", partition="dirichlet:0.3"
 )
 
 

@@ -50,12 +50,12 @@ def test_a_file_with_everything_a_run_recorded():
 def test_settings_are_changed_by_their_paths():
     one = hf.Experiment(clients=10, method="fedntd+fedprox")
     changed = one.with_settings(
-        ["method.fedntd.beta=0.5", "lr=1e-3", "sample=4", "partition.alpha=2", "skew.blur=1"]
+        ["method.fedntd.beta=0.5", "lr=1e-3", "clients_per_round=4", "partition.alpha=2", "skew.blur=1"]
     )
     assert changed.describe()["method"]["fedntd"]["beta"] == 0.5
     assert changed.describe()["method"]["fedprox"] == one.describe()["method"]["fedprox"]
     assert changed.lr == 1e-3
-    assert changed.sample == 4
+    assert changed.clients_per_round == 4
     assert changed.describe()["partition"]["alpha"] == 2.0
     assert changed.describe()["skew"] == {"blur": 1}
     assert one.lr == 0.01

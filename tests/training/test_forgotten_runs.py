@@ -31,17 +31,17 @@ def uncollected():
     gc.enable()
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     ("method", "options"),
     [("fedavg", {}), ("moon+fedfa", {}), ("flashback", {"public": 0.2}), ("fedmlp", {"stages": 2})],
 )  # fmt: skip
 def test_a_run_that_is_over_holds_no_tensor(uncollected, tmp_path, engine, method, options):
     data = federation(**options)
-    settings = {"rounds": 3, "epochs": 2, "batch_size": 8, "momentum": 0.9, "engine": engine}
+    settings = {"rounds": 3, "local_epochs": 2, "batch_size": 8, "momentum": 0.9, "engine": engine}
     hf.train(method, "cnn", data, **settings)  # what is kept for every run
     before = living_bytes()
-    run = hf.train(method, "cnn", data, probe=2, out=tmp_path / "run", **settings)
+    run = hf.train(method, "cnn", data, probe_every=2, out=tmp_path / "run", **settings)
     kept = sum(t.numel() * t.element_size() for t in run.model.state_dict().values())
     assert living_bytes() - before == kept
     del run

@@ -18,7 +18,7 @@ from holdfast.training.train import Training
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3
 DATA = hf.Dataset.from_arrays(X, Y, X[:30], Y[:30])
-SHORT = {"rounds": 2, "epochs": 2, "batch_size": 5, "lr": 0.1, "evaluate_locals": False}
+SHORT = {"rounds": 2, "local_epochs": 2, "batch_size": 5, "lr": 0.1, "evaluate_locals": False}
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def two_layers(bias=True):
     return nn.Sequential(nn.Linear(6, 6, bias=bias), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("method", ["fedavg", "fedntd", "scaffold", "fedfa"])
 def test_what_asks_for_no_gradient_is_neither_trained_nor_sent(federation, method, engine):
     net = two_layers()
@@ -54,7 +54,7 @@ def test_a_frozen_classifier_is_refused(federation):
         hf.train("fedavg", net, federation, **SHORT)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_weights_that_are_one_tensor_stay_so(federation, engine, tmp_path):
     net = two_layers()
     net[2].weight = net[0].weight
@@ -127,11 +127,15 @@ def own_norm():
 
 @pytest.mark.parametrize("model", [Branches, Recurrent, Dropping, Counting, own_norm])
 def test_what_cannot_train_as_lanes_trains_one_by_one(federation, model):
-    with pytest.warns(hf.HoldfastWarning, match=r"cannot train as lanes \(.+\); its clients train one after"):
+    with pytest.warns(
+        hf.HoldfastWarning, match=r"cannot train on the vectorized engine \(.+\); its clients train one after"
+    ):
         run = hf.train("fedavg", model(), federation, **SHORT)
     assert run.experiment["engine"] == "sequential"
-    with pytest.raises(hf.HoldfastError, match=r"cannot train as lanes .*; use engine 'sequential'"):
-        hf.train("fedavg", model(), federation, engine="lanes", **SHORT)
+    with pytest.raises(
+        hf.HoldfastError, match=r"cannot train on the vectorized engine .*; use engine 'sequential'"
+    ):
+        hf.train("fedavg", model(), federation, engine="vectorized", **SHORT)
 
 
 class Words(nn.Module):
@@ -153,7 +157,7 @@ def test_indices_are_floats_until_a_model_makes_them_indices():
         hf.train("fedavg", Words(converts=True), federation, engine=engine, **SHORT).experiment["engine"]
         for engine in ("sequential", "auto")
     )
-    assert (one, other) == ("sequential", "lanes")
+    assert (one, other) == ("sequential", "vectorized")
     with pytest.raises(hf.HoldfastError, match=r"samples are floats: x.long\(\) makes indices of them"):
         hf.train("fedavg", Words(converts=False), federation, **SHORT)
 
@@ -232,30 +236,33 @@ class Says(hf.Method):
     hook: str = ""
     said: ClassVar[object] = None
 
-    def init(self, task):
-        return self.said if self.hook == "init" else {}
+    def init_server_state(self, context):
+        return self.said if self.hook == "init_server_state" else {}
 
-    def down(self, server):
-        return self.said if self.hook == "down" else {}
+    def broadcast(self, server):
+        return self.said if self.hook == "broadcast" else {}
 
-    def down_to(self, server, client):
-        return self.said if self.hook == "down_to" else {}
+    def broadcast_to(self, server, client):
+        return self.said if self.hook == "broadcast_to" else {}
 
-    def begin(self, payload, state, client):
-        return self.said if self.hook == "begin" else {}
+    def client_init(self, payload, state, client):
+        return self.said if self.hook == "client_init" else {}
 
-    def finish(self, params, carry, client):
-        return {}, self.said if self.hook == "finish" else {}
+    def client_final(self, params, carry, client):
+        return {}, self.said if self.hook == "client_final" else {}
 
-    def aggregate(self, server, mean, sums, task):
+    def aggregate(self, server, mean, sums, context):
         return mean, self.said if self.hook == "aggregate" else server.state
 
-    def update(self, server, sums, uploads, task):
+    def update(self, server, sums, uploads, context):
         return self.said if self.hook == "update" else server.state
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
-@pytest.mark.parametrize("hook", ["init", "down", "down_to", "begin", "finish", "aggregate", "update"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    "hook",
+    ["init_server_state", "broadcast", "broadcast_to", "client_init", "client_final", "aggregate", "update"],
+)
 @pytest.mark.parametrize(
     ("said", "named"),
     [
@@ -278,12 +285,12 @@ def test_what_is_no_dictionary_of_tensors_is_named(
 @dataclass(frozen=True)
 class Halves(hf.Method):
     name: ClassVar[str] = "halves"
-    hook: str = "share"
+    hook: str = "upload_params"
 
-    def share(self, params, carry, client):
-        return {} if self.hook == "share" else params
+    def upload_params(self, params, carry, client):
+        return {} if self.hook == "upload_params" else params
 
-    def aggregate(self, server, mean, sums, task):
+    def aggregate(self, server, mean, sums, context):
         return (dict(list(mean.items())[:1]), {}) if self.hook == "aggregate" else (mean, {})
 
 
@@ -326,7 +333,7 @@ def test_a_classifier_may_share_its_weight(embedding_first):
 def test_a_head_that_is_also_part_of_the_body_is_tested_in_both_places(federation, embedding_first):
     """Models that differ in their heads alone share what is before it; not where the head is there too."""
     training = Training(hf.FedAvg(), Tied(embedding_first), federation, Settings(rounds=1), device="cpu")
-    test, network = TestSet(DATA, training.task), training.task.network
+    test, network = TestSet(DATA, training.context), training.context.network
     torch.manual_seed(1)
     heads = [{network.head.weight: torch.randn(3, 6)} for _ in range(4)]
     models = [({**network.params, **head}, network.buffers) for head in heads]

@@ -14,9 +14,18 @@ import pytest
 
 ROUNDS, KILLS = 12, 4
 SETTINGS = {
-    "clients": 6, "sample": 3, "partition": "dirichlet:0.3", "model": "mlp:32", "rounds": ROUNDS, "epochs": 2,
-    "lr": 0.1, "momentum": 0.9, "seed": 3, "device": "cpu", "checkpoint-seconds": 0,
-}  # fmt: skip
+    "clients": 6,
+    "clients-per-round": 3,
+    "partition": "dirichlet:0.3",
+    "model": "mlp:32",
+    "rounds": ROUNDS,
+    "local-epochs": 2,
+    "lr": 0.1,
+    "momentum": 0.9,
+    "seed": 3,
+    "device": "cpu",
+    "checkpoint-seconds": 0,
+}
 ARGUMENTS = [text for name, value in SETTINGS.items() for text in (f"--{name}", str(value))]
 
 
@@ -69,7 +78,7 @@ def rounds_done(run: Path) -> int:
         ("fedavg", "sequential"),
         ("scaffold", "sequential"),
         ("fedntd+fedprox:mu=0.1", "sequential"),
-        ("scaffold", "lanes"),
+        ("scaffold", "vectorized"),
     ],
 )
 def test_killed_at_random_moments(processes, tmp_path, method, engine):

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.engine.rounds import Loop
+from holdfast.engine.rounds import RoundLoop
 from holdfast.runs import RunDirectory
 from holdfast.training.train import Training
 
 DIGITS = hf.load("digits")
-SMALL = {"rounds": 3, "sample": 4, "epochs": 1, "batch_size": 32, "lr": 0.1, "device": "cpu"}
+SMALL = {"rounds": 3, "clients_per_round": 4, "local_epochs": 1, "batch_size": 32, "lr": 0.1, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,9 @@ def test_accuracy_is_told_by_domain_wherever_it_is_told_by_class(tmp_path):
 
 def test_what_clients_forget_is_told_of_the_model_they_were_sent_however_seldom_it_is_tested(federation):
     often, seldom = (
-        hf.train(hf.FedAvg(), hf.models.linear(), federation, evaluate_every=every, local_test=60, **SMALL)
+        hf.train(
+            hf.FedAvg(), hf.models.linear(), federation, evaluate_every=every, local_test_samples=60, **SMALL
+        )
         for every in (1, 2)
     )
     for each, record in zip(often.records, seldom.records, strict=True):
@@ -98,7 +100,7 @@ def test_what_clients_forget_is_told_of_the_model_they_were_sent_however_seldom_
         assert record["locals"]["global_before"] == before["locals"]["global_after"]
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_same_seed_same_bits_and_another_seed_others(federation, engine):
     weights = [
         hf.train(
@@ -141,7 +143,7 @@ def test_one_round_is_the_weighted_mean_of_what_clients_learn():
         model,
         hf.federate(dataset, parts),
         rounds=1,
-        epochs=2,
+        local_epochs=2,
         batch_size=64,
         lr=0.5,
         device="cpu",
@@ -161,7 +163,7 @@ def test_one_round_is_the_weighted_mean_of_what_clients_learn():
         np.testing.assert_allclose(got.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("keep", [False, True])
 def test_momentum_outlives_a_round_if_asked_to(engine, keep, tmp_path):
     """One client alone is torch's own SGD, whose optimiser lives for the whole run or for a round."""
@@ -181,7 +183,7 @@ def test_momentum_outlives_a_round_if_asked_to(engine, keep, tmp_path):
             loss.backward()
             optimiser.step()
     settings = {
-        "rounds": 3, "epochs": 2, "batch_size": 64, "lr": 0.3, "momentum": 0.9, "weight_decay": 0.01,
+        "rounds": 3, "local_epochs": 2, "batch_size": 64, "lr": 0.3, "momentum": 0.9, "weight_decay": 0.01,
         "keep_momentum": keep,
         "precision": "float64", "engine": engine, "device": "cpu", "out": tmp_path, "checkpoint_seconds": 0.0,
     }  # fmt: skip
@@ -197,7 +199,7 @@ def test_momentum_outlives_a_round_if_asked_to(engine, keep, tmp_path):
         np.testing.assert_allclose(got.detach().numpy(), wanted.detach().numpy(), rtol=1e-9)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(("drop", "steps"), [(False, 3), (True, 2)])
 def test_a_last_batch_is_left_out_if_asked_to(engine, drop, steps):
     """Ten times the same sample in batches of four: every step is the same, whoever is in it."""
@@ -210,7 +212,7 @@ def test_a_last_batch_is_left_out_if_asked_to(engine, drop, steps):
         error = p / p.sum() - np.eye(3)[1]
         weight, bias = weight - 0.1 * np.outer(error, x[0]), bias - 0.1 * error
     run = hf.train(
-        "fedavg", model, federation, rounds=1, epochs=2, batch_size=4, lr=0.1, drop_last=drop,
+        "fedavg", model, federation, rounds=1, local_epochs=2, batch_size=4, lr=0.1, drop_last=drop,
         precision="float64", engine=engine, device="cpu",
     )  # fmt: skip
     for got, wanted in zip(run.model.parameters(), (weight, bias), strict=True):
@@ -362,19 +364,21 @@ def test_a_run_without_a_checkpoint_says_that_it_begins_again(federation, begun)
 
 
 def test_a_resumed_run_is_computed_as_it_was_begun(federation, tmp_path, monkeypatch):
-    hf.train("fedavg", "linear", federation, out=tmp_path, engine="lanes", lanes=2, **SMALL)
+    hf.train("fedavg", "linear", federation, out=tmp_path, engine="vectorized", parallel_clients=2, **SMALL)
     made, prepare = [], hf.FedAvg.prepare
     monkeypatch.setattr("holdfast.kernels.REPAID_AFTER", 0)  # now kernels would be thought to repay
-    monkeypatch.setattr(hf.FedAvg, "prepare", lambda self, task: made.append(task) or prepare(self, task))
+    monkeypatch.setattr(
+        hf.FedAvg, "prepare", lambda self, context: made.append(context) or prepare(self, context)
+    )
     monkeypatch.setattr(
         "holdfast.engine.factory.fitting_lanes", lambda *_: pytest.fail("lanes are known already")
     )
-    hf.train("fedavg", "linear", federation, out=tmp_path, engine="lanes", resume=True, **SMALL)
+    hf.train("fedavg", "linear", federation, out=tmp_path, engine="vectorized", resume=True, **SMALL)
     assert not made[0].network.own_kernels
 
 
 def test_lost_clients_are_named_and_the_run_goes_on(federation):
-    run = hf.train(hf.FedAvg(), hf.models.linear(), federation, dropout=0.4, **SMALL | {"rounds": 8})
+    run = hf.train(hf.FedAvg(), hf.models.linear(), federation, client_dropout=0.4, **SMALL | {"rounds": 8})
     lost = [incident for record in run.records for incident in record["incidents"]]
     assert lost
     assert {incident["kind"] for incident in lost} == {"dropout"}
@@ -391,8 +395,8 @@ class Spoiled(hf.Method):
     name: ClassVar[str] = "spoiled"
     bad: tuple[int, ...] = (0,)
 
-    def begin(self, payload, state, client):
-        return {"factor": client.task.scalar(float("nan") if client.id in self.bad else 1.0)}
+    def client_init(self, payload, state, client):
+        return {"factor": client.context.scalar(float("nan") if client.id in self.bad else 1.0)}
 
     def after_step(self, params, out, batch, carry):
         return {k: v * carry["factor"] for k, v in params.items()}, carry
@@ -404,14 +408,14 @@ class SpoiledUpload(hf.Method):
 
     name: ClassVar[str] = "spoiled-upload"
 
-    def share(self, params, carry, client):
+    def upload_params(self, params, carry, client):
         return {k: v / 0 for k, v in params.items()} if client.id == 0 else params
 
 
-@pytest.mark.parametrize("engine", ["sequential", "lanes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("method", [Spoiled(), SpoiledUpload()])
 def test_updates_that_are_no_numbers_are_left_out(federation, engine, method):
-    everyone = SMALL | {"sample": None, "engine": engine}
+    everyone = SMALL | {"clients_per_round": None, "engine": engine}
     run = hf.train(method, hf.models.linear(), federation, **everyone)
     for record in run.records:
         assert record["incidents"] == [{"client": 0, "kind": "not finite"}]
@@ -444,7 +448,7 @@ def test_a_round_that_begins_while_the_last_one_is_tested_changes_nothing(federa
 
 def test_a_round_is_kept_while_the_next_one_is_with_the_gpu(federation, monkeypatch):
     monkeypatch.setattr(Training, "_runs_ahead", True)
-    launch, events = Loop.launch, []
+    launch, events = RoundLoop.launch, []
 
     def told(self, number):
         events.append(f"begin {number}")
@@ -452,9 +456,9 @@ def test_a_round_is_kept_while_the_next_one_is_with_the_gpu(federation, monkeypa
         events.append(f"end {number}")
         return launched
 
-    monkeypatch.setattr(Loop, "launch", told)
+    monkeypatch.setattr(RoundLoop, "launch", told)
     hf.train(
-        hf.FedAvg(), hf.models.linear(), federation, engine="lanes",
+        hf.FedAvg(), hf.models.linear(), federation, engine="vectorized",
         on_round=lambda record: events.append(f"keep {record['round']}"),
         **SMALL | {"rounds": 3, "evaluate_locals": False},
     )  # fmt: skip
@@ -465,7 +469,13 @@ def test_a_round_is_kept_while_the_next_one_is_with_the_gpu(federation, monkeypa
 def test_the_end_of_a_run_may_be_written_by_another_thread(federation, tmp_path):
     handed = []
     run = hf.train(
-        hf.FedAvg(), "linear", federation, rounds=2, lr=0.1, out=tmp_path / "run", hand_over=handed.append
+        hf.FedAvg(),
+        "linear",
+        federation,
+        rounds=2,
+        lr=0.1,
+        out=tmp_path / "run",
+        submit_final_write=handed.append,
     )
     directory = RunDirectory.open(tmp_path / "run")
     assert len(directory.records()) == len(run.records) == 2
@@ -485,14 +495,14 @@ def test_the_end_of_a_run_may_be_written_by_another_thread(federation, tmp_path)
 
 def test_a_round_still_under_test_is_kept_when_the_next_one_fails(federation, tmp_path, monkeypatch):
     monkeypatch.setattr(Training, "_runs_ahead", True)
-    launch = Loop.launch
+    launch = RoundLoop.launch
 
     def fails_in_the_fourth(self, number):
         if number == 4:
             raise hf.HoldfastError("lost")
         return launch(self, number)
 
-    monkeypatch.setattr(Loop, "launch", fails_in_the_fourth)
+    monkeypatch.setattr(RoundLoop, "launch", fails_in_the_fourth)
     with pytest.raises(hf.HoldfastError, match="lost"):
         hf.train(
             hf.FedAvg(), hf.models.linear(), federation, out=tmp_path / "run",
@@ -510,11 +520,11 @@ def test_a_round_still_under_test_is_kept_when_the_next_one_fails(federation, tm
         ({"rounds": 0}, "rounds is 0"),
         ({"lr": -1.0}, "lr is -1.0"),
         ({"keep_momentum": True}, "keep_momentum is True; it must be false where momentum is 0"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"engine": "lane"}, "did you mean lanes"),
+        ({"client_dropout": 1.0}, "client_dropout is 1.0"),
+        ({"engine": "vectorised"}, "did you mean vectorized"),
         ({"precision": "float16"}, "did you mean float"),
         ({"device": "gpu"}, "it must be auto, cpu or cuda"),
-        ({"norm": "none"}, "it must be average, local or drop"),
+        ({"batchnorm": "none"}, "it must be average, local or drop"),
     ],
 )
 def test_bad_settings_are_refused_before_training(federation, changes, sentence):

@@ -15,7 +15,7 @@ from holdfast.core.errors import HoldfastError, install, shown_by
 WRONG, INTERRUPTED = 2, 130  # exit codes: something the user can put right; stopped by Ctrl-C
 
 
-class Program(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands in which an error that the user can put right is one sentence, not a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -56,7 +56,7 @@ def _say(sentence: str) -> None:
 
 app = typer.Typer(
     name="holdfast",
-    cls=Program,
+    cls=CommandGroup,
     help="Federated learning on heterogeneous data that does not forget.\n\n"
     "Start with:  holdfast run --data digits --clients 10 --method fedntd --rounds 20",
     no_args_is_help=True,

@@ -170,21 +170,23 @@ def _paths(cuda: bool) -> dict[str, str]:
     room = "the GPU's memory" if cuda else "RAM"
     return {
         "sequential": "ready: one client after another" + ("" if cuda else crew),
-        "lanes": "ready: clients as lanes of one program",
-        "lane count": f"as many as clients a round, at most {MOST_LANES}, that fit {room}",
-        "CUDA graphs": "active: a step of lanes is captured once" if cuda else "not used: no CUDA device",
+        "vectorized": "ready: many clients as one batched program",
+        "parallel clients": f"as many as clients a round, at most {MOST_LANES}, that fit {room}",
+        "CUDA graphs": "active: a step of the vectorized engine is captured once"
+        if cuda
+        else "not used: no CUDA device",
         "recorded steps": "not used: CUDA graphs are"
         if cuda
-        else "active: a step of lanes is recorded once and replayed without vmap",
-        "kernels": "active: own convolutions and norms for lanes"
+        else "active: a step of the vectorized engine is recorded once and replayed without vmap",
+        "kernels": "active: own convolutions and norms for the vectorized engine"
         if kernels is None
         else f"not used: {kernels}",
         "channels last": "not used: a layout for CPUs"
         if cuda
         else "active: convolutions one client after another",
         "ray": "ready: clients over a cluster" if find_spec("ray") else "not ready: Ray is not installed",
-        "auto": "lanes, since there is a GPU"
+        "auto": "vectorized, since there is a GPU"
         if cuda
-        else f"lanes where a step touches at most {small}, else sequential (no GPU)",
+        else f"vectorized where a step touches at most {small}, else sequential (no GPU)",
         "precision": "TF32 matrix products, float32 elsewhere" if cuda else "float32",
     }

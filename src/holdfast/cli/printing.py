@@ -74,7 +74,7 @@ def mean_and_deviation(values: Sequence[float], scale: float = 1.0, digits: int 
     return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
-class Bar:
+class ProgressBar:
     """The progress of one run after another, on stderr."""
 
     def __init__(self, progress: Progress, rounds: int, runs: int) -> None:
@@ -99,7 +99,7 @@ class Bar:
 
 
 @contextmanager
-def bar(rounds: int, runs: int = 1) -> Iterator[Bar]:
+def bar(rounds: int, runs: int = 1) -> Iterator[ProgressBar]:
     """Show a bar for each of ``runs`` runs of ``rounds`` rounds."""
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -109,4 +109,4 @@ def bar(rounds: int, runs: int = 1) -> Iterator[Bar]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield Bar(progress, rounds, runs)
+        yield ProgressBar(progress, rounds, runs)

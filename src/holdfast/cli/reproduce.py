@@ -17,7 +17,7 @@ from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.papers.cells import Cell
-    from holdfast.papers.findings import Comparison, Line
+    from holdfast.papers.findings import ResultRow, TableComparison
     from holdfast.papers.results import Results
 
 INCOMPLETE = 1  # exit code: a cell could not be run
@@ -196,7 +196,7 @@ def _print_list(results: Path, work: Path, seeds: int, status: bool, as_json: bo
 # One table -------------------------------------------------------------------------------------------------
 
 
-def _print_comparison(one: Comparison, states: Mapping[tuple[str, str], str]) -> None:
+def _print_comparison(one: TableComparison, states: Mapping[tuple[str, str], str]) -> None:
     from holdfast.papers import wording
     from holdfast.papers.measures import measure
 
@@ -268,7 +268,7 @@ def _states(cells: Sequence[Cell], found: Results, work: Path) -> dict[tuple[str
     }
 
 
-def _as_dict(one: Comparison, states: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+def _as_dict(one: TableComparison, states: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     return {
         "table": one.table.id,
         "title": one.table.title,
@@ -292,7 +292,7 @@ def _as_dict(one: Comparison, states: Mapping[tuple[str, str], str]) -> dict[str
     }
 
 
-def _line_as_dict(line: Line, state: str) -> dict[str, Any]:
+def _line_as_dict(line: ResultRow, state: str) -> dict[str, Any]:
     return {
         "column": line.column,
         "method": line.row,

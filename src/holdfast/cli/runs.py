@@ -44,7 +44,7 @@ def run(
 ) -> None:
     """Train one model with one method.
 
-    Example:  holdfast run --data cifar10 --partition dirichlet:0.1 --clients 100 --sample 10
+    Example:  holdfast run --data cifar10 --partition dirichlet:0.1 --clients 100 --clients-per-round 10
     --method fedntd --rounds 200 --seed 1 --out runs/x
 
     Example:  holdfast run experiment.yaml --set method.beta=0.5

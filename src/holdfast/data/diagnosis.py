@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
 from holdfast.data.dealing import Floats, Ints
-from holdfast.data.partitions import Pool, parse_partition
+from holdfast.data.partitions import SamplePool, parse_partition
 from holdfast.data.skew import LongTail
 
 # With this seed Dirichlet 0.05 needs two thousand draws, not the usual 27,000.
@@ -91,7 +91,9 @@ class Regime:
         labels = np.repeat(np.arange(self.classes), self.samples)
         labels = labels[LongTail(self.long_tail).keep(labels, self.classes, generator(_SEED, "long tail"))]
         tasks = self.clients * self.tasks
-        dealt = parse_partition(self.partition).assign(Pool(labels), tasks, generator(_SEED, "partition"))
+        dealt = parse_partition(self.partition).assign(
+            SamplePool(labels), tasks, generator(_SEED, "partition")
+        )
         client = np.repeat(np.arange(self.clients), np.diff(dealt.offsets[:: self.tasks]))
         cells = client * self.classes + labels[dealt.indices]
         return np.bincount(cells, minlength=self.clients * self.classes).reshape(self.clients, -1)

@@ -20,7 +20,7 @@ from holdfast.core.random import generator
 from holdfast.core.spec import as_number, named
 from holdfast.data.dataset import Dataset
 from holdfast.data.dealing import Ints, draw_per_class, offsets_of, ranges
-from holdfast.data.partitions import Assignment, Partition, Pool, parse_partition
+from holdfast.data.partitions import Assignment, Partition, SamplePool, parse_partition
 from holdfast.data.schedules import StageSchedule, describe_schedule, schedule_from
 from holdfast.data.skew import FeatureSkew, LongTail
 
@@ -283,7 +283,7 @@ def federate(
         )
     if isinstance(partition, Partition):
         ids, public_ids = share_with_server(dataset, seed, public, long_tail)
-        pool = Pool.of(dataset.y_train.numpy(), dataset.groups, ids)
+        pool = SamplePool.of(dataset.y_train.numpy(), dataset.groups, ids)
         count = partition.default_clients(pool) if clients is None else clients
         dealt = partition.assign(pool, count, generator(seed, "partition"))
         dealt = Assignment(ids[dealt.indices], dealt.offsets)

@@ -21,7 +21,7 @@ from holdfast.data.federation import (
     share_with_server,
     with_skew,
 )
-from holdfast.data.partitions import Assignment, Partition, Pool, parse_partition, partition_from
+from holdfast.data.partitions import Assignment, Partition, SamplePool, parse_partition, partition_from
 from holdfast.data.schedules import GlobalEpochs, StageSchedule
 from holdfast.data.skew import FeatureSkew, LongTail
 
@@ -82,7 +82,7 @@ def stream(
             "chunks follow each client's own classes; stage_classes cannot be given with them"
         )
     ids, public_ids = share_with_server(dataset, seed, public, long_tail)
-    pool = Pool.of(dataset.y_train.numpy(), dataset.groups, ids)
+    pool = SamplePool.of(dataset.y_train.numpy(), dataset.groups, ids)
     rng = generator(seed, "partition")
     if chunks:
         dealt = _by_chunks(pool, partition, present, rng)
@@ -155,7 +155,7 @@ def _presence(
 
 
 def _by_task(
-    pool: Pool, partition: Partition, present: NDArray[np.bool_], rng: np.random.Generator
+    pool: SamplePool, partition: Partition, present: NDArray[np.bool_], rng: np.random.Generator
 ) -> Assignment:
     tasks = int(present.sum())
     try:
@@ -168,7 +168,7 @@ def _by_task(
 
 
 def _by_chunks(
-    pool: Pool, partition: Partition, present: NDArray[np.bool_], rng: np.random.Generator
+    pool: SamplePool, partition: Partition, present: NDArray[np.bool_], rng: np.random.Generator
 ) -> Assignment:
     clients = len(present)
     dealt = partition.assign(pool, clients, rng)
@@ -188,7 +188,7 @@ def _by_chunks(
 
 
 def _by_stage(
-    pool: Pool,
+    pool: SamplePool,
     partition: Partition,
     present: NDArray[np.bool_],
     declared: NDArray[np.bool_],

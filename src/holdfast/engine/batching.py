@@ -35,7 +35,7 @@ def widest_batch(samples: np.ndarray, batch_size: int, merge_single: bool, drop_
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class BatchPlan:
     """All steps of one client in one round; what is drawn for them is drawn when it is first asked for."""
 
     sizes: np.ndarray  # [steps] how many samples each step takes
@@ -84,7 +84,7 @@ class Plan:
         return [visits[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
 
 
-def plan_client(
+def plan_batches(
     *,
     seed: int,
     round: int,
@@ -97,7 +97,7 @@ def plan_client(
     shape: tuple[int, ...],
     drop_last: bool = False,
     dropout_keys: bool = False,
-) -> Plan:
+) -> BatchPlan:
     """Shuffle a client's samples for each epoch and cut them into batches."""
     visits, sizes, epoch_of = _steps(samples, epochs, batch_size, merge_single, drop_last)
 
@@ -115,7 +115,7 @@ def plan_client(
         dropped = range(len(sizes) if dropout_keys else 0)
         return np.array([counter_key(seed, "dropout", round, client, at) >> 32 for at in dropped], np.int64)
 
-    return Plan(sizes, epoch_of, order, drawn, keys)
+    return BatchPlan(sizes, epoch_of, order, drawn, keys)
 
 
 @lru_cache(1024)

@@ -13,9 +13,9 @@ from holdfast.core.random import generator
 from holdfast.core.settings import Settings
 from holdfast.core.trees import tensors_only
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.batching import Plan, plan_client
+from holdfast.engine.batching import BatchPlan, plan_batches
 from holdfast.methods.base import Method, Tensors, Tree
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
 READY_BYTES = (
@@ -71,30 +71,30 @@ class Broadcast:
 
 
 @dataclass(eq=False)
-class Planned:
+class PlannedClient:
     """A client whose steps are laid out."""
 
     job: Job
     ids: np.ndarray  # the samples it trains on
     heldout: np.ndarray
-    plan: Plan
+    plan: BatchPlan
 
 
 @dataclass(eq=False)
-class Started:
+class PreparedClient:
     """A client ready for its first step."""
 
     client: Client
     params: Tensors
     carry: Tree
-    plan: Plan
+    plan: BatchPlan
     tables: Tensors  # per sample: the method's own, and "teacher/<name>/logits|features"
     teachers: dict[str, Tensors]  # weights of teachers that must be forwarded in the step
     momentum: Tensors  # from its last round; empty where it begins at 0
 
 
 @dataclass(eq=False)
-class Result:
+class ClientResult:
     """A trained client."""
 
     client: int
@@ -131,21 +131,21 @@ def held_out(samples: np.ndarray, share: float) -> np.ndarray:
     return np.where(samples < 2, 0, np.maximum(1, (samples * share).astype(np.int64)))
 
 
-def learning_rates(method: Method, epoch: int, lr: float, task: Task) -> list[float]:
+def learning_rates(method: Method, epoch: int, lr: float, context: RunContext) -> list[float]:
     """Each parameter's learning rate in a local epoch, in the order of the network's."""
-    own = [method.rate(name, epoch, lr, task) for name in task.network.params]
+    own = [method.learning_rate(name, epoch, lr, context) for name in context.network.params]
     return [lr if rate is None else rate for rate in own]
 
 
-def pull_of(method: Method, settings: Settings) -> float:
+def proximal_mu_of(method: Method, settings: Settings) -> float:
     """The pull that steps add to the gradients they get: none where gradients are clipped, which then have it."""
-    return method.pull() if settings.max_grad_norm is None else 0.0
+    return method.proximal_mu() if settings.max_grad_norm is None else 0.0
 
 
-def stay_home(method: Method, task: Task) -> frozenset[str]:
+def private_names(method: Method, context: RunContext) -> frozenset[str]:
     """Parameters and buffers that a method does not exchange; a layer's statistics stay where its parameters do."""
-    network = task.network
-    home = {name for name in network.params if not method.travels(name, task)}
+    network = context.network
+    home = {name for name in network.params if not method.is_shared(name, context)}
     for buffer in network.buffers:
         layer = buffer.rpartition(".")[0]
         beside = [name for name in network.params if name.rpartition(".")[0] == layer] or network.params
@@ -154,89 +154,90 @@ def stay_home(method: Method, task: Task) -> frozenset[str]:
     return frozenset(home)
 
 
-class LocalSide:
+class ClientRunner:
     """Starts and finishes clients; engines differ only in how they do the steps between."""
 
-    def __init__(self, method: Method, task: Task, data: DeviceData, settings: Settings) -> None:
-        self.method, self.task, self.data, self.settings = method, task, data, settings
+    def __init__(self, method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
+        self.method, self.context, self.data, self.settings = method, context, data, settings
         # Outputs of a frozen model on inputs that never change are computed once a round, not once a step.
         self.cache_teachers = not data.preprocess.augments
-        self.merge_single = task.network.has_batch_norm
-        self.home = stay_home(method, task)
-        self.remembered = task.network.kept_local | (self.home & task.network.buffers.keys())
+        self.merge_single = context.network.has_batch_norm
+        self.home = private_names(method, context)
+        self.remembered = context.network.kept_local | (self.home & context.network.buffers.keys())
 
-    def plan(self, job: Job, round: int) -> Planned:
+    def plan(self, job: Job, round: int) -> PlannedClient:
         """Which samples the client trains on, and in which order."""
         settings = self.settings
         ids, heldout = self._hold_out(job)
-        plan = plan_client(
+        plan = plan_batches(
             seed=settings.seed,
             round=round,
             client=job.client,
             samples=len(ids),
-            epochs=settings.epochs,
+            epochs=settings.local_epochs,
             batch_size=settings.batch_size,
             merge_single=self.merge_single,
             preprocess=self.data.preprocess,
             shape=tuple(self.data.x.shape[1:]),
             drop_last=settings.drop_last,
-            dropout_keys=bool(self.task.network.dropouts),
+            dropout_keys=bool(self.context.network.dropouts),
         )
-        return Planned(job, ids, heldout, plan)
+        return PlannedClient(job, ids, heldout, plan)
 
-    def client(self, planned: Planned, sent: Broadcast) -> Client:
+    def client(self, planned: PlannedClient, sent: Broadcast) -> Client:
         """The client as its method's hooks see it."""
-        task, settings, ids, heldout = self.task, self.settings, planned.ids, planned.heldout
+        context, settings, ids, heldout = self.context, self.settings, planned.ids, planned.heldout
         local_norm = (planned.job.memory or {}).get("norm", {})
         return Client(
-            task=task,
+            context=context,
             id=planned.job.client,
             round=sent.round,
             stage=planned.job.stage,
             read=self.data.read,
             ids=ids,
             labels=self.data.labels[ids],
-            epochs=settings.epochs,
+            local_epochs=settings.local_epochs,
             steps=planned.plan.steps,
             lr=settings.lr_at(sent.round),
             sent=sent.params,
-            buffers=sent.buffers | {k: v.to(task.device) for k, v in local_norm.items() if k in sent.buffers},
+            buffers=sent.buffers
+            | {k: v.to(context.device) for k, v in local_norm.items() if k in sent.buffers},
             heldout_ids=heldout,
             heldout_labels=self.data.labels[heldout],
         )
 
     def survey(self, job: Job, sent: Broadcast) -> Tree:
         """What the client says of a model when asked after the last round."""
-        return self.method.survey(sent.params, self.client(self.plan(job, sent.round), sent)) or {}
+        return self.method.final_statistics(sent.params, self.client(self.plan(job, sent.round), sent)) or {}
 
-    def start(self, planned: Sequence[Planned], sent: Broadcast) -> list[Started]:
+    def start(self, planned: Sequence[PlannedClient], sent: Broadcast) -> list[PreparedClient]:
         """Everything before the first step, for clients that start together."""
         started = [self._start(each, sent) for each in planned]
         if self.cache_teachers:
             self._ask_teachers(started)
         return started
 
-    def _start(self, planned: Planned, sent: Broadcast) -> Started:
-        task, method, job = self.task, self.method, planned.job
+    def _start(self, planned: PlannedClient, sent: Broadcast) -> PreparedClient:
+        context, method, job = self.context, self.method, planned.job
         client = self.client(planned, sent)
-        memory = on_device(job.memory or {}, task.device)
+        memory = on_device(job.memory or {}, context.device)
         payload = {**sent.payload, **job.payload}
-        state = memory["method"] if "method" in memory else method.init_client(client)
-        params = method.start(sent.params, payload, state, client)
+        state = memory["method"] if "method" in memory else method.init_client_state(client)
+        params = method.initial_params(sent.params, payload, state, client)
         params = params | {k: v for k, v in memory.get("norm", {}).items() if k in params}
         tables = dict(method.tables(payload, state, client))
         teachers = {name: method.teacher(name, payload, state, client) for name in method.teachers}
-        carry = tensors_only(method.begin(payload, state, client), method, "begin")
+        carry = tensors_only(method.client_init(payload, state, client), method, "client_init")
         momentum = memory.get("momentum", {})
-        return Started(client, params, carry, planned.plan, tables, teachers, momentum)
+        return PreparedClient(client, params, carry, planned.plan, tables, teachers, momentum)
 
-    def _ask_teachers(self, started: Sequence[Started]) -> None:
+    def _ask_teachers(self, started: Sequence[PreparedClient]) -> None:
         """What each teacher says of its client's samples goes to the tables; one forward pass for one model."""
-        asked: dict[tuple[int, ...], list[tuple[str, Started]]] = {}
+        asked: dict[tuple[int, ...], list[tuple[str, PreparedClient]]] = {}
         for one in started:
             for name, weights in one.teachers.items():
                 model = (id(weights), *(id(buffer) for buffer in one.client.buffers.values()))
-                if self.task.network.mixes_samples:
+                if self.context.network.mixes_samples:
                     model = (one.client.id, *model)
                 asked.setdefault(model, []).append((name, one))
         for pairs in asked.values():
@@ -246,7 +247,7 @@ class LocalSide:
             parts = [
                 one.client.forward(one.teachers[name], self.data.read(part))
                 for part in np.split(
-                    ids, range(self.task.evaluation_batch, len(ids), self.task.evaluation_batch)
+                    ids, range(self.context.evaluation_batch, len(ids), self.context.evaluation_batch)
                 )
             ]
             out = Output(torch.cat([p.features for p in parts]), torch.cat([p.logits for p in parts]))
@@ -261,33 +262,33 @@ class LocalSide:
 
     def finish(
         self,
-        started: Started,
+        started: PreparedClient,
         params: Tensors,
         buffers: Tensors,
         momentum: Tensors,
         carry: Tree,
         loss: float,
         finite: bool,
-    ) -> Result:
+    ) -> ClientResult:
         """Everything after the last step."""
         client = started.client
         client.buffers = buffers
         with torch.no_grad():
-            sums, state = self.method.finish(params, carry, client)
+            sums, state = self.method.client_final(params, carry, client)
             for given in (sums, state):
-                tensors_only(given, self.method, "finish")
-            shared = self.method.share(params, carry, client)
+                tensors_only(given, self.method, "client_final")
+            shared = self.method.upload_params(params, carry, client)
         memory: Tree = {"method": state} if state else {}
         if self.remembered:
             memory["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in self.remembered}
         if self.settings.keep_momentum and momentum:
             memory["momentum"] = {k: v.clone() for k, v in momentum.items()}
-        if self.task.stages > 1:  # on a stream a client is also tested with its own head
-            memory["head"] = {k: params[k].clone() for k in self.task.network.head.names}
-        return Result(
+        if self.context.stages > 1:  # on a stream a client is also tested with its own head
+            memory["head"] = {k: params[k].clone() for k in self.context.network.head.names}
+        return ClientResult(
             client.id,
             client.samples,
-            np.bincount(client.labels, minlength=self.task.num_classes),
+            np.bincount(client.labels, minlength=self.context.num_classes),
             self.method.client_weight(client),
             params,
             buffers,

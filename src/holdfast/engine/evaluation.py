@@ -19,7 +19,7 @@ from holdfast.data.preprocess import Preprocess
 from holdfast.engine.clients import READY_BYTES
 from holdfast.kernels.amax import note_bound, noting
 from holdfast.methods.base import Tensors
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 from holdfast.models.network import Output
 
 
@@ -39,25 +39,27 @@ class TestSet:
 
     __test__ = False  # not a pytest class
 
-    def __init__(self, dataset: Dataset, task: Task, limit: int | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, dataset: Dataset, context: RunContext, limit: int | None = None, seed: int = 0
+    ) -> None:
         """``limit`` keeps a class-balanced subset, the same for every model and run with this seed."""
         labels = dataset.y_test.numpy()
         chosen = np.arange(len(labels)) if limit is None else _balanced(labels, limit, seed)
-        device = task.device
+        device = context.device
         self.places = torch.from_numpy(chosen).to(device)
-        self.task, self.preprocess = task, dataset.preprocess
+        self.context, self.preprocess = context, dataset.preprocess
         _, _, self.x, self.y = dataset.on(device)
         if limit is not None:
             self.x, self.y = (t.index_select(0, self.places) for t in (self.x, self.y))
         # What no sample's value is beyond, where that is known before they are looked at.
         self.largest = self.preprocess.largest() if self.x.dtype == torch.uint8 else None
-        if self.x.numel() * task.dtype.itemsize <= READY_BYTES:
-            self.x, self.preprocess = self.preprocess(self.x, dtype=task.dtype), Preprocess()
+        if self.x.numel() * context.dtype.itemsize <= READY_BYTES:
+            self.x, self.preprocess = self.preprocess(self.x, dtype=context.dtype), Preprocess()
         domain = dataset.groups.get("domain")
         self.domains = () if domain is None else domain.names
         ids = np.zeros(len(chosen), np.int64) if domain is None else domain.test[chosen]
         self.domain = torch.from_numpy(ids).to(device)
-        self.of_class = np.bincount(labels[chosen], minlength=task.num_classes)  # how many samples
+        self.of_class = np.bincount(labels[chosen], minlength=context.num_classes)  # how many samples
         self.of_domain = np.bincount(ids, minlength=len(self.domains))
 
     def __len__(self) -> int:
@@ -69,7 +71,7 @@ class TestSet:
 
     def begin(self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]) -> Testing:
         """Have one model tested, on a GPU without waiting for it."""
-        watch = Stopwatch(self.task.device)
+        watch = Stopwatch(self.context.device)
         with torch.no_grad():
             parts = [scores(out) for out in self._outputs(params, buffers)]
         return self._judge(torch.cat(parts), watch)
@@ -91,11 +93,11 @@ class TestSet:
             for outs in self._outputs_of_many(models):
                 for part, out, score in zip(parts, outs, scores, strict=True):
                     part.append(score(out))
-        return [self._judge(torch.cat(part), Stopwatch(self.task.device)).wait() for part in parts]
+        return [self._judge(torch.cat(part), Stopwatch(self.context.device)).wait() for part in parts]
 
     def _outputs_of_many(self, models: Sequence[tuple[Tensors, Tensors]]) -> Iterator[list[Output]]:
         """Each model's outputs, batch after batch."""
-        network = self.task.network
+        network = self.context.network
         if self._share_a_body(models):
             for out in self._outputs(*models[0]):
                 features = out.features
@@ -115,7 +117,7 @@ class TestSet:
             yield [Output(*of_one) for of_one in zip(*outs, strict=True)]
 
     def _share_a_body(self, models: Sequence[tuple[Tensors, Tensors]]) -> bool:
-        network, (params, buffers) = self.task.network, models[0]
+        network, (params, buffers) = self.context.network, models[0]
         head = network.head.names
         return not network.head_is_shared and all(
             all(p[k] is v for k, v in params.items() if k not in head)
@@ -125,7 +127,7 @@ class TestSet:
 
     def _outputs(self, params: Tensors, buffers: Tensors) -> Iterator[Output]:
         """A model's outputs, batch after batch."""
-        network = self.task.network
+        network = self.context.network
         for x in self._inputs():
             if network.uses_kernels:
                 with self._noting(x):
@@ -135,8 +137,8 @@ class TestSet:
                 yield network.apply(params, buffers, network.arranged(x))
 
     def _inputs(self, models: int = 1) -> Iterator[Tensor]:
-        batch = max(128, self.task.evaluation_batch // models)
-        return (self.preprocess(x, dtype=self.task.dtype) for x in torch.split(self.x, batch))
+        batch = max(128, self.context.evaluation_batch // models)
+        return (self.preprocess(x, dtype=self.context.dtype) for x in torch.split(self.x, batch))
 
     @contextmanager
     def _noting(self, x: Tensor) -> Iterator[None]:

@@ -16,15 +16,15 @@ from holdfast.core.memory import available_bytes
 from holdfast.core.settings import Settings
 from holdfast.engine.batching import widest_batch
 from holdfast.engine.clients import DeviceData, held_out
-from holdfast.engine.deadline import Punctual
+from holdfast.engine.deadline import DeadlineEngine
 from holdfast.engine.rounds import Engine
-from holdfast.engine.sequential import Sequential
-from holdfast.engine.thread_pool import Crew
-from holdfast.engine.vectorized.engine import Lanes
+from holdfast.engine.sequential import SequentialEngine
+from holdfast.engine.thread_pool import ThreadPoolEngine
+from holdfast.engine.vectorized.engine import VectorizedEngine
 from holdfast.methods.base import Method, Tensors
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 
-ENGINES = ("auto", "sequential", "lanes", "ray")
+ENGINES = ("auto", "sequential", "vectorized", "ray")
 PRECISIONS = ("auto", "float32", "tf32", "float64")
 SMALL_STEP = 8 << 20  # bytes a step may touch for a CPU to train clients faster as lanes than one by one
 MOST_LANES = 64
@@ -69,12 +69,12 @@ _tried: dict[tuple[object, ...], int] = {}
 def choose_engine(
     name: str,
     method: Method,
-    task: Task,
+    context: RunContext,
     data: DeviceData,
     settings: Settings,
     sizes: np.ndarray,
-    lanes: int | None = None,
-    address: str | None = None,
+    parallel_clients: int | None = None,
+    ray_address: str | None = None,
 ) -> Engine:
     """The engine by name; ``auto`` is the faster one for this machine and model.
 
@@ -82,26 +82,28 @@ def choose_engine(
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    if lanes is not None and lanes < 1:
-        raise HoldfastError(f"lanes is {lanes}; it must be at least 1")
-    if lanes is not None and name == "sequential":
-        raise HoldfastError("lanes is given, but engine 'sequential' has none; use engine 'lanes'")
-    if name == "ray":
-        from holdfast.engine.ray import Ray
-
-        return Ray(method, task, data, settings, sizes, lanes, address)
-    if address is not None:
+    if parallel_clients is not None and parallel_clients < 1:
+        raise HoldfastError(f"parallel_clients is {parallel_clients}; it must be at least 1")
+    if parallel_clients is not None and name == "sequential":
         raise HoldfastError(
-            f"address is given, but engine '{name}' works in this process alone; use engine 'ray'"
+            "parallel_clients is given, but engine 'sequential' trains one client at a time; use engine 'vectorized'"
         )
-    engine = _local_engine(name, method, task, data, settings, sizes, lanes)
-    return engine if settings.deadline is None else Punctual(engine, settings.deadline)
+    if name == "ray":
+        from holdfast.engine.ray import RayEngine
+
+        return RayEngine(method, context, data, settings, sizes, parallel_clients, ray_address)
+    if ray_address is not None:
+        raise HoldfastError(
+            f"ray_address is given, but engine '{name}' works in this process alone; use engine 'ray'"
+        )
+    engine = _local_engine(name, method, context, data, settings, sizes, parallel_clients)
+    return engine if settings.deadline is None else DeadlineEngine(engine, settings.deadline)
 
 
 def _local_engine(
     name: str,
     method: Method,
-    task: Task,
+    context: RunContext,
     data: DeviceData,
     settings: Settings,
     sizes: np.ndarray,
@@ -109,38 +111,38 @@ def _local_engine(
 ) -> Engine:
     """One of the engines that work in this process."""
     clients = sizes.shape[1]
-    cohort = min(settings.sample or clients, clients)
+    cohort = min(settings.clients_per_round or clients, clients)
     trained = sizes - held_out(sizes, method.holdout)
-    width = widest_batch(trained, settings.batch_size, task.network.has_batch_norm, settings.drop_last)
-    on_cpu = task.device.type == "cpu"
-    heavy = on_cpu and name != "lanes" and step_bytes(task, data, width) > SMALL_STEP
-    if name == "lanes" or (name == "auto" and not heavy):
-        why_not = _refused_by_vmap(task, data, width, lanes)
+    width = widest_batch(trained, settings.batch_size, context.network.has_batch_norm, settings.drop_last)
+    on_cpu = context.device.type == "cpu"
+    heavy = on_cpu and name != "vectorized" and step_bytes(context, data, width) > SMALL_STEP
+    if name == "vectorized" or (name == "auto" and not heavy):
+        why_not = _refused_by_vmap(context, data, width, lanes)
         if why_not is None:
-            lanes = lanes or fitting_lanes(task, data, cohort, width)
-            return Lanes(method, task, data, settings, lanes, width, sizes)
-        if name == "lanes":
+            lanes = lanes or fitting_lanes(context, data, cohort, width)
+            return VectorizedEngine(method, context, data, settings, lanes, width, sizes)
+        if name == "vectorized":
             raise HoldfastError(
-                f"this model cannot train as lanes ({why_not}); use engine 'sequential', or auto"
+                f"this model cannot train on the vectorized engine ({why_not}); use engine 'sequential', or auto"
             )
-        text = f"this model cannot train as lanes ({why_not}); its clients train one after another"
+        text = f"this model cannot train on the vectorized engine ({why_not}); its clients train one after another"
         warnings.warn(text, HoldfastWarning, stacklevel=5)
     # Short steps would wait for one another in the interpreter; long ones are spent outside of it.
     workers = min(torch.get_num_threads(), cohort, MOST_WORKERS) if heavy else 1
     if workers > 1:
-        return Crew(method, task, data, settings, workers)
-    return Sequential(method, task, data, settings)
+        return ThreadPoolEngine(method, context, data, settings, workers)
+    return SequentialEngine(method, context, data, settings)
 
 
-def step_bytes(task: Task, data: DeviceData, width: int) -> int:
+def step_bytes(context: RunContext, data: DeviceData, width: int) -> int:
     """What one client's step touches: weights, their gradient, and what the backward pass needs of a batch."""
-    network = task.network
+    network = context.network
     weights = sum(p.numel() * p.element_size() for p in network.params.values())
     if weights > SMALL_STEP:
         return 2 * weights
     params = {k: v.detach().requires_grad_() for k, v in network.params.items()}
     buffers = {k: v.clone() for k, v in network.buffers.items()}
-    x = torch.zeros((width, *data.x.shape[1:]), dtype=task.dtype, device=task.device)
+    x = torch.zeros((width, *data.x.shape[1:]), dtype=context.dtype, device=context.device)
     kept: dict[int, int] = {}  # bytes, by address
 
     def keep(tensor: Tensor) -> Tensor:
@@ -153,58 +155,58 @@ def step_bytes(task: Task, data: DeviceData, width: int) -> int:
     return 2 * weights + sum(kept.values())
 
 
-def _refused_by_vmap(task: Task, data: DeviceData, width: int, lanes: int | None) -> str | None:
+def _refused_by_vmap(context: RunContext, data: DeviceData, width: int, lanes: int | None) -> str | None:
     """Why a model cannot be trained and tested for many clients at once, or None if it can."""
-    if not task.network.ignores_padding:
+    if not context.network.ignores_padding:
         return "what it says of a sample depends on the others of its batch"
     try:
-        if task.device.type == "cpu":
-            _try_a_lane(task, (1, 2, *data.x.shape[1:]))
+        if context.device.type == "cpu":
+            _try_a_lane(context, (1, 2, *data.x.shape[1:]))
         elif lanes is None:  # which is then needed to find how many fit
-            _bytes_of_a_lane(task, data, width)
+            _bytes_of_a_lane(context, data, width)
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:
         return (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
     return None
 
 
-def fitting_lanes(task: Task, data: DeviceData, cohort: int, width: int) -> int:
+def fitting_lanes(context: RunContext, data: DeviceData, cohort: int, width: int) -> int:
     """As many lanes as clients a round, as long as they fit the memory several times over."""
     most = min(cohort, MOST_LANES)
-    if task.device.type != "cuda":
-        return int(max(1, min(most, 0.4 * available_bytes() // (4 * step_bytes(task, data, width)))))
-    weights = sum(p.numel() * p.element_size() for p in task.network.params.values())
-    each = _bytes_of_a_lane(task, data, width) + 8 * weights
-    return int(max(1, min(most, 0.4 * free_bytes(task.device) // each)))
+    if context.device.type != "cuda":
+        return int(max(1, min(most, 0.4 * available_bytes() // (4 * step_bytes(context, data, width)))))
+    weights = sum(p.numel() * p.element_size() for p in context.network.params.values())
+    each = _bytes_of_a_lane(context, data, width) + 8 * weights
+    return int(max(1, min(most, 0.4 * free_bytes(context.device) // each)))
 
 
-def _bytes_of_a_lane(task: Task, data: DeviceData, width: int) -> int:
+def _bytes_of_a_lane(context: RunContext, data: DeviceData, width: int) -> int:
     """What one lane's gradient takes of a GPU's memory: tried once for runs that are alike."""
     shape = (1, width, *data.x.shape[1:])
-    alike = (str(task.network.net), shape, task.dtype, task.network.uses_kernels)
+    alike = (str(context.network.net), shape, context.dtype, context.network.uses_kernels)
     if alike not in _tried:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        _try_a_lane(task, shape)
+        _try_a_lane(context, shape)
         _tried[alike] = torch.cuda.max_memory_allocated() - before
     return _tried[alike]
 
 
-def _try_a_lane(task: Task, shape: tuple[int, ...]) -> None:
+def _try_a_lane(context: RunContext, shape: tuple[int, ...]) -> None:
     """Take the gradient on inputs ``[1, B, ...]``, as lanes do, and the outputs, as their tests do."""
-    params = {k: v.unsqueeze(0) for k, v in task.network.params.items()}
+    params = {k: v.unsqueeze(0) for k, v in context.network.params.items()}
     # Some layers change their buffers; those of the network must stay as they are.
-    buffers = {k: v.clone().unsqueeze(0) for k, v in task.network.buffers.items()}
-    x = torch.zeros(shape, dtype=task.dtype, device=task.device)
-    keys = torch.zeros(1, dtype=torch.int64, device=task.device)
+    buffers = {k: v.clone().unsqueeze(0) for k, v in context.network.buffers.items()}
+    x = torch.zeros(shape, dtype=context.dtype, device=context.device)
+    keys = torch.zeros(1, dtype=torch.int64, device=context.device)
 
     def gradient(p: Tensors, b: Tensors, v: Tensor, key: Tensor) -> Tensors:
         # As in a step, it gets the weights alone as an argument: what it does not get it must not change in place.
         def objective(w: Tensors) -> Tensor:
-            return task.network.pure(w, b, v, key=key)[0].logits.logsumexp(-1).mean()
+            return context.network.pure(w, b, v, key=key)[0].logits.logsumexp(-1).mean()
 
         found: Tensors = grad(objective)(p)
         return found
 
     vmap(gradient)(params, buffers, x, keys)
     with torch.no_grad():  # in which some of torch's layers go another way
-        vmap(lambda p, b, v: task.network.pure(p, b, v, train=False)[0].logits)(params, buffers, x)
+        vmap(lambda p, b, v: context.network.pure(p, b, v, train=False)[0].logits)(params, buffers, x)

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from holdfast import metrics
 from holdfast.core.trees import detached
-from holdfast.engine.clients import Result
+from holdfast.engine.clients import ClientResult
 from holdfast.engine.evaluation import Evaluation
 from holdfast.methods.base import Server, Tensors
 
 if TYPE_CHECKING:
-    from holdfast.engine.rounds import Loop
+    from holdfast.engine.rounds import RoundLoop
 
 
 class LocalRecords:
     """What is recorded of a round's local models, tested in groups of the engine's liking."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: RoundLoop) -> None:
         self.loop = loop
         self.clients: list[int] = []
         self.samples: list[int] = []
@@ -34,7 +34,7 @@ class LocalRecords:
         self.tested: list[Evaluation] = []
         self.seconds = 0.0
 
-    def add(self, result: Result, server: Server) -> None:
+    def add(self, result: ClientResult, server: Server) -> None:
         """Take a trained client down; its model is tested now or when enough of them have come."""
         loop = self.loop
         self.clients.append(result.client)
@@ -50,8 +50,10 @@ class LocalRecords:
         self.divergence.append(torch.stack(apart).norm())
         params, buffers, state = result.params, result.buffers, result.memory.get("method", {})
         if loop.engine.group > 1:  # they are tested later, when the engine needs its memory for others
-            params, buffers, state = (detached(tree, loop.task.device) for tree in (params, buffers, state))
-        self.pending.append((params, buffers, lambda out: loop.method.personal(out, state)))
+            params, buffers, state = (
+                detached(tree, loop.context.device) for tree in (params, buffers, state)
+            )
+        self.pending.append((params, buffers, lambda out: loop.method.personal_logits(out, state)))
         self.seconds += time.perf_counter() - began
         if len(self.pending) >= loop.engine.group:
             self.flush()

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast import metrics
-from holdfast.engine.clients import Result
+from holdfast.engine.clients import ClientResult
 from holdfast.engine.evaluation import TestSet
 from holdfast.methods.base import Server, Tensors
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 
 PER_CLASS = 10  # test samples of each class in the probe batch, as FedFA takes
 CHUNK = 512
@@ -22,8 +22,8 @@ CHUNK = 512
 class Probe:
     """One round's probe; fed with the server's model before, each local model, and the server's after."""
 
-    def __init__(self, task: Task, batch: TestSet, server: Server) -> None:
-        self.task, self.batch, self.sent = task, batch, server
+    def __init__(self, context: RunContext, batch: TestSet, server: Server) -> None:
+        self.context, self.batch, self.sent = context, batch, server
         self.before = self._features(server.params, server.buffers)
         self.features: list[np.ndarray] = []
         self.updates: list[np.ndarray] = []
@@ -31,14 +31,14 @@ class Probe:
         self.label_counts: list[np.ndarray] = []
         self.clients: list[int] = []
 
-    def add(self, result: Result, x: Tensor, y: Tensor) -> None:
+    def add(self, result: ClientResult, x: Tensor, y: Tensor) -> None:
         """A trained client, and its own samples."""
         self.clients.append(result.client)
         self.label_counts.append(result.label_counts)
         self.features.append(self._features(result.params, result.buffers))
-        change = [result.params[k] - self.sent.params[k] for k in self.task.network.head.names]
+        change = [result.params[k] - self.sent.params[k] for k in self.context.network.head.names]
         self.updates.append(
-            torch.cat([c.reshape(self.task.num_classes, -1) for c in change], 1).cpu().numpy()
+            torch.cat([c.reshape(self.context.num_classes, -1) for c in change], 1).cpu().numpy()
         )
         self.gradients.append(self._gradient(x, y).cpu())
 
@@ -86,15 +86,15 @@ class Probe:
         }
 
     def _features(self, params: Tensors, buffers: Tensors) -> np.ndarray:
-        x = self.batch.preprocess(self.batch.x, dtype=self.task.dtype)
-        return self.task.forward(params, buffers, x).features.cpu().numpy()
+        x = self.batch.preprocess(self.batch.x, dtype=self.context.dtype)
+        return self.context.forward(params, buffers, x).features.cpu().numpy()
 
     def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """∇f_k at the sent model over all of a client's samples, flat; BatchNorm as in evaluation."""
         params = {k: v.detach().requires_grad_() for k, v in self.sent.params.items()}
-        total = torch.zeros((), dtype=self.task.dtype, device=self.task.device)
+        total = torch.zeros((), dtype=self.context.dtype, device=self.context.device)
         for part, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
-            out = self.task.network.apply(params, self.sent.buffers, part)
+            out = self.context.network.apply(params, self.sent.buffers, part)
             total = total + F.cross_entropy(out.logits, labels, reduction="sum")
         grads = torch.autograd.grad(total / len(y), list(params.values()), materialize_grads=True)
         return torch.cat([g.flatten() for g in grads])

@@ -1,7 +1,7 @@
 """Many machines: the clients of a round spread over Ray workers, the server half in this process.
 
 A worker is an actor that holds the training samples once, in its machine's shared memory, and an inner
-`lanes` or `sequential` engine. Clients are handed out in chunks of neighbours; which worker trains a chunk,
+`vectorized` or `sequential` engine. Clients are handed out in chunks of neighbours; which worker trains a chunk,
 and how many died over it, leaves no trace: results are summed in the order of the clients.
 """
 
@@ -28,9 +28,9 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.settings import Settings
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.clients import Broadcast, DeviceData, Incident, Job, Result
+from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Incident, Job
 from holdfast.methods.base import Method, Tree
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 
 START_SECONDS = 120.0  # in which a worker must come up where none is at work
 MOST_DEATHS = 3  # of workers over one chunk of clients, before these are given up
@@ -45,13 +45,13 @@ class Setup:
     """What a worker needs to train the clients of one run; tensors of ``task`` lie on the CPU."""
 
     method: Method
-    task: Task
+    context: RunContext
     x: np.ndarray
     labels: np.ndarray
     preprocess: Preprocess
     settings: Settings
     sizes: np.ndarray
-    lanes: int
+    parallel_clients: int
     device: str
     tf32: bool
 
@@ -71,12 +71,12 @@ class Worker:
 
     def train(
         self, run: str, setup: Sequence[Any], sent: dict[str, Any], jobs: Sequence[Job]
-    ) -> list[Result]:
+    ) -> list[ClientResult]:
         """Train these clients; ``setup`` holds a reference, which is fetched once a run."""
         if run != self.run:
             self.engine = None  # the old run's memory goes before the new one's comes
             self.engine, self.run = inner_engine(ray.get(setup[0])), run
-        device = self.engine.task.device
+        device = self.engine.context.device
         parts = (tensors(sent[name], device) for name in ("params", "buffers", "payload"))
         broadcast = Broadcast(sent["round"], *parts)
         here = [_converted(job, lambda tree: tensors(tree, device)) for job in jobs]
@@ -87,19 +87,21 @@ def inner_engine(setup: Setup) -> Any:
     """The engine that trains a worker's clients."""
     from holdfast.engine.factory import choose_engine, choose_precision
 
-    task = on_device(setup.task, torch.device(setup.device))
-    choose_precision("tf32" if setup.tf32 else "float32", task.device)  # as in the process that asks
+    context = on_device(setup.context, torch.device(setup.device))
+    choose_precision("tf32" if setup.tf32 else "float32", context.device)  # as in the process that asks
     data = DeviceData(
-        _tensor(setup.x, task.device),
-        _tensor(setup.labels, task.device),
+        _tensor(setup.x, context.device),
+        _tensor(setup.labels, context.device),
         setup.labels,
         setup.preprocess,
-        task.dtype,
+        context.dtype,
     )
-    return choose_engine("auto", setup.method, task, data, setup.settings, setup.sizes, setup.lanes)
+    return choose_engine(
+        "auto", setup.method, context, data, setup.settings, setup.sizes, setup.parallel_clients
+    )
 
 
-def _packed(result: Result) -> Result:
+def _packed(result: ClientResult) -> ClientResult:
     """The result as arrays of its own; what most methods send, the trained parameters, goes once."""
     same = result.shared is result.params
     return replace(
@@ -124,7 +126,7 @@ class Member:
 
 
 @dataclass(eq=False)
-class Pool:
+class WorkerPool:
     """As many workers as the cluster had free CPUs (or GPUs); they serve one run after another."""
 
     size: int
@@ -144,7 +146,7 @@ class Pool:
         self.fill()
 
 
-_pools: dict[tuple[str, str], Pool] = {}
+_pools: dict[tuple[str, str], WorkerPool] = {}
 
 
 def connect(address: str | None) -> None:
@@ -168,7 +170,7 @@ def connect(address: str | None) -> None:
         ) from None
 
 
-def pool(address: str | None, kind: str) -> Pool:
+def pool(address: str | None, kind: str) -> WorkerPool:
     """The workers of this process at an address; ``kind`` is what each has for itself, a CPU or a GPU."""
     connect(address)
     key = (ray.get_runtime_context().gcs_address, kind)
@@ -179,7 +181,7 @@ def pool(address: str | None, kind: str) -> Pool:
                 f"of the Ray cluster's {ray.cluster_resources().get(kind, 0):g} {kind}s none is free; stop "
                 "what holds them, or add a machine with `ray start --address`"
             )
-        _pools[key] = Pool(free, {"num_gpus": 1} if kind == "GPU" else {"num_cpus": 1})
+        _pools[key] = WorkerPool(free, {"num_gpus": 1} if kind == "GPU" else {"num_cpus": 1})
     _pools[key].fill()
     return _pools[key]
 
@@ -187,7 +189,7 @@ def pool(address: str | None, kind: str) -> Pool:
 # The engine -------------------------------------------------------------------------------------------------
 
 
-class Ray:
+class RayEngine:
     """Trains the clients of a round on the workers of a cluster."""
 
     name = "ray"
@@ -196,26 +198,26 @@ class Ray:
     def __init__(
         self,
         method: Method,
-        task: Task,
+        context: RunContext,
         data: DeviceData,
         settings: Settings,
         sizes: np.ndarray,
-        lanes: int | None,
+        parallel_clients: int | None,
         address: str | None,
     ) -> None:
-        self.device, self.deadline = task.device, settings.deadline
-        self.pool = pool(address, "GPU" if task.device.type == "cuda" else "CPU")
+        self.device, self.deadline = context.device, settings.deadline
+        self.pool = pool(address, "GPU" if context.device.type == "cuda" else "CPU")
         clients = sizes.shape[1]
-        cohort = min(settings.sample or clients, clients)
+        cohort = min(settings.clients_per_round or clients, clients)
         self.chunk = max(1, cohort // (self.pool.size * CHUNKS_PER_WORKER))
         self.run = uuid4().hex
         # What only the server needs stays here.
         told = replace(
-            task,
+            context,
             read=_no_samples,
-            draw_one_of_each=partial(np.asarray, task.one_of_each),  # not what it is drawn from
-            public_x=task.public_x[:0],
-            public_y=task.public_y[:0],
+            draw_one_of_each=partial(np.asarray, context.one_of_each),  # not what it is drawn from
+            public_x=context.public_x[:0],
+            public_y=context.public_y[:0],
         )
         self.setup = ray.put(
             Setup(
@@ -226,13 +228,13 @@ class Ray:
                 data.preprocess,
                 replace(settings, deadline=None),
                 sizes,
-                lanes or self.chunk,
-                task.device.type,
+                parallel_clients or self.chunk,
+                context.device.type,
                 torch.backends.cudnn.allow_tf32,
             )
         )
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result | Incident]:
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult | Incident]:
         """Train each client; results come in the order of ``jobs``."""
         tensors = {"params": sent.params, "buffers": sent.buffers, "payload": sent.payload}
         broadcast = ray.put({"round": sent.round} | arrays(tensors))
@@ -240,7 +242,7 @@ class Ray:
         ends = None if self.deadline is None else time.monotonic() + self.deadline
         waiting, deaths = deque(range(len(chunks))), [0] * len(chunks)
         running: dict[Any, tuple[Member, int]] = {}
-        finished: dict[int, list[Result | Incident]] = {}
+        finished: dict[int, list[ClientResult | Incident]] = {}
         turn = 0
         while turn < len(chunks):
             busy = [member for member, _ in running.values()]
@@ -304,7 +306,7 @@ class Ray:
         except RayError:
             self.pool.replace(member)
 
-    def _unpacked(self, result: Result) -> Result:
+    def _unpacked(self, result: ClientResult) -> ClientResult:
         params = tensors(result.params, self.device)
         return replace(
             result,
@@ -316,7 +318,7 @@ class Ray:
         )
 
 
-def _lost(jobs: Sequence[Job], kind: str, detail: str) -> list[Result | Incident]:
+def _lost(jobs: Sequence[Job], kind: str, detail: str) -> list[ClientResult | Incident]:
     return [Incident(job.client, kind, detail) for job in jobs]
 
 
@@ -337,11 +339,11 @@ def tensors(tree: Tree, device: torch.device) -> Tree:
     return {k: tensors(v, device) if isinstance(v, dict) else _tensor(v, device) for k, v in tree.items()}
 
 
-def on_device(task: Task, device: torch.device) -> Task:
+def on_device(context: RunContext, device: torch.device) -> RunContext:
     """The task with all its tensors on a device."""
-    own = {f.name: getattr(task, f.name) for f in fields(task)}
+    own = {f.name: getattr(context, f.name) for f in fields(context)}
     moved: dict[str, Any] = {k: v.to(device) for k, v in own.items() if isinstance(v, Tensor)}
-    return replace(task, network=task.network.to(device), device=device, **moved)
+    return replace(context, network=context.network.to(device), device=device, **moved)
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:

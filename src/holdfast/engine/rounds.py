@@ -19,14 +19,14 @@ from holdfast.core.settings import Settings
 from holdfast.core.trees import add_, leaves, size_in_bytes, tensors_only
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import StageSchedule
-from holdfast.engine.clients import Broadcast, Incident, Job, LocalSide, Result
+from holdfast.engine.clients import Broadcast, ClientResult, ClientRunner, Incident, Job
 from holdfast.engine.evaluation import Evaluation, Testing, TestSet
 from holdfast.engine.local_records import LocalRecords
 from holdfast.engine.probe import Probe
-from holdfast.engine.stream_evaluation import StreamTests
-from holdfast.engine.vectorized.engine import Lanes
+from holdfast.engine.stream_evaluation import StreamEvaluation
+from holdfast.engine.vectorized.engine import VectorizedEngine
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 
 
 class Engine(Protocol):
@@ -35,11 +35,11 @@ class Engine(Protocol):
     name: str
     group: int
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result | Incident]:
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult | Incident]:
         """Train each client; a result's tensors are valid until the next one is asked for."""
 
 
-class Memories(Protocol):
+class ClientStateStore(Protocol):
     """Where what clients remember is kept between their rounds."""
 
     def get(self, client: int) -> Tree | None:
@@ -50,7 +50,7 @@ class Memories(Protocol):
 
 
 @dataclass(eq=False)
-class Gathered:
+class UploadSums:
     """What the clients of a round have sent so far."""
 
     total: float = 0.0
@@ -62,7 +62,7 @@ class Gathered:
 
 
 @dataclass(eq=False)
-class Launched:
+class PendingRound:
     """A round whose new model is still to be tested, or under test."""
 
     record: dict[str, Any]
@@ -77,42 +77,42 @@ class Launched:
             self.testing, self.begin_test = self.begin_test(), None
 
 
-class Loop:
+class RoundLoop:
     """Runs rounds; holds the server and calls the engine."""
 
     def __init__(
         self,
         method: Method,
-        task: Task,
+        context: RunContext,
         federation: Federation,
         engine: Engine,
         settings: Settings,
-        memories: Memories,
+        memories: ClientStateStore,
         test: TestSet,
         local_test: TestSet,
-        side: LocalSide,
+        side: ClientRunner,
         probe_batch: TestSet | None = None,
     ) -> None:
-        self.method, self.task, self.federation = method, task, federation
+        self.method, self.context, self.federation = method, context, federation
         self.engine, self.settings, self.memories = engine, settings, memories
         self.test, self.local_test, self.side = test, local_test, side
-        network = task.network
-        state = tensors_only(method.init(task), method, "init")
+        network = context.network
+        state = tensors_only(method.init_server_state(context), method, "init_server_state")
         self.server = Server(dict(network.params), dict(network.buffers), state)
         self.before: np.ndarray | None = None  # [C] accuracy by class of the model last tested
         self.before_local: np.ndarray | None = None  # of the model to be sent, on local models' samples
         # What a loop has must not keep it alive: a run's tensors go with it, not when Python looks for cycles.
         here = weakref.proxy(self)
-        self.stream = StreamTests(here, side) if federation.schedule is not None else None
+        self.stream = StreamEvaluation(here, side) if federation.schedule is not None else None
         self.probe_batch = probe_batch
         self._counted: tuple[int, np.ndarray, np.ndarray] | None = None
         self._online: tuple[int, np.ndarray] | None = None
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
         self.picture: dict[str, Any] | None = None  # the last probe's, for the report
-        if isinstance(engine, Lanes):
+        if isinstance(engine, VectorizedEngine):
             engine.upcoming = lambda round: here.upcoming(round)
             engine.meanwhile = lambda: here._test_last()
-        self._last: Launched | None = None
+        self._last: PendingRound | None = None
 
     # Who takes part -------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Loop:
         sizes, present = self._present(self.stage(round))
         if not len(present):
             raise HoldfastError(f"round {round}: no client holds any sample at stage {self.stage(round)}")
-        wanted = self.settings.sample
+        wanted = self.settings.clients_per_round
         if wanted is None:
             return present
         # Within an epoch the same clients take part in every stage; one without data at a stage sits it out.
@@ -162,9 +162,9 @@ class Loop:
         if self._drawn is None or self._drawn[0] != round:
             sampled = self.participants(round)
             lost = np.zeros(len(sampled), bool)
-            if self.settings.dropout:
+            if self.settings.client_dropout:
                 drawn = generator(self.settings.seed, "dropout", round).random(len(sampled))
-                lost = drawn < self.settings.dropout
+                lost = drawn < self.settings.client_dropout
             self._drawn = (round, sampled[~lost], sampled[lost])
         return self._drawn[1], self._drawn[2]
 
@@ -183,7 +183,7 @@ class Loop:
         """Do one round (from 1) and return its record."""
         return self.settle(self.launch(number))
 
-    def launch(self, number: int) -> Launched:
+    def launch(self, number: int) -> PendingRound:
         """Do one round, but do not test its new model yet: a GPU does that in the midst of the next round.
 
         Rounds must be settled in their order, and before the next is launched where local models are tested: what
@@ -198,14 +198,14 @@ class Loop:
             self.stream.before_training()
         stage = self.stage(number)
         present, lost = self._draw(number)
-        payload = tensors_only(method.down(server), method, "down")
+        payload = tensors_only(method.broadcast(server), method, "broadcast")
         sent = Broadcast(number, server.params, server.buffers, payload)
         jobs = [self._job(int(k), stage) for k in present]
-        gathered, local, probe = Gathered(), LocalRecords(self), self._begin_probe(number)
+        gathered, local, probe = UploadSums(), LocalRecords(self), self._begin_probe(number)
         incidents = [Incident(int(k), "dropout") for k in lost]
         incidents += self._receive(sent, jobs, gathered, local, probe)
         if jobs and len(local.clients) < settings.min_clients:
-            raise too_few(number, len(local.clients), settings.min_clients, incidents)
+            raise too_few_updates(number, len(local.clients), settings.min_clients, incidents)
         if gathered.total:
             self._merge(gathered)
         model = {**server.params, **server.buffers}
@@ -225,15 +225,15 @@ class Loop:
         examined = local.seconds + time.perf_counter() - trained
         tested = number % settings.evaluate_every == 0 or number == settings.rounds
         begin_test = partial(self._begin_test, self.test, replace(self.server)) if tested else None
-        self._last = Launched(record, begin_test, time.perf_counter() - began, examined)
+        self._last = PendingRound(record, begin_test, time.perf_counter() - began, examined)
         return self._last
 
     def while_waiting(self, work: Callable[[], None] | None) -> None:
         """Have something done in every round while a GPU works off its steps; None for nothing more."""
-        if isinstance(self.engine, Lanes):
+        if isinstance(self.engine, VectorizedEngine):
             self.engine.before_waiting = work
 
-    def settle(self, launched: Launched) -> dict[str, Any]:
+    def settle(self, launched: PendingRound) -> dict[str, Any]:
         """The record of a round, when its tests are done."""
         began = time.perf_counter()
         launched.test()
@@ -250,21 +250,21 @@ class Loop:
         return record
 
     def _job(self, client: int, stage: int) -> Job:
-        down = tensors_only(self.method.down_to(self.server, client), self.method, "down_to")
+        down = tensors_only(self.method.broadcast_to(self.server, client), self.method, "broadcast_to")
         return Job(client, self.federation.client(client, stage), stage, down, self.memories.get(client))
 
     def _begin_probe(self, number: int) -> Probe | None:
         """A look inside the models, every so many rounds and in the last."""
         settings = self.settings
-        if self.probe_batch is None or not (number % settings.probe == 0 or number == settings.rounds):
+        if self.probe_batch is None or not (number % settings.probe_every == 0 or number == settings.rounds):
             return None
-        return Probe(self.task, self.probe_batch, self.server)
+        return Probe(self.context, self.probe_batch, self.server)
 
     def _receive(
         self,
         sent: Broadcast,
         jobs: Sequence[Job],
-        gathered: Gathered,
+        gathered: UploadSums,
         local: LocalRecords,
         probe: Probe | None,
     ) -> list[Incident]:
@@ -274,7 +274,7 @@ class Loop:
             if isinstance(result, Incident):
                 incidents.append(result)
                 continue
-            wrong = flaw(result, self.server)
+            wrong = validate_update(result, self.server)
             if wrong is not None:
                 incidents.append(Incident(result.client, wrong))
                 continue
@@ -283,11 +283,11 @@ class Loop:
             local.add(result, self.server)
             if probe is not None:
                 ids = self.federation.client(result.client, self.stage(sent.round))
-                probe.add(result, *self.task.read(ids))
+                probe.add(result, *self.context.read(ids))
         local.flush()
         return incidents
 
-    def _gather(self, gathered: Gathered, result: Result) -> None:
+    def _gather(self, gathered: UploadSums, result: ClientResult) -> None:
         weight = result.weight
         if not gathered.params:
             gathered.params = {k: torch.zeros_like(v) for k, v in result.shared.items()}
@@ -315,20 +315,20 @@ class Loop:
                 )
             )
 
-    def _merge(self, gathered: Gathered) -> None:
+    def _merge(self, gathered: UploadSums) -> None:
         method, server = self.method, self.server
         # Contiguous, as they come back from a checkpoint: a layout must not decide how sums round.
         mean = {k: (v / gathered.total).contiguous() for k, v in gathered.params.items()}
         buffers = {k: v / gathered.total if v.is_floating_point() else v for k, v in gathered.buffers.items()}
-        params, state = method.aggregate(server, mean, gathered.sums, self.task)
+        params, state = method.aggregate(server, mean, gathered.sums, self.context)
         if params.keys() != server.params.keys():
             raise HoldfastError(
                 f"{method.name}: aggregate must give every parameter of the model, and no others"
             )
         server = Server(params, buffers, tensors_only(state, method, "aggregate"), server.round)
-        state = method.update(server, gathered.sums, gathered.uploads, self.task)
+        state = method.update(server, gathered.sums, gathered.uploads, self.context)
         server.state = tensors_only(state, method, "update")
-        self.server = method.refine(server, gathered.uploads, self.task)
+        self.server = method.refine(server, gathered.uploads, self.context)
 
     # Testing --------------------------------------------------------------------------------------------
 
@@ -343,7 +343,9 @@ class Loop:
 
     def _begin_test(self, test: TestSet, server: Server) -> Testing:
         method = self.method
-        return test.begin(method.generic(server), server.buffers, lambda out: method.predict(out, server))
+        return test.begin(
+            method.eval_params(server), server.buffers, lambda out: method.global_logits(out, server)
+        )
 
     def seen(self) -> dict[str, np.ndarray]:
         """What the next round's record compares with; goes into checkpoints."""
@@ -379,7 +381,7 @@ def _tested(model: Evaluation) -> dict[str, Any]:
     return record | ({"domain_accuracy": model.domain_accuracy} if model.domain_accuracy else {})
 
 
-def flaw(result: Result, server: Server) -> str | None:
+def validate_update(result: ClientResult, server: Server) -> str | None:
     """What is wrong with a client's upload, if anything: it must look like the model and hold only numbers."""
     for expected, got in ((server.params, result.shared), (server.buffers, result.buffers)):
         if expected.keys() != got.keys():
@@ -399,7 +401,7 @@ def flaw(result: Result, server: Server) -> str | None:
     return None if finite else "not finite"
 
 
-def too_few(round: int, usable: int, wanted: int, incidents: Sequence[Incident]) -> HoldfastError:
+def too_few_updates(round: int, usable: int, wanted: int, incidents: Sequence[Incident]) -> HoldfastError:
     """The error for a round that cannot be closed, which the last complete round outlives."""
     what = ", ".join(f"client {i.client}: {i.kind}" for i in incidents[:10])
     left = (

@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.engine.clients import DeviceData
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 from holdfast.models.network import Network
 
 
@@ -21,7 +21,7 @@ def device_data(dataset: Dataset, device: torch.device, dtype: torch.dtype) -> D
     return DeviceData(x, y, dataset.y_train.numpy(), dataset.preprocess, dtype)
 
 
-def make_task(
+def make_run_context(
     network: Network,
     data: DeviceData,
     settings: Settings,
@@ -33,7 +33,7 @@ def make_task(
     draw_one_of_each: Callable[[], np.ndarray],
     stages: int,
     read: Callable[[np.ndarray], tuple[Tensor, Tensor]],
-) -> Task:
+) -> RunContext:
     """The task of a run.
 
     ``bounds`` are the smallest and the largest value that a stored sample may have; ``public`` are ids of samples, the
@@ -44,13 +44,13 @@ def make_task(
     def filled(value: float) -> Tensor:
         return data.preprocess(data.x.new_full((1, *data.x.shape[1:]), value), dtype=data.dtype)
 
-    return Task(
+    return RunContext(
         network=network,
         num_classes=len(class_counts),
         num_clients=num_clients,
         class_counts=torch.from_numpy(class_counts).to(device, data.dtype),
         rounds=settings.rounds,
-        epochs=settings.epochs,
+        local_epochs=settings.local_epochs,
         seed=settings.seed,
         batch_size=settings.batch_size,
         lr=settings.lr,

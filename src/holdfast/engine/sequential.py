@@ -11,39 +11,39 @@ from holdfast.core.memory import keep_freed_memory
 from holdfast.core.settings import Settings
 from holdfast.engine.clients import (
     Broadcast,
+    ClientResult,
+    ClientRunner,
     DeviceData,
     Job,
-    LocalSide,
-    Result,
-    Started,
+    PreparedClient,
     learning_rates,
-    pull_of,
+    proximal_mu_of,
     teacher_outputs,
 )
 from holdfast.engine.optim import clip, pulled, sgd_
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 from holdfast.models.network import Output
 
 
-class Sequential:
+class SequentialEngine:
     """Trains the clients of a round one by one in a single working copy of the model."""
 
     name = "sequential"
     group = 1  # how many trained models are best evaluated together
 
-    def __init__(self, method: Method, task: Task, data: DeviceData, settings: Settings) -> None:
-        self.method, self.task, self.settings = method, task, settings
-        self.side = LocalSide(method, task, data, settings)
-        self.data, self.pull = data, pull_of(method, settings)
-        self.net = task.network.net
-        if task.network.channels_last:
+    def __init__(self, method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
+        self.method, self.context, self.settings = method, context, settings
+        self.side = ClientRunner(method, context, data, settings)
+        self.data, self.pull = data, proximal_mu_of(method, settings)
+        self.net = context.network.net
+        if context.network.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.params: Tensors = {k: p for k, p in self.net.named_parameters() if k in task.network.params}
+        self.params: Tensors = {k: p for k, p in self.net.named_parameters() if k in context.network.params}
         self.param_list = list(self.params.values())
         self.everyone = list(range(len(self.params)))
         self.momentum = [torch.zeros_like(p) for p in self.param_list] if settings.momentum else []
-        if task.device.type == "cpu":
+        if context.device.type == "cpu":
             keep_freed_memory()
 
     @property
@@ -51,13 +51,13 @@ class Sequential:
         """The model's buffers as they are now: layers may put other tensors in their place."""
         return {name: buffer.detach() for name, buffer in self.net.named_buffers()}
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
         """Train each client in turn; a result's tensors are valid until the next one is asked for."""
         for job in jobs:
             (started,) = self.side.start([self.side.plan(job, sent.round)], sent)
             yield self._train_one(started, sent)
 
-    def _train_one(self, started: Started, sent: Broadcast) -> Result:
+    def _train_one(self, started: PreparedClient, sent: Broadcast) -> ClientResult:
         method, client = self.method, started.client
         with torch.no_grad():
             torch._foreach_copy_(self.param_list, [started.params[name] for name in self.params])
@@ -68,13 +68,15 @@ class Sequential:
             elif self.momentum:
                 torch._foreach_zero_(self.momentum)
         self.net.train()
-        total = torch.zeros((), dtype=self.task.dtype, device=self.task.device)
+        total = torch.zeros((), dtype=self.context.dtype, device=self.context.device)
         ids, carry, plan = torch.from_numpy(client.ids), started.carry, started.plan
         step = self._whole_step if method.overrides("step") else self._usual_step
         for index, ends_epoch in enumerate(plan.ends_epoch):
             batch = self._batch(started, ids, index)
-            if self.task.network.dropouts:
-                self.task.network.seed_dropout(torch.tensor(int(plan.keys[index]), device=self.task.device))
+            if self.context.network.dropouts:
+                self.context.network.seed_dropout(
+                    torch.tensor(int(plan.keys[index]), device=self.context.device)
+                )
             loss, carry = step(batch, carry, sent.params, client.lr)
             total += loss
             if ends_epoch and method.overrides("after_epoch"):
@@ -87,8 +89,8 @@ class Sequential:
         momentum = dict(zip(self.params, self.momentum, strict=True)) if self.momentum else {}
         return self.side.finish(started, params, self.buffers, momentum, carry, loss_mean, finite)
 
-    def _batch(self, started: Started, ids: Tensor, index: int) -> Batch:
-        plan, device = started.plan, self.task.device
+    def _batch(self, started: PreparedClient, ids: Tensor, index: int) -> Batch:
+        plan, device = started.plan, self.context.device
         rows = torch.from_numpy(plan.rows[index])
         where = rows.to(device)
         draws = None if plan.draws is None else torch.from_numpy(plan.draws[index]).to(device)
@@ -103,9 +105,11 @@ class Sequential:
         epoch = torch.tensor(int(plan.epoch[index]), device=device)
         return Batch(x, started.client.y[where], epoch, None, teacher, table)
 
-    def _teach(self, weights: Tensors, started: Started, x: Tensor) -> Output:
+    def _teach(self, weights: Tensors, started: PreparedClient, x: Tensor) -> Output:
         with torch.no_grad():
-            out = self.task.network.apply(weights, started.client.buffers, self.task.network.arranged(x))
+            out = self.context.network.apply(
+                weights, started.client.buffers, self.context.network.arranged(x)
+            )
         self.net.train()
         return out
 
@@ -114,7 +118,7 @@ class Sequential:
         local = Local(self.params, sent)
         extra = method.extra_inputs(carry)
         x = batch.x if extra is None else torch.cat([extra, batch.x])
-        out = self.task.network.call(self.net, self.task.network.arranged(x))
+        out = self.context.network.call(self.net, self.context.network.arranged(x))
         if extra is not None:
             out = split_extra(out, len(extra))
         loss = method.task_loss(out, batch, carry)
@@ -133,10 +137,12 @@ class Sequential:
                 edited = method.edit_gradient(dict(zip(self.params, grads, strict=True)), carry, local)
                 grads, idle = [edited[name] for name in self.params], []
             there: list[Tensor] = []
-            if method.overrides("pull"):
+            if method.overrides("proximal_mu"):
                 there, idle = [sent[name] for name in self.params], []
             if settings.max_grad_norm is not None:
-                grads = clip(pulled(self.param_list, grads, there, method.pull()), settings.max_grad_norm)
+                grads = clip(
+                    pulled(self.param_list, grads, there, method.proximal_mu()), settings.max_grad_norm
+                )
             self._descend(grads, idle, batch, there, lr)
             if method.overrides("after_step"):
                 out = Output(out.features.detach(), out.logits.detach())
@@ -150,8 +156,8 @@ class Sequential:
         """A step of all parameters but the ``idle`` ones, which rest, as with torch's optimisers."""
         awake = [i for i in self.everyone if i not in idle] if idle else self.everyone
         members: dict[float, list[int]] = {lr: awake}
-        if self.method.overrides("rate"):
-            rates, members = learning_rates(self.method, int(batch.epoch), lr, self.task), {}
+        if self.method.overrides("learning_rate"):
+            rates, members = learning_rates(self.method, int(batch.epoch), lr, self.context), {}
             for i in awake:
                 members.setdefault(rates[i], []).append(i)
             members.pop(0.0, None)  # these rest, their momentum too
@@ -187,12 +193,12 @@ class Sequential:
 class _SequentialTrainer:
     """The `Trainer` a whole-step method works with."""
 
-    def __init__(self, engine: Sequential, lr: float) -> None:
+    def __init__(self, engine: SequentialEngine, lr: float) -> None:
         self.engine, self.lr = engine, lr
         self.loss: Tensor | None = None  # of the step's first objective
 
     def forward(self, params: Tensors, x: Tensor) -> Output:
-        return self.engine.task.network.apply(params, self.engine.buffers, x, train=True)
+        return self.engine.context.network.apply(params, self.engine.buffers, x, train=True)
 
     def gradient(self, objective: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Tensors, Tensor]:
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}

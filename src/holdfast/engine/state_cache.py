@@ -15,7 +15,7 @@ RAM_BYTES = 2 << 30  # beyond this, memories go to the disk
 SHARE_OF_GPU = 0.25  # of what is free on the GPU when the first client remembers something
 
 
-class Memories:
+class StateCache:
     """Trees by client over `ClientStates`, which holds flat dictionaries in RAM and on the disk.
 
     Copying a model's worth of tensors off the GPU takes longer than training a small model does, so memories
@@ -57,16 +57,16 @@ class Memories:
             oldest, tree = self._near.popitem(last=False)
             self._near_bytes -= size_in_bytes(tree)
             if oldest in self._newer:
-                self._hand_down(oldest, tree)
+                self._move_to_host(oldest, tree)
 
-    def _hand_down(self, client: int, memory: Tree) -> None:
+    def _move_to_host(self, client: int, memory: Tree) -> None:
         self._states.put(client, dict(leaves(detached(memory, "cpu"))))
         self._newer.discard(client)
 
     def changed(self) -> Mapping[int, State]:
         """What the next checkpoint must save."""
         for client in sorted(self._newer):
-            self._hand_down(client, self._near[client])
+            self._move_to_host(client, self._near[client])
         return self._states.changed()
 
     def committed(self, saved: Mapping[int, State]) -> None:

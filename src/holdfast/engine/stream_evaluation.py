@@ -12,28 +12,28 @@ from torch import Tensor
 
 from holdfast import metrics
 from holdfast.data.skew import minority_classes
-from holdfast.engine.clients import Broadcast, Job, LocalSide, on_device
+from holdfast.engine.clients import Broadcast, ClientRunner, Job, on_device
 from holdfast.methods.base import Tensors, Tree
 from holdfast.models.network import Output
 
 if TYPE_CHECKING:
-    from holdfast.engine.rounds import Loop
+    from holdfast.engine.rounds import RoundLoop
 
 Scores = Callable[[Output], Tensor]
 PrivateModel = tuple[Tensors, Tensors, Scores]
 
 
-class StreamTests:
+class StreamEvaluation:
     """A client's private model is the global body with its own head, or what its method starts it from."""
 
-    def __init__(self, loop: Loop, side: LocalSide) -> None:
+    def __init__(self, loop: RoundLoop, side: ClientRunner) -> None:
         self.loop, self.side = loop, side
         self.minority = minority_classes(loop.federation.class_counts)
         stages = loop.federation.stages
         self.tasks = replace(loop.federation, cumulative=False)  # each stage's own samples
         # Of the clients online in this epoch: accuracy after each stage (rows) on each stage's task (columns).
         self.matrix: dict[int, np.ndarray] = {}
-        self.initial = np.full(loop.task.num_classes, np.nan)  # [C] accuracy of the untrained model
+        self.initial = np.full(loop.context.num_classes, np.nan)  # [C] accuracy of the untrained model
         self.empty = np.full((stages, stages), np.nan)
 
     def before_training(self) -> None:
@@ -61,7 +61,7 @@ class StreamTests:
                 self.matrix.setdefault(int(client), self.empty.copy())[stage] = row
         if stage == loop.federation.stages - 1 or number == loop.settings.rounds:
             record |= self._on_everything(number) | self._transfer()
-            if participants and loop.method.overrides("by_prototype"):
+            if participants and loop.method.overrides("prototype_logits"):
                 tasks = _task_accuracy(self._by_prototype(participants, number, counts)[:, None], counts)
                 record["A_pro"] = metrics.seen_task_accuracy(tasks, counts.sum(-1), stage + 1)
         return record
@@ -69,10 +69,10 @@ class StreamTests:
     def _by_prototype(self, participants: Sequence[int], number: int, counts: np.ndarray) -> np.ndarray:
         """``[K, C]`` of private models that name the nearest global prototype among the classes their clients hold."""
         method, server = self.loop.method, self.loop.server
-        held = torch.from_numpy(counts.sum(1) > 0).to(self.loop.task.device)
+        held = torch.from_numpy(counts.sum(1) > 0).to(self.loop.context.device)
 
         def among(own: Tensor) -> Scores:
-            return lambda out: method.by_prototype(out, server).masked_fill(~own, -torch.inf)
+            return lambda out: method.prototype_logits(out, server).masked_fill(~own, -torch.inf)
 
         return self._class_accuracy(
             participants, number, dict(zip(participants, map(among, held), strict=True))
@@ -128,7 +128,9 @@ class StreamTests:
     ) -> np.ndarray:
         """``[K, C]`` of these clients' private models, with ``scores`` in the place of their own."""
         group, test = self.loop.engine.group, self.loop.local_test
-        at_once = group if self.loop.method.overrides("start") else len(clients)  # else they share one body
+        at_once = (
+            group if self.loop.method.overrides("initial_params") else len(clients)
+        )  # else they share one body
         trained = [k for k in clients if self.loop.memories.get(k)]
         # A client that never took part has the global model, which is tested once for all of them.
         accuracy = {}
@@ -145,21 +147,21 @@ class StreamTests:
     def _private(self, k: int, number: int) -> PrivateModel:
         """The private model of a client that has taken part."""
         loop, method, server = self.loop, self.loop.method, self.loop.server
-        memory = on_device(loop.memories.get(k) or {}, loop.task.device)
+        memory = on_device(loop.memories.get(k) or {}, loop.context.device)
         params = server.params | memory.get("head", {})
         state: Tree = memory.get("method", {})
-        if state and method.overrides("start"):
+        if state and method.overrides("initial_params"):
             stage = self._stage_of(k, loop.stage(number))
-            payload = {**method.down(server), **method.down_to(server, k)}
+            payload = {**method.broadcast(server), **method.broadcast_to(server, k)}
             sent = Broadcast(number, server.params, server.buffers, payload)
             job = Job(k, loop.federation.client(k, stage), stage, memory=memory)
             client = self.side.client(self.side.plan(job, number), sent)
-            params = method.start(server.params, payload, state, client)
+            params = method.initial_params(server.params, payload, state, client)
         params = params | {n: v for n, v in memory.get("norm", {}).items() if n in params}
         buffers = server.buffers | {n: v for n, v in memory.get("norm", {}).items() if n in server.buffers}
         if not state:
-            return params, buffers, lambda out: method.predict(out, server)
-        return params, buffers, lambda out: method.personal(out, state)
+            return params, buffers, lambda out: method.global_logits(out, server)
+        return params, buffers, lambda out: method.personal_logits(out, state)
 
     def _stage_of(self, k: int, stage: int) -> int:
         """The stage whose data a client had last; of one that sat the epoch out, the stage it will begin with."""

@@ -11,35 +11,37 @@ from queue import SimpleQueue
 import torch
 
 from holdfast.core.settings import Settings
-from holdfast.engine.clients import Broadcast, DeviceData, Job, Result
-from holdfast.engine.sequential import Sequential
+from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Job
+from holdfast.engine.sequential import SequentialEngine
 from holdfast.methods.base import Method, Tree
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 
 
-class Crew:
+class ThreadPoolEngine:
     """Several `Sequential` engines in threads of this process, each with a working copy of its own.
 
     A client's bits do not depend on who trains it or when: every worker has the same number of threads for its
     arithmetic, and results come in the order of the jobs.
     """
 
-    name = Sequential.name
-    group = Sequential.group
+    name = SequentialEngine.name
+    group = SequentialEngine.group
 
     def __init__(
-        self, method: Method, task: Task, data: DeviceData, settings: Settings, workers: int
+        self, method: Method, context: RunContext, data: DeviceData, settings: Settings, workers: int
     ) -> None:
         self.threads_each = torch.get_num_threads() // workers
-        self.idle: SimpleQueue[Sequential] = SimpleQueue()
+        self.idle: SimpleQueue[SequentialEngine] = SimpleQueue()
         for _ in range(workers):
-            self.idle.put(Sequential(method, replace(task, network=task.network.twin()), data, settings))
+            self.idle.put(
+                SequentialEngine(method, replace(context, network=context.network.twin()), data, settings)
+            )
         self.workers = workers
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="client")
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
         """Train the clients; results come in their order and are the caller's to keep."""
-        waiting: deque[Future[Result]] = deque()
+        waiting: deque[Future[ClientResult]] = deque()
         left = iter(jobs)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads_each)
@@ -56,7 +58,7 @@ class Crew:
             for future in waiting:
                 future.cancel()
 
-    def _train_one(self, sent: Broadcast, job: Job) -> Result:
+    def _train_one(self, sent: Broadcast, job: Job) -> ClientResult:
         engine = self.idle.get()
         try:
             (result,) = engine.train(sent, [job])
@@ -65,7 +67,7 @@ class Crew:
             self.idle.put(engine)
 
 
-def _kept(result: Result) -> Result:
+def _kept(result: ClientResult) -> ClientResult:
     """A copy, since the working copy of the model trains the next client now."""
     params, buffers, sums, memory = map(_cloned, (result.params, result.buffers, result.sums, result.memory))
     shared = params if result.shared is result.params else _cloned(result.shared)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 Config = Mapping[str, Any]
 """Flat settings as Flower hands them out: text, numbers, true and false."""
 
-SETTINGS = {field.name for field in fields(Settings)} - {"probe", "checkpoint_seconds"}
-CHOICES = {"method", "model", "norm", "classifier", "precision"}
+SETTINGS = {field.name for field in fields(Settings)} - {"probe_every", "checkpoint_seconds"}
+CHOICES = {"method", "model", "batchnorm", "classifier", "precision"}
 OWN = ("clients", "out", "wait", "schedule")
 FREE = "data"  # keys of the app's own functions begin with this
 
@@ -69,7 +69,7 @@ class FlowerApp:
 
         @app.main()  # type: ignore[untyped-decorator, unused-ignore]
         def main(grid: Any, context: Any) -> None:
-            serve(self, Plan(self, context.run_config), grid)
+            serve(self, AppConfig(self, context.run_config), grid)
 
         return app
 
@@ -90,10 +90,10 @@ class FlowerApp:
 
         @register(*[action] if action else [])  # type: ignore[untyped-decorator, unused-ignore]
         def handle(message: Any, context: Any) -> Any:
-            return answer(self, Plan(self, context.run_config), message, context.node_config)
+            return answer(self, AppConfig(self, context.run_config), message, context.node_config)
 
 
-class Plan:
+class AppConfig:
     """A run's config, understood: the same on the server and at every site."""
 
     def __init__(self, app: FlowerApp, config: Config) -> None:

@@ -13,7 +13,7 @@ from holdfast.methods.base import Tree
 from holdfast.runs.tensors import from_bytes, to_bytes
 
 
-class SiteMemory:
+class SiteClientStates:
     """One file for each client and round, ``STATE-DIR/RUN/CLIENT/ROUND.safetensors``.
 
     The server says from which round's memory a client goes on: a round that was never completed, or whose

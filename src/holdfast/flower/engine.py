@@ -13,16 +13,16 @@ import torch
 from flwr.app import Message, RecordDict
 
 from holdfast.core.trees import leaves
-from holdfast.engine.clients import Broadcast, DeviceData, Incident, Job, Result, on_device
-from holdfast.engine.sequential import Sequential
-from holdfast.flower.app import Plan
-from holdfast.flower.messages import SURVEY, TRAIN, Facts, Orders, record_of, tree_of
+from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Incident, Job, on_device
+from holdfast.engine.sequential import SequentialEngine
+from holdfast.flower.app import AppConfig
+from holdfast.flower.messages import SURVEY, TRAIN, FieldReader, RoundRequest, record_of, tree_of
 from holdfast.flower.nodes import Nodes
 from holdfast.flower.population import Population, in_a_line
 from holdfast.flower.site import exchanged, uploaded
 from holdfast.flower.wire import Form, WireError, form_of
 from holdfast.methods.base import Method, Tree
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 
 ATTEMPTS = 3  # how often clients are asked before a round is given up
 PAUSE_SECONDS = 5.0  # between two attempts
@@ -41,13 +41,19 @@ class FlowerEngine:
     group = 1
 
     def __init__(
-        self, plan: Plan, nodes: Nodes, population: Population, method: Method, task: Task, data: DeviceData
+        self,
+        plan: AppConfig,
+        nodes: Nodes,
+        population: Population,
+        method: Method,
+        context: RunContext,
+        data: DeviceData,
     ) -> None:
         self.plan, self.nodes, self.population = plan, nodes, population
-        self.method, self.task, self.data = method, task, data
+        self.method, self.context, self.data = method, context, data
         self.forms: dict[tuple[str, int], Form] = {}  # of what a client must send, by message and samples
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result | Incident]:
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult | Incident]:
         """Train each client; results come in the order of ``jobs``."""
         return self._answers(TRAIN, sent, jobs, self._result)
 
@@ -117,11 +123,11 @@ class FlowerEngine:
 
     def _outgoing(self, sent: Broadcast) -> Tree:
         model = {"params": sent.params, "buffers": sent.buffers}
-        return exchanged(model, self.method, self.task, self.plan) | {"payload": sent.payload}
+        return exchanged(model, self.method, self.context, self.plan) | {"payload": sent.payload}
 
-    def _orders(self, sent: Broadcast, jobs: Sequence[Job]) -> Orders:
+    def _orders(self, sent: Broadcast, jobs: Sequence[Job]) -> RoundRequest:
         counts = self.population.counts
-        return Orders(
+        return RoundRequest(
             run=self.population.run,
             round=sent.round,
             stage=jobs[0].stage,
@@ -143,11 +149,11 @@ class FlowerEngine:
             return self.forms[kind, samples]
         ids = np.arange(len(self.data.x) - samples, len(self.data.x))
         blank = Job(job.client, ids, job.stage, job.payload)
-        engine = Sequential(self.method, self.task, self.data, self.plan.settings)
+        engine = SequentialEngine(self.method, self.context, self.data, self.plan.settings)
         if kind == SURVEY:
             told = engine.side.survey(blank, sent)
         else:
-            told = uploaded(next(engine.train(sent, [blank])), self.method, self.task, self.plan)
+            told = uploaded(next(engine.train(sent, [blank])), self.method, self.context, self.plan)
         self.forms[kind, samples] = form_of(told)
         return self.forms[kind, samples]
 
@@ -155,9 +161,9 @@ class FlowerEngine:
         """The tensors that a client sent."""
         client = job.client
         if f"failed {client}" in content:
-            raise WireError("failed", in_a_line(Facts(content, f"failed {client}").text("detail")))
+            raise WireError("failed", in_a_line(FieldReader(content, f"failed {client}").text("detail")))
         tree = tree_of(content, f"client {client}", self._expected(kind, sent, job))
-        return on_device(tree, self.task.device)
+        return on_device(tree, self.context.device)
 
     def _said(self, job: Job, sent: Broadcast, content: RecordDict) -> Iterator[Tree]:
         said = self._tree(SURVEY, sent, job, content)
@@ -165,9 +171,9 @@ class FlowerEngine:
             raise WireError("not finite", "what it says of the final model is not all numbers")
         yield said
 
-    def _result(self, job: Job, sent: Broadcast, content: RecordDict) -> Iterator[Result | Incident]:
+    def _result(self, job: Job, sent: Broadcast, content: RecordDict) -> Iterator[ClientResult | Incident]:
         tree = self._tree(TRAIN, sent, job, content)
-        facts = Facts(content, f"result {job.client}")
+        facts = FieldReader(content, f"result {job.client}")
         if facts.whole("round") != sent.round:
             raise WireError("wrong round", f"it answers round {facts.whole('round')}")
         if facts.whole("memory-lost", 0, 1):
@@ -177,12 +183,12 @@ class FlowerEngine:
         weight = facts.number("weight")
         if not 0 < weight <= len(job.ids):
             raise WireError("wrong values", f"its weight is {weight:g}, and it has {len(job.ids)} samples")
-        label_counts = facts.wholes("label-counts", self.task.num_classes)
+        label_counts = facts.wholes("label-counts", self.context.num_classes)
         if sum(label_counts) != samples:
             raise WireError("wrong values", f"its label counts do not add up to {samples}")
         params = {name: tree["local"][name] for name in shared} if "local" in tree else shared
         numbers = [v.sum() for _, v in leaves({"a": shared, "b": params}) if v.is_floating_point()]
-        yield Result(
+        yield ClientResult(
             client=job.client,
             samples=samples,
             label_counts=np.array(label_counts),

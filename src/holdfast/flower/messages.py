@@ -36,7 +36,7 @@ def tree_of(content: RecordDict, name: str, expected: Form | None = None, free: 
     return unpack(packed, expected, free)
 
 
-class Facts:
+class FieldReader:
     """The plain values in a message, each read with its type and range."""
 
     def __init__(self, content: RecordDict, name: str) -> None:
@@ -87,7 +87,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Orders:
+class RoundRequest:
     """What a site is told beside the model when it is to work."""
 
     run: str  # this run's name for the site's disk
@@ -117,9 +117,9 @@ class Orders:
         )
 
     @classmethod
-    def read(cls, content: RecordDict, classes: int) -> Orders:
+    def read(cls, content: RecordDict, classes: int) -> RoundRequest:
         """As it arrived."""
-        facts = Facts(content, "orders")
+        facts = FieldReader(content, "orders")
         run, clients, bounds = facts.text("run", 32), facts.wholes("clients"), facts.numbers("bounds", 2)
         if len(run) != 32 or not all(letter in "0123456789abcdef" for letter in run):
             raise WireError("wrong values", "a run's name must be 32 hexadecimal digits")

@@ -17,7 +17,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import StageSchedule
-from holdfast.flower.messages import Facts, tree_of
+from holdfast.flower.messages import FieldReader, tree_of
 from holdfast.flower.wire import WireError
 
 
@@ -36,7 +36,7 @@ class SiteReport:
     @classmethod
     def read(cls, reply: Message, classes: int) -> Self:
         """The report in a reply; `WireError` where it makes no sense."""
-        facts, site = Facts(reply.content, "facts"), tree_of(reply.content, "site")
+        facts, site = FieldReader(reply.content, "facts"), tree_of(reply.content, "site")
         whole = {name: value.numpy() for name, value in site.items() if isinstance(value, torch.Tensor)}
         if not whole.keys() >= {"clients", "counts"} or any(v.dtype != np.int64 for v in whole.values()):
             raise WireError("wrong keys", "a site's report needs clients and counts, in whole numbers")

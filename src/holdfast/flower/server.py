@@ -17,14 +17,14 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast.data.schedules import StageSchedule, schedule_from
 from holdfast.engine.clients import Broadcast, DeviceData, Incident, Job
-from holdfast.engine.rounds import Engine, Loop
-from holdfast.flower.app import FlowerApp, Plan
+from holdfast.engine.rounds import Engine, RoundLoop
+from holdfast.flower.app import AppConfig, FlowerApp
 from holdfast.flower.engine import FlowerEngine
 from holdfast.flower.messages import SAMPLES, record_of, tree_of
 from holdfast.flower.nodes import Nodes
 from holdfast.flower.population import Population
 from holdfast.methods.base import Method, Tree
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 from holdfast.runs import RunDirectory
 from holdfast.training.train import Training
 
@@ -34,7 +34,7 @@ POPULATION = "flower.json"
 _log = logging.getLogger("flwr")  # Flower shows what this says
 
 
-def serve(app: FlowerApp, plan: Plan, grid: Grid) -> None:
+def serve(app: FlowerApp, plan: AppConfig, grid: Grid) -> None:
     """Run the experiment, or go on with it where ``out`` already holds a part of it."""
     out = Path(str(plan.option("out"))).expanduser()
     resume = (out / "experiment.yaml").exists()
@@ -68,11 +68,11 @@ def _report(record: dict[str, Any]) -> None:
 class FlowerTraining(Training):
     """A run whose samples lie at the sites."""
 
-    def __init__(self, plan: Plan, nodes: Nodes, population: Population, dataset: Dataset) -> None:
+    def __init__(self, plan: AppConfig, nodes: Nodes, population: Population, dataset: Dataset) -> None:
         self.plan, self.nodes, self.population = plan, nodes, population
 
-        def engine(method: Method, task: Task, data: DeviceData) -> Engine:
-            return FlowerEngine(plan, nodes, population, method, task, data)
+        def engine(method: Method, context: RunContext, data: DeviceData) -> Engine:
+            return FlowerEngine(plan, nodes, population, method, context, data)
 
         super().__init__(
             plan.method,
@@ -81,7 +81,7 @@ class FlowerTraining(Training):
             plan.settings,
             engine=engine,
             precision=plan.described["precision"],
-            norm=plan.described["norm"],
+            batchnorm=plan.described["batchnorm"],
             classifier=plan.described["classifier"],
         )
 
@@ -122,13 +122,13 @@ class FlowerTraining(Training):
         x = torch.stack([next(rows[owner]) for owner in owners if owner is not None]).to(self.device)
         return dataset.preprocess(x, dtype=self.data.dtype), self.data.y[torch.from_numpy(ids)]
 
-    def survey(self, loop: Loop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree | Incident]:
+    def survey(self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree | Incident]:
         """What each client says of the final model, or why it says nothing."""
         assert isinstance(self.engine, FlowerEngine)
         return self.engine.survey(sent, jobs)
 
 
-def _schedule(plan: Plan, stages: int) -> StageSchedule | None:
+def _schedule(plan: AppConfig, stages: int) -> StageSchedule | None:
     """The schedule of a stream, such as ``every-n:10``; each round the next stage by default."""
     if stages == 1:
         return None

@@ -18,31 +18,31 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
-from holdfast.engine.clients import Broadcast, Job, Result, on_device, stay_home
+from holdfast.engine.clients import Broadcast, ClientResult, Job, on_device, private_names
 from holdfast.engine.factory import choose_device, choose_precision
-from holdfast.engine.run_context import device_data, make_task
-from holdfast.engine.sequential import Sequential
-from holdfast.flower.app import Config, FlowerApp, Plan
-from holdfast.flower.client_states import SiteMemory
+from holdfast.engine.run_context import device_data, make_run_context
+from holdfast.engine.sequential import SequentialEngine
+from holdfast.flower.app import AppConfig, Config, FlowerApp
+from holdfast.flower.client_states import SiteClientStates
 from holdfast.flower.messages import (
     DESCRIBE,
     SAMPLES,
     SURVEY,
     TRAIN,
-    Orders,
+    RoundRequest,
     record_of,
     tree_of,
 )
 from holdfast.flower.wire import form_of
 from holdfast.methods.base import Method, Tree
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 from holdfast.models.own import network_of
 
 
 class Site:
     """This node's samples and the clients they belong to."""
 
-    def __init__(self, app: FlowerApp, plan: Plan, node: Config) -> None:
+    def __init__(self, app: FlowerApp, plan: AppConfig, node: Config) -> None:
         given = app.site_data(node, plan.config)
         first = _whole(node, "partition-id")
         if isinstance(given, Dataset):
@@ -81,7 +81,7 @@ def _whole(node: Config, key: str) -> int:
     return value
 
 
-def describe(app: FlowerApp, plan: Plan, message: Message, node: Config) -> Message:
+def describe(app: FlowerApp, plan: AppConfig, message: Message, node: Config) -> Message:
     """Say which clients are here, and how many samples of each class they have."""
     site = Site(app, plan, node)
     leaves = site.federation.leaves
@@ -98,19 +98,19 @@ def describe(app: FlowerApp, plan: Plan, message: Message, node: Config) -> Mess
     return _reply(message, {"site": record_of(arrays), "facts": ConfigRecord(facts)})
 
 
-def train(app: FlowerApp, plan: Plan, message: Message, node: Config) -> Message:
+def train(app: FlowerApp, plan: AppConfig, message: Message, node: Config) -> Message:
     """Train the clients that are asked for, each by itself: one that fails does not stop the others."""
     work = Work(app, plan, message, node)
     return _reply(message, dict(_each(work, lambda k, remembers: work.train(k, remembers))))
 
 
-def survey(app: FlowerApp, plan: Plan, message: Message, node: Config) -> Message:
+def survey(app: FlowerApp, plan: AppConfig, message: Message, node: Config) -> Message:
     """What the clients say of the final model."""
     work = Work(app, plan, message, node)
     return _reply(message, dict(_each(work, lambda k, remembers: work.survey(k))))
 
 
-def samples(app: FlowerApp, plan: Plan, message: Message, node: Config) -> Message:
+def samples(app: FlowerApp, plan: AppConfig, message: Message, node: Config) -> Message:
     """Hand out single samples, as a method that shares some asks for, if this site allows it."""
     site = Site(app, plan, node)
     wanted = {k: v.tolist() for k, v in tree_of(message.content, "wanted").items()}
@@ -131,7 +131,7 @@ def samples(app: FlowerApp, plan: Plan, message: Message, node: Config) -> Messa
     return _reply(message, {"samples": record_of({"x": site.dataset.x_train[torch.tensor(chosen)]})})
 
 
-ANSWERS: dict[str, Callable[[FlowerApp, Plan, Message, Config], Message]] = {
+ANSWERS: dict[str, Callable[[FlowerApp, AppConfig, Message, Config], Message]] = {
     DESCRIBE: describe,
     TRAIN: train,
     SURVEY: survey,
@@ -157,18 +157,18 @@ def _each(work: Work, answer: Callable[[int, int], dict[str, Any]]) -> Iterator[
 class Work:
     """One message's work: the model, the method and what came with the message."""
 
-    def __init__(self, app: FlowerApp, plan: Plan, message: Message, node: Config) -> None:
+    def __init__(self, app: FlowerApp, plan: AppConfig, message: Message, node: Config) -> None:
         self.plan, self.site = plan, Site(app, plan, node)
         dataset = self.site.dataset
-        self.orders = orders = Orders.read(message.content, dataset.num_classes)
+        self.orders = orders = RoundRequest.read(message.content, dataset.num_classes)
         device = choose_device(str(node.get("device", "auto")))
         dtype = choose_precision(plan.described["precision"], device)
         network = network_of(
             plan.model(), dataset.shape, dataset.num_classes, plan.settings.seed, device, dtype,
-            plan.described["classifier"], plan.described["norm"],
+            plan.described["classifier"], plan.described["batchnorm"],
         )  # fmt: skip
         data = device_data(dataset, device, dtype)
-        self.task = make_task(
+        self.context = make_run_context(
             network,
             data,
             plan.settings,
@@ -181,8 +181,8 @@ class Work:
             read=_no_samples,
         )
         self.method = plan.method
-        self.engine = Sequential(self.method, self.task, data, plan.settings)
-        self.memory = SiteMemory(node, orders.run)
+        self.engine = SequentialEngine(self.method, self.context, data, plan.settings)
+        self.memory = SiteClientStates(node, orders.run)
         self.content = message.content
         self.sent = self._broadcast()
 
@@ -202,7 +202,7 @@ class Work:
             "remembers": int(bool(result.memory)),
             "memory-lost": int(bool(remembers) and memory is None),
         }
-        told = record_of(uploaded(result, self.method, self.task, self.plan))
+        told = record_of(uploaded(result, self.method, self.context, self.plan))
         return {f"client {client}": told, f"result {client}": ConfigRecord(facts)}
 
     def survey(self, client: int) -> dict[str, Any]:
@@ -211,10 +211,10 @@ class Work:
         return {f"client {client}": record_of(self.engine.side.survey(job, self.sent))}
 
     def _broadcast(self) -> Broadcast:
-        network = self.task.network
+        network = self.context.network
         model = {"params": network.params, "buffers": network.buffers}
-        form = form_of(exchanged(model, self.method, self.task, self.plan))
-        sent = on_device(tree_of(self.content, "sent", form, free="payload"), self.task.device)
+        form = form_of(exchanged(model, self.method, self.context, self.plan))
+        sent = on_device(tree_of(self.content, "sent", form, free="payload"), self.context.device)
         return Broadcast(
             self.orders.round,
             network.params | sent.get("params", {}),
@@ -224,23 +224,23 @@ class Work:
 
     def _own(self, client: int) -> Tree:
         name = f"own {client}"
-        return on_device(tree_of(self.content, name), self.task.device) if name in self.content else {}
+        return on_device(tree_of(self.content, name), self.context.device) if name in self.content else {}
 
 
-def exchanged(model: Tree, method: Method, task: Task, plan: Plan) -> Tree:
+def exchanged(model: Tree, method: Method, context: RunContext, plan: AppConfig) -> Tree:
     """What of a model's params and buffers is sent; what stays with a client only where the server tests its model."""
-    home = () if plan.settings.evaluate_locals else stay_home(method, task)
+    home = () if plan.settings.evaluate_locals else private_names(method, context)
     return {part: {k: v for k, v in model[part].items() if k not in home} for part in model}
 
 
-def uploaded(result: Result, method: Method, task: Task, plan: Plan) -> Tree:
+def uploaded(result: ClientResult, method: Method, context: RunContext, plan: AppConfig) -> Tree:
     """What of a result leaves the site."""
-    told = exchanged({"params": result.shared, "buffers": result.buffers}, method, task, plan)
+    told = exchanged({"params": result.shared, "buffers": result.buffers}, method, context, plan)
     told["sums"] = result.sums
     if plan.settings.evaluate_locals:
-        if method.overrides("share"):
+        if method.overrides("upload_params"):
             told["local"] = result.params
-        if method.overrides("personal") or task.stages > 1:
+        if method.overrides("personal_logits") or context.stages > 1:
             told["memory"] = result.memory
     return told
 

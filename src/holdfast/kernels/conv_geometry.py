@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from holdfast.kernels.padded_images import Frame
+from holdfast.kernels.padded_images import PaddedLayout
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class Geometry:
         return self.padding - self.taps.start
 
     @property
-    def frame(self) -> Frame:
+    def frame(self) -> PaddedLayout:
         """Where an image lies for `forward`."""
         height, width = ((n - 1) * self.stride + len(self.taps) for n in self.out)
-        return Frame(self.before, (height, width))
+        return PaddedLayout(self.before, (height, width))
 
-    def frame_of_gradient(self, of_input: bool) -> Frame:
+    def frame_of_gradient(self, of_input: bool) -> PaddedLayout:
         """Where dy lies for `gradients`."""
         if not of_input:
-            return Frame(0, self.out)
+            return PaddedLayout(0, self.out)
         # dx is the convolution of dy, spread out and padded, with the kernel turned about.
         height, width = (n + len(self.taps) - 1 for n in self.size)
-        return Frame(len(self.taps) - 1 - self.before, (height, width), self.stride)
+        return PaddedLayout(len(self.taps) - 1 - self.before, (height, width), self.stride)

@@ -116,7 +116,7 @@ def halves() -> bool:
 
 
 @dataclass(frozen=True)
-class Frame:
+class PaddedLayout:
     """Where an image lies in padded memory of that ``size``: ``before`` zeros above and to the left of it,
     and, with ``apart`` above 1, apart - 1 zeros between neighbours."""
 
@@ -143,18 +143,18 @@ class Padded:
         return int(self.values.shape[0] > 1)
 
 
-def pad(x: Tensor, frame: Frame) -> Padded:
+def pad(x: Tensor, frame: PaddedLayout) -> Padded:
     """Images ``[L, B, C, H, W]`` in their frame."""
     return _framed(x, None, frame)
 
 
-def unpool(dy: Tensor, code: Tensor, frame: Frame) -> Padded:
+def unpool(dy: Tensor, code: Tensor, frame: PaddedLayout) -> Padded:
     """The gradient of ReLU and pooling, ``[L, B, C, H, W]``, in its frame; dy and code are [L, B, C, H/2, W/2]."""
     code = code.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     return _framed(dy, code, frame)
 
 
-def _framed(x: Tensor, code: Tensor | None, frame: Frame) -> Padded:
+def _framed(x: Tensor, code: Tensor | None, frame: PaddedLayout) -> Padded:
     lanes, batch, channels, height, width = x.shape
     if code is not None:
         height, width = 2 * height, 2 * width

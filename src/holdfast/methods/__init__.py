@@ -2,7 +2,7 @@
 
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Trainer, Tree, Upload
 from holdfast.methods.ccvr import CCVR
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.methods.creff import CReFF
 from holdfast.methods.fedala import FedALA
 from holdfast.methods.fedavg import FedAvg
@@ -60,10 +60,10 @@ __all__ = [
     "Method",
     "Moon",
     "Output",
+    "RunContext",
     "Scaffold",
     "Server",
     "Stack",
-    "Task",
     "Tensors",
     "Trainer",
     "Tree",

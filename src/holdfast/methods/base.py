@@ -39,7 +39,7 @@ from holdfast.methods.functional import cross_entropy
 from holdfast.models.network import Output
 
 if TYPE_CHECKING:
-    from holdfast.methods.context import Client, Task
+    from holdfast.methods.context import Client, RunContext
 
 Tensors = dict[str, Tensor]
 """A flat dictionary of tensors, such as a model's parameters by name."""
@@ -154,29 +154,29 @@ class Method:
 
     # The server's first and last word ------------------------------------------------------------------
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """The server's own state before round 1."""
         return {}
 
-    def down(self, server: Server) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """What every client of this round receives besides the global weights."""
         return {}
 
-    def down_to(self, server: Server, client: int) -> Tree:
+    def broadcast_to(self, server: Server, client: int) -> Tree:
         """What this client alone receives besides that."""
         return {}
 
     # The client half -----------------------------------------------------------------------------------
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """What a client remembers before it first takes part."""
         return {}
 
-    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
+    def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The weights at which local training starts; ``params`` are the received ones."""
         return params
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """What the client carries through its steps; every client's carry has the same shapes."""
         return {}
 
@@ -204,11 +204,11 @@ class Method:
         """The gradient the optimiser gets; terms on the weights alone go here, as their gradient."""
         return grads
 
-    def pull(self) -> float:
+    def proximal_mu(self) -> float:
         """μ, where every weight is pulled towards the one that was sent: μ (w - w^{t-1}) is added to its gradient."""
         return 0.0
 
-    def rate(self, name: str, epoch: int, lr: float, task: Task) -> float | None:
+    def learning_rate(self, name: str, epoch: int, lr: float, context: RunContext) -> float | None:
         """This parameter's own learning rate in this local epoch, from 0: None for the usual one, 0 where it rests."""
         return None
 
@@ -226,15 +226,15 @@ class Method:
         """Weights and carry after each local epoch."""
         return params, carry
 
-    def share(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
+    def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
         """What is sent in the place of the trained weights."""
         return params
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """What is sent besides (to be summed over clients), and what the client remembers."""
         return {}, {}
 
-    def travels(self, name: str, task: Task) -> bool:
+    def is_shared(self, name: str, context: RunContext) -> bool:
         """Whether this parameter is exchanged; one that is not stays with its client and is seen only in tests."""
         return True
 
@@ -244,43 +244,45 @@ class Method:
 
     # The server half -----------------------------------------------------------------------------------
 
-    def aggregate(self, server: Server, mean: Tensors, sums: Tree, task: Task) -> tuple[Tensors, Tree]:
+    def aggregate(
+        self, server: Server, mean: Tensors, sums: Tree, context: RunContext
+    ) -> tuple[Tensors, Tree]:
         """The new global parameters, and the server's state; ``mean`` is the weighted mean of what clients shared."""
         return mean, server.state
 
-    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """The server's own state after the round; ``server.params`` are already aggregated."""
         return server.state
 
-    def refine(self, server: Server, uploads: Sequence[Upload], task: Task) -> Server:
+    def refine(self, server: Server, uploads: Sequence[Upload], context: RunContext) -> Server:
         """Learning on the server after the aggregation."""
         return server
 
     # What is tested ------------------------------------------------------------------------------------
 
-    def generic(self, server: Server) -> Tensors:
+    def eval_params(self, server: Server) -> Tensors:
         """The parameters that are tested as the global model."""
         return server.params
 
-    def predict(self, out: Output, server: Server) -> Tensor:
+    def global_logits(self, out: Output, server: Server) -> Tensor:
         """The global model's scores ``[B, C]`` from its outputs."""
         return out.logits
 
-    def personal(self, out: Output, state: Tree) -> Tensor:
+    def personal_logits(self, out: Output, state: Tree) -> Tensor:
         """A client's own scores ``[B, C]`` from its trained model's outputs and its state."""
         return out.logits
 
-    def by_prototype(self, out: Output, server: Server) -> Tensor:
+    def prototype_logits(self, out: Output, server: Server) -> Tensor:
         """Scores ``[B, C]`` by how near the federation's class prototypes are; without any, the classifier's."""
         return out.logits
 
     # After the last round ------------------------------------------------------------------------------
 
-    def survey(self, params: Tensors, client: Client) -> Tree | None:
+    def final_statistics(self, params: Tensors, client: Client) -> Tree | None:
         """What every client computes with the final model, to be summed; None for nothing."""
         return None
 
-    def conclude(self, server: Server, sums: Tree, task: Task) -> Server:
+    def finalize(self, server: Server, sums: Tree, context: RunContext) -> Server:
         """The final model from that."""
         return server
 
@@ -290,14 +292,14 @@ class Method:
         """Whether this method has its own version of a hook."""
         return getattr(type(self), hook) is not getattr(Method, hook)
 
-    def prepare(self, task: Task) -> Self:
+    def prepare(self, context: RunContext) -> Self:
         """Check against the task before training; a method that cannot run on it says so here."""
         return self
 
 
-def check_public(method: Method, task: Task) -> None:
+def check_public(method: Method, context: RunContext) -> None:
     """Refuse to start a method that learns from public data where there is none."""
-    if method.needs_public and len(task.public_y) == 0:
+    if method.needs_public and len(context.public_y) == 0:
         raise HoldfastError(
             f"{method.name} learns on the server from a public set and this federation has none; "
             "give one with federate(..., public=0.025) or --public 0.025"

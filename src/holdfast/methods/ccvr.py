@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.methods.base import Method, Server, Tensors, Tree
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import classifier_inputs, classifier_matrix, fit_classifier, shuffled_batches
 
 RIDGE = 1e-6  # added to a covariance before sampling, so that few samples have one too
@@ -40,35 +40,35 @@ class CCVR(Method):
             lr=(self.lr > 0, "above 0"),
         )
 
-    def survey(self, params: Tensors, client: Client) -> Tree:
+    def final_statistics(self, params: Tensors, client: Client) -> Tree:
         """Number, sum ``[C, d]`` and second moment ``[C, d, d]`` of each class's features."""
         features = client.forward(params).features.double()  # the covariance is a small difference of sums
-        members = F.one_hot(client.y, client.task.num_classes).to(features.dtype)
+        members = F.one_hot(client.y, client.context.num_classes).to(features.dtype)
         moments = [(features * member.unsqueeze(-1)).T @ features for member in members.T]
         return {"count": members.sum(0), "sum": members.T @ features, "moment": torch.stack(moments)}
 
-    def conclude(self, server: Server, sums: Tree, task: Task) -> Server:
+    def finalize(self, server: Server, sums: Tree, context: RunContext) -> Server:
         """Train the classifier on draws from each class's Gaussian."""
         drawn, labels = [], []
         for c in torch.nonzero(sums["count"]).flatten().tolist():
-            drawn.append(self._draw(c, sums["count"][c], sums["sum"][c], sums["moment"][c], task))
-            labels.append(torch.full((self.draws,), c, device=task.device))
-        classifier = {name: server.params[name] for name in task.network.head.names}
+            drawn.append(self._draw(c, sums["count"][c], sums["sum"][c], sums["moment"][c], context))
+            labels.append(torch.full((self.draws,), c, device=context.device))
+        classifier = {name: server.params[name] for name in context.network.head.names}
         matrix = classifier_matrix(classifier)
         inputs, y = classifier_inputs(torch.cat(drawn), matrix), torch.cat(labels)
-        rng = task.generator("virtual feature batches")
-        batches = shuffled_batches(rng, len(y), task.batch_size, self.epochs)
+        rng = context.generator("virtual feature batches")
+        batches = shuffled_batches(rng, len(y), context.batch_size, self.epochs)
         matrix = fit_classifier(matrix, inputs, y, batches, self.lr)
-        width = task.network.head.features
+        width = context.network.head.features
         fitted = {k: matrix[:, width] if p.ndim == 1 else matrix[:, :width] for k, p in classifier.items()}
         return Server(server.params | fitted, server.buffers, server.state, server.round)
 
-    def _draw(self, label: int, count: Tensor, total: Tensor, moment: Tensor, task: Task) -> Tensor:
+    def _draw(self, label: int, count: Tensor, total: Tensor, moment: Tensor, context: RunContext) -> Tensor:
         """M features of one class."""
         mean = total / count
         covariance = (moment - count * torch.outer(mean, mean)) / (count - 1).clamp(min=1)
         values, vectors = torch.linalg.eigh(covariance)
         spread = vectors * (values.clamp(min=0) + RIDGE).sqrt() @ vectors.T
-        noise = task.generator("virtual features", label).standard_normal((self.draws, len(mean)))
+        noise = context.generator("virtual features", label).standard_normal((self.draws, len(mean)))
         drawn: Tensor = mean + torch.from_numpy(noise).to(mean) @ spread
-        return drawn.to(task.dtype)
+        return drawn.to(context.dtype)

@@ -23,7 +23,7 @@ TEST_MOST = 1 << 14  # samples, which keep a GPU busy
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class RunContext:
     """What is the same for all clients and rounds of a run."""
 
     network: Network
@@ -31,7 +31,7 @@ class Task:
     num_clients: int  # N: all registered clients
     class_counts: Tensor  # [C] samples of each class over all clients
     rounds: int
-    epochs: int  # E: passes of a client over its samples in a round
+    local_epochs: int  # E: passes of a client over its samples in a round
     seed: int
     batch_size: int
     lr: float  # η of round 1
@@ -83,14 +83,14 @@ class Task:
 class Client:
     """One client in one round, as its hooks outside the steps see it."""
 
-    task: Task
+    context: RunContext
     id: int
     round: int  # t, from 1
     stage: int  # which of the client's tasks, for streams; 0 otherwise
     read: Callable[[np.ndarray], Tensor]  # training samples by id, ready for the model, not augmented
     ids: np.ndarray  # [n] the samples it trains on
     labels: np.ndarray  # [n] their labels
-    epochs: int
+    local_epochs: int
     steps: int  # K: optimiser steps of this round
     lr: float  # η_t of this round
     sent: Tensors  # w^{t-1}, the parameters the server sent
@@ -107,13 +107,13 @@ class Client:
     @cached_property
     def y(self) -> Tensor:
         """The labels of its training samples, ``[n]``."""
-        return torch.from_numpy(self.labels).to(self.task.device)
+        return torch.from_numpy(self.labels).to(self.context.device)
 
     @cached_property
     def label_counts(self) -> Tensor:
         """n_k^c: how many samples of each class it trains on, ``[C]``."""
-        counts = np.bincount(self.labels, minlength=self.task.num_classes)
-        return torch.from_numpy(counts).to(self.task.device, self.task.dtype)
+        counts = np.bincount(self.labels, minlength=self.context.num_classes)
+        return torch.from_numpy(counts).to(self.context.device, self.context.dtype)
 
     @cached_property
     def x(self) -> Tensor:
@@ -128,7 +128,7 @@ class Client:
     @cached_property
     def heldout_y(self) -> Tensor:
         """The labels of those samples."""
-        return torch.from_numpy(self.heldout_labels).to(self.task.device)
+        return torch.from_numpy(self.heldout_labels).to(self.context.device)
 
     @cached_property
     def owned(self) -> Tensor:
@@ -137,8 +137,8 @@ class Client:
 
     def forward(self, params: Tensors, x: Tensor | None = None) -> Output:
         """The outputs at ``params`` for its own samples (or ``x``), in evaluation mode, without gradients."""
-        return self.task.forward(params, self.buffers, self.x if x is None else x)
+        return self.context.forward(params, self.buffers, self.x if x is None else x)
 
     def generator(self, purpose: str, *counters: int) -> np.random.Generator:
         """A NumPy generator for one of the method's own random choices on this client in this round."""
-        return generator(self.task.seed, purpose, self.round, self.id, *counters)
+        return generator(self.context.seed, purpose, self.round, self.id, *counters)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import classifier_inputs, classifier_matrix, fit_classifier, shuffled_batches
 
 
@@ -53,22 +53,22 @@ class CReFF(Method):
             batch_size=(self.batch_size >= 1, "at least 1"),
         )
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """Gaussian features and a random ψ."""
-        shape = (task.num_classes, self.features, task.network.head.features)
-        drawn = task.generator("federated features").standard_normal(shape)
+        shape = (context.num_classes, self.features, context.network.head.features)
+        drawn = context.generator("federated features").standard_normal(shape)
         return {
-            "features": torch.from_numpy(drawn).to(task.device, task.dtype),
-            "classifier": _random_classifier(task, 0),
+            "features": torch.from_numpy(drawn).to(context.device, context.dtype),
+            "classifier": _random_classifier(context, 0),
         }
 
-    def down(self, server: Server) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """Clients receive ψ."""
         return {"classifier": server.state["classifier"]}
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The gradient in ψ of each class: ``[C, C, d+1]``."""
-        psi, classes = classifier_matrix(payload["classifier"]), client.task.num_classes
+        psi, classes = classifier_matrix(payload["classifier"]), client.context.num_classes
         inputs = classifier_inputs(client.forward(client.sent).features, psi)
         error = (inputs @ psi.T).softmax(-1) - F.one_hot(client.y, classes)
         weighted = error * self._draws(client).unsqueeze(-1)
@@ -86,22 +86,22 @@ class CReFF(Method):
             size = min(self.images, len(members))
             for _ in range(self.repeats):
                 drawn[rng.choice(members, size, replace=False)] += 1 / (size * self.repeats)
-        return torch.from_numpy(drawn).to(client.task.device, client.task.dtype)
+        return torch.from_numpy(drawn).to(client.context.device, client.context.dtype)
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send the gradients, and whose they are."""
-        return {"gradients": client.notes[self.name], "holders": client.owned.to(client.task.dtype)}, {}
+        return {"gradients": client.notes[self.name], "holders": client.owned.to(client.context.dtype)}, {}
 
-    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """Match the gradients, then train a fresh ψ on all features."""
         holders = sums["holders"]
         real = sums["gradients"] / holders.clamp(min=1).view(-1, 1, 1)
         psi = classifier_matrix(server.state["classifier"])
         features = self._matched(server.state["features"], real, (holders > 0).to(real.dtype), psi)
-        fresh = _random_classifier(task, server.round)
+        fresh = _random_classifier(context, server.round)
         inputs = classifier_inputs(features.flatten(0, 1), psi)
-        labels = torch.arange(task.num_classes, device=task.device).repeat_interleave(self.features)
-        rng = task.generator("federated feature batches", server.round)
+        labels = torch.arange(context.num_classes, device=context.device).repeat_interleave(self.features)
+        rng = context.generator("federated feature batches", server.round)
         batches = shuffled_batches(rng, len(labels), self.batch_size, self.epochs)
         matrix = fit_classifier(classifier_matrix(fresh), inputs, labels, batches, self.lr)
         return {"features": features, "classifier": _like(fresh, matrix)}
@@ -122,7 +122,7 @@ class CReFF(Method):
             features = features - self.match_lr * torch.autograd.grad(loss, features)[0]
         return features.detach()
 
-    def generic(self, server: Server) -> Tensors:
+    def eval_params(self, server: Server) -> Tensors:
         """The averaged body with ψ."""
         classifier: Tensors = server.state["classifier"]
         return server.params | classifier
@@ -135,13 +135,15 @@ def _apart(a: Tensor, b: Tensor) -> Tensor:
     return 1 - cosines
 
 
-def _random_classifier(task: Task, round: int) -> Tensors:
+def _random_classifier(context: RunContext, round: int) -> Tensors:
     """A linear layer as torch initialises it, drawn for this round."""
-    head, rng = task.network.head, task.generator("classifier", round)
+    head, rng = context.network.head, context.generator("classifier", round)
     bound = head.features**-0.5
-    shapes = {name: task.network.params[name].shape for name in head.names}
+    shapes = {name: context.network.params[name].shape for name in head.names}
     drawn = {name: rng.uniform(-bound, bound, tuple(shape)) for name, shape in shapes.items()}
-    return {name: torch.from_numpy(values).to(task.device, task.dtype) for name, values in drawn.items()}
+    return {
+        name: torch.from_numpy(values).to(context.device, context.dtype) for name, values in drawn.items()
+    }
 
 
 def _like(classifier: Tensors, matrix: Tensor) -> Tensors:

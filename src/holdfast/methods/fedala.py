@@ -40,17 +40,17 @@ class FedALA(Method):
             eta=(self.eta >= 0, "at least 0"),
         )
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """w_old is the run's initial model, W = 1, and W was never learnt."""
-        old = self._top(client.task.network.params, client)
+        old = self._top(client.context.network.params, client)
         ones = {k: torch.ones_like(p) for k, p in old.items()}
-        return {"old": old, "weights": ones, "learnt": client.task.scalar(0)}
+        return {"old": old, "weights": ones, "learnt": client.context.scalar(0)}
 
     def _top(self, params: Tensors, client: Client) -> Tensors:
         """The tensors that are mixed."""
-        return {name: params[name] for name in list(client.task.network.params)[-self.top :]}
+        return {name: params[name] for name in list(client.context.network.params)[-self.top :]}
 
-    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
+    def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
         """Learn W and mix."""
         old, weights, learnt = state["old"], state["weights"], state["learnt"]
         if any(not torch.equal(params[k], p) for k, p in old.items()):
@@ -61,16 +61,16 @@ class FedALA(Method):
 
     def _learn(self, sent: Tensors, old: Tensors, weights: Tensors, client: Client, once: bool) -> Tensors:
         """W after one pass over the client's share of samples, or after as many as it takes."""
-        task = client.task
+        context = client.context
         order = client.generator("aggregation samples").permutation(client.samples)
-        chosen = torch.from_numpy(order[: max(1, int(self.sampled * client.samples))]).to(task.device)
+        chosen = torch.from_numpy(order[: max(1, int(self.sampled * client.samples))]).to(context.device)
         losses: list[float] = []
         while len(losses) < (1 if once else MOST_PASSES):
-            for rows in torch.split(chosen, task.batch_size):
+            for rows in torch.split(chosen, context.batch_size):
                 mixed = _mixed(sent, old, weights)
                 leaves = {k: mixed[k].requires_grad_() for k in old}
                 with torch.enable_grad():
-                    logits = task.network.apply(mixed, client.buffers, client.x[rows]).logits
+                    logits = context.network.apply(mixed, client.buffers, client.x[rows]).logits
                     loss = F.cross_entropy(logits, client.y[rows])
                 slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
                 weights = {
@@ -82,7 +82,7 @@ class FedALA(Method):
                 break
         return weights
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Remember the trained model's top and W."""
         return {}, {"old": self._top(params, client), **client.notes[self.name]}
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from holdfast.methods.base import Method, Server, Tensors, Tree
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,13 @@ class FedAvgM(Method):
         """β is a share."""
         self.require(beta=(0 <= self.beta < 1, "from 0 up to, but not, 1"))
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """No velocity yet."""
-        return {"velocity": {k: torch.zeros_like(p) for k, p in task.network.params.items()}}
+        return {"velocity": {k: torch.zeros_like(p) for k, p in context.network.params.items()}}
 
-    def aggregate(self, server: Server, mean: Tensors, sums: Tree, task: Task) -> tuple[Tensors, Tree]:
+    def aggregate(
+        self, server: Server, mean: Tensors, sums: Tree, context: RunContext
+    ) -> tuple[Tensors, Tree]:
         """Move by the new velocity."""
         gain = 1 - self.beta if self.damped else 1.0
         velocity = {

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree, Upload
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 
 PER_SAMPLE_VALUES = 50_000_000  # gradient entries held at once while the Fisher information is computed
 
@@ -43,22 +43,22 @@ class FedCurv(Method):
             variant=(self.variant in ("original", "ntd"), "'original' or 'ntd'"),
         )
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """U = V = 0."""
-        return self._zeros(task.network.params)
+        return self._zeros(context.network.params)
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """u_k = v_k = 0."""
         return self._zeros(client.sent)
 
     def _zeros(self, params: Tensors) -> Tree:
         return {part: {k: torch.zeros_like(p) for k, p in params.items()} for part in ("u", "v")}
 
-    def down(self, server: Server) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """Clients receive U and V."""
         return server.state
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """What the other clients hold on to: U - u_k and V - v_k."""
         client.notes[self.name] = state
         return {part: {k: all_ - state[part][k] for k, all_ in payload[part].items()} for part in ("u", "v")}
@@ -70,7 +70,7 @@ class FedCurv(Method):
         u, v, strength = carry["u"], carry["v"], 2 * self.lam
         return {k: g + strength * (u[k] * local.params[k] - v[k]) for k, g in grads.items()}
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Remember u_k and v_k, and send how they changed."""
         before = client.notes[self.name]
         u = self._fisher(params, client)
@@ -80,7 +80,7 @@ class FedCurv(Method):
 
     def _fisher(self, params: Tensors, client: Client) -> Tensors:
         """The mean squared gradient, over samples or over mini-batches."""
-        network, buffers = client.task.network, client.buffers
+        network, buffers = client.context.network, client.buffers
 
         def loss(w: Tensors, x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(network.pure(w, buffers, x, train=False)[0].logits, y)
@@ -88,7 +88,7 @@ class FedCurv(Method):
         of_several = vmap(grad(loss), in_dims=(None, 0, 0))
         size, most, x, y = 1, client.samples, client.x, client.y
         if self.variant == "ntd":
-            size = client.task.batch_size
+            size = client.context.batch_size
             most = min(most, (500 // size + 1) * size)
             # Clients hold their samples class by class: a batch in that order would be of one class.
             order = torch.from_numpy(client.generator("fisher batches").permutation(client.samples)[:most])
@@ -107,6 +107,6 @@ class FedCurv(Method):
                 total[k] += g.square().sum(0)
         return {k: t / -(-most // size) for k, t in total.items()}
 
-    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """U and V take over the changes."""
         return {part: {k: v + sums[part][k] for k, v in server.state[part].items()} for part in ("u", "v")}

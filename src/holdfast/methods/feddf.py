@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from holdfast.methods.base import Method, Server, Upload
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 from holdfast.methods.functional import kl_divergence
 
 
@@ -42,12 +42,12 @@ class FedDF(Method):
             clip=(self.clip > 0, "above 0"),
         )
 
-    def refine(self, server: Server, uploads: Sequence[Upload], task: Task) -> Server:
+    def refine(self, server: Server, uploads: Sequence[Upload], context: RunContext) -> Server:
         """Distil the mean of the clients' logits into the mean of their weights."""
         if self.epochs == 0:
             return server
-        network, x = task.network, task.public_x
-        logits = [task.forward(upload.params, upload.buffers, x).logits for upload in uploads]
+        network, x = context.network, context.public_x
+        logits = [context.forward(upload.params, upload.buffers, x).logits for upload in uploads]
         teacher = F.log_softmax(torch.stack(logits).mean(0), dim=-1)
         params = {k: p.clone().requires_grad_() for k, p in server.params.items()}
         buffers = {k: b.clone() for k, b in server.buffers.items()}
@@ -55,10 +55,10 @@ class FedDF(Method):
         adam = torch.optim.Adam(params.values(), self.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, batches * self.epochs)
         for epoch in range(self.epochs):
-            rng = task.generator("public batches", server.round, epoch)
+            rng = context.generator("public batches", server.round, epoch)
             for rows in np.array_split(rng.permutation(len(x)), batches):
-                chosen = torch.from_numpy(rows).to(task.device)
-                network.seed_dropout(torch.tensor(int(rng.integers(2**32)), device=task.device))
+                chosen = torch.from_numpy(rows).to(context.device)
+                network.seed_dropout(torch.tensor(int(rng.integers(2**32)), device=context.device))
                 student = F.log_softmax(network.apply(params, buffers, x[chosen], train=True).logits, dim=-1)
                 loss = kl_divergence(teacher[chosen], student).mean()
                 gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 
 VARIANTS = ("original", "official", "ntd", "fa")
 
@@ -39,14 +39,14 @@ class FedDyn(Method):
             variant=(self.variant in VARIANTS, f"one of {', '.join(VARIANTS)}"),
         )
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """h = 0; the official variant also keeps the mean it tests."""
         if self.variant == "fa":
             return {}
-        state: Tree = {"h": {k: torch.zeros_like(p) for k, p in task.network.params.items()}}
-        return state | ({"mean": task.network.params} if self.variant == "official" else {})
+        state: Tree = {"h": {k: torch.zeros_like(p) for k, p in context.network.params.items()}}
+        return state | ({"mean": context.network.params} if self.variant == "official" else {})
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """g_k = 0; in the fa variant the linear term vanishes at first."""
         if self.variant == "fa":
             return {"previous": client.sent}
@@ -56,15 +56,15 @@ class FedDyn(Method):
         """α, or α_k, which is larger for small clients."""
         if self.variant in ("original", "ntd"):
             return self.alpha
-        task = client.task
-        return self.alpha * float(task.class_counts.sum()) / (task.num_clients * client.samples)
+        context = client.context
+        return self.alpha * float(context.class_counts.sum()) / (context.num_clients * client.samples)
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The gradient of the linear term, which is the same in every step, and α."""
         alpha = self.client_alpha(client)
         if self.variant == "fa":
             return {"linear": {k: alpha * (p - client.sent[k]) for k, p in state["previous"].items()}}
-        return {"linear": {k: -g for k, g in state["g"].items()}, "alpha": client.task.scalar(alpha)}
+        return {"linear": {k: -g for k, g in state["g"].items()}, "alpha": client.context.scalar(alpha)}
 
     def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
         """-g_k + α (w - w^{t-1})."""
@@ -74,20 +74,22 @@ class FedDyn(Method):
         alpha = carry["alpha"]
         return {k: g + linear[k] + alpha * (local.params[k] - local.sent[k]) for k, g in grads.items()}
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Remember g_k; where the server's mean is weighted, the plain sum of the moves is sent as well."""
         if self.variant == "fa":
             return {}, {"previous": params}
         moved = {k: params[k] - w for k, w in client.sent.items()}
         alpha = self.client_alpha(client)
-        sums: Tree = {"moved": moved} if self.variant == "ntd" else {"clients": client.task.scalar(1)}
+        sums: Tree = {"moved": moved} if self.variant == "ntd" else {"clients": client.context.scalar(1)}
         return sums, {"g": {k: -linear - alpha * moved[k] for k, linear in carry["linear"].items()}}
 
     def client_weight(self, client: Client) -> float:
         """Clients count alike, but for the baselines of other papers."""
         return 1.0 if self.variant in ("original", "official") else float(client.samples)
 
-    def aggregate(self, server: Server, mean: Tensors, sums: Tree, task: Task) -> tuple[Tensors, Tree]:
+    def aggregate(
+        self, server: Server, mean: Tensors, sums: Tree, context: RunContext
+    ) -> tuple[Tensors, Tree]:
         """The mean, moved by -h/α."""
         if self.variant == "fa":
             return mean, server.state
@@ -95,12 +97,12 @@ class FedDyn(Method):
             moved = sums["moved"]
         else:
             moved = {k: sums["clients"] * (m - server.params[k]) for k, m in mean.items()}
-        share = self.alpha / task.num_clients
+        share = self.alpha / context.num_clients
         h = {k: v - share * moved[k] for k, v in server.state["h"].items()}
         state: Tree = {"h": h} | ({"mean": mean} if self.variant == "official" else {})
         return {k: m - h[k] / self.alpha for k, m in mean.items()}, state
 
-    def generic(self, server: Server) -> Tensors:
+    def eval_params(self, server: Server) -> Tensors:
         """The official code tests the mean of the clients' models."""
         tested: Tensors = server.state["mean"] if self.variant == "official" else server.params
         return tested

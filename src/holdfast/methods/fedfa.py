@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import class_means
 from holdfast.models.network import Output
 
@@ -59,26 +59,26 @@ class FedFA(Method):
             class_means=(self.class_means in ("faithful", "per-class"), "faithful or per-class"),
         )
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """The first anchors ``[C, d]``."""
-        classes, width = task.num_classes, task.network.head.features
-        rng = task.generator("feature anchors")
+        classes, width = context.num_classes, context.network.head.features
+        rng = context.generator("feature anchors")
         if self.anchor_init == "orthogonal" and classes <= width:
             anchors = np.eye(width)[rng.choice(width, classes, replace=False)]
         else:
             anchors = rng.standard_normal((classes, width))
             anchors /= np.linalg.norm(anchors, axis=1, keepdims=True)
-        return {"anchors": torch.from_numpy(anchors).to(task.device, task.dtype)}
+        return {"anchors": torch.from_numpy(anchors).to(context.device, context.dtype)}
 
-    def down(self, server: Server) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """Clients receive the anchors."""
         return server.state
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The anchors, what becomes of them, and the calibrating optimiser's state."""
-        anchors, task = payload["anchors"], client.task
+        anchors, context = payload["anchors"], client.context
         resting = self.warmup and client.round == 1
-        carry: Tree = {"anchors": anchors, "mu": task.scalar(0.0 if resting else self.mu)}
+        carry: Tree = {"anchors": anchors, "mu": context.scalar(0.0 if resting else self.mu)}
         if self.update_anchors:
             carry |= {
                 "updated": anchors,
@@ -88,16 +88,16 @@ class FedFA(Method):
             }
         if self.calibration != "off":
             carry["classifier"] = {
-                name: self._optimiser(client.sent[name], client) for name in task.network.head.names
+                name: self._optimiser(client.sent[name], client) for name in context.network.head.names
             }
         return carry
 
     def _optimiser(self, parameter: Tensor, client: Client) -> Tensors:
         """What the calibrating optimiser keeps for one of the classifier's parameters."""
         if self.calibration == "sgd":
-            return {"rate": client.task.scalar(client.lr)}
+            return {"rate": client.context.scalar(client.lr)}
         zeros = torch.zeros_like(parameter)
-        return {"steps": client.task.scalar(0.0), "mean": zeros, "square": zeros}
+        return {"steps": client.context.scalar(0.0), "mean": zeros, "square": zeros}
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
         """L_fa: the distance of features from their class's anchor."""
@@ -165,14 +165,14 @@ class FedFA(Method):
         scale = (square / (1 - second**steps)).sqrt() + ADAM_EPS
         return ADAM_RATE * mean / (1 - first**steps) / scale, {"steps": steps, "mean": mean, "square": square}
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send how the anchors moved, times n_k, so that one nobody moved stays to the bit."""
         if not self.update_anchors:
             return {}, {}
-        samples = client.task.scalar(client.samples)
+        samples = client.context.scalar(client.samples)
         return {"moved": samples * (carry["updated"] - carry["anchors"]), "samples": samples}, {}
 
-    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """The next round's anchors: the mean of the clients', weighted by n_k."""
         if not self.update_anchors:
             return server.state

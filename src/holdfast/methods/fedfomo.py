@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FedFomo(Method):
         """A count."""
         self.require(models=(self.models >= 1, "at least 1"))
 
-    def down_to(self, server: Server, client: int) -> Tree:
+    def broadcast_to(self, server: Server, client: int) -> Tree:
         """The models this client has the largest affinity with; among equals those of lower number."""
         stored = server.state.get("models", {})
         affinity = server.state.get("affinity", {}).get(str(client))
@@ -44,12 +44,12 @@ class FedFomo(Method):
         best = sorted(range(len(known)), key=lambda i: -row[i])[: self.models]
         return {"models": {str(known[i]): stored[str(known[i])] for i in best}}
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """The run's initial model, twice."""
-        initial = client.task.network.params
+        initial = client.context.network.params
         return {"own": initial, "old": initial}
 
-    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
+    def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
         """Mix the received models by how much they help on the held-out samples."""
         own: Tensors = state["own"]
         gains: Tensors = {}
@@ -68,20 +68,20 @@ class FedFomo(Method):
         client.notes[self.name] = {"old": own, "gains": gains}
         return own
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send u; remember the model before and after training."""
         notes = client.notes[self.name]
         return {"gains": notes["gains"]}, {"own": params, "old": notes["old"]}
 
-    def refine(self, server: Server, uploads: Sequence[Upload], task: Task) -> Server:
+    def refine(self, server: Server, uploads: Sequence[Upload], context: RunContext) -> Server:
         """Store models and affinities; the global model is the mean of all that are stored."""
         models, samples, affinity = (dict(server.state.get(k, {})) for k in ("models", "samples", "affinity"))
         for upload in uploads:
             k = str(upload.client)
-            models[k], samples[k] = upload.params, task.scalar(upload.weight)
+            models[k], samples[k] = upload.params, context.scalar(upload.weight)
             row = affinity.get(k)
             if row is None:
-                row = torch.zeros(task.num_clients, dtype=task.dtype, device=task.device)
+                row = torch.zeros(context.num_clients, dtype=context.dtype, device=context.device)
                 row[upload.client] = 1
             affinity[k] = row.clone()
             for j, gain in upload.sums.get("gains", {}).items():

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from holdfast.core.errors import HoldfastError
 from holdfast.methods.base import Batch, Local, Method, Server, Tree
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
 SMOOTHING = 1e-6  # of a plain distance at 0, where rounding alone would decide which way it pulls
@@ -63,20 +63,20 @@ class FedKA(Method):
             distance=(self.distance in ("squared", "plain"), "squared or plain"),
         )
 
-    def prepare(self, task: Task) -> Self:
+    def prepare(self, context: RunContext) -> Self:
         """The shared set must have one sample of each class."""
         if not self._shares:
             return self
         if not self.shared:
-            absent = np.flatnonzero(task.one_of_each < 0).tolist()
+            absent = np.flatnonzero(context.one_of_each < 0).tolist()
             if absent:
                 raise HoldfastError(
                     f"fedka shares one sample of each class, but no client holds any of class {absent[0]}; "
                     "give sample ids as shared, or use anchors='non-dominant'"
                 )
-        elif _labels(task, self.shared) != list(range(task.num_classes)):
+        elif _labels(context, self.shared) != list(range(context.num_classes)):
             raise HoldfastError(
-                f"fedka: shared must be the ids of {task.num_classes} training samples, one of each class, "
+                f"fedka: shared must be the ids of {context.num_classes} training samples, one of each class, "
                 "in the order of the classes"
             )
         return self
@@ -85,30 +85,30 @@ class FedKA(Method):
     def _shares(self) -> bool:
         return self.beta > 0 and self.anchors != "non-dominant"
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """The shared set."""
         if not self._shares:
             return {}
-        ids = np.array(self.shared, np.int64) if self.shared else task.one_of_each
-        return {"shared": task.read(ids)[0]}
+        ids = np.array(self.shared, np.int64) if self.shared else context.one_of_each
+        return {"shared": context.read(ids)[0]}
 
-    def down(self, server: Server) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """Clients receive the shared set."""
         return server.state
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The anchor, what the global model says of it, and how much each of its logits counts."""
         if self.beta == 0:
             return {}
-        task, rng = client.task, client.generator("anchor")
-        label_counts = np.bincount(client.labels, minlength=task.num_classes)
+        context, rng = client.context, client.generator("anchor")
+        label_counts = np.bincount(client.labels, minlength=context.num_classes)
         owned, dominant = label_counts > 0, label_counts / client.samples >= self.gamma
         of_kind = {"both": ~dominant, "non-dominant": owned & ~dominant, "missing": ~owned}
         classes = np.flatnonzero(of_kind[self.anchors])
         if len(classes) > self.mu:
             classes = np.sort(rng.choice(classes, self.mu, replace=False))
         # Every anchor has as many places; idle ones hold own samples, so that BatchNorm sees nothing odd.
-        places = min(self.mu, task.num_classes)
+        places = min(self.mu, context.num_classes)
         rows = rng.integers(client.samples, size=places)
         for place in np.flatnonzero(owned[classes]):
             rows[place] = self._representative(classes[place], client, rng)
@@ -120,7 +120,7 @@ class FedKA(Method):
         return {
             "anchor": anchor,
             "global": client.forward(client.sent, anchor).logits,
-            "counts": torch.from_numpy(counts).to(task.device, task.dtype),
+            "counts": torch.from_numpy(counts).to(context.device, context.dtype),
         }
 
     def _representative(self, label: np.int64, client: Client, rng: np.random.Generator) -> int:
@@ -150,9 +150,9 @@ class FedKA(Method):
         return self.beta * (squared + SMOOTHING).sqrt()
 
 
-def _labels(task: Task, ids: tuple[int, ...]) -> list[int]:
+def _labels(context: RunContext, ids: tuple[int, ...]) -> list[int]:
     """The labels of these training samples; none where one does not exist."""
     try:
-        return task.read(np.array(ids, np.int64))[1].tolist() if min(ids) >= 0 else []
+        return context.read(np.array(ids, np.int64))[1].tolist() if min(ids) >= 0 else []
     except IndexError:
         return []

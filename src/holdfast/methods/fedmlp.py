@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from holdfast.data.skew import minority_classes
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.clustering import Clustering, cluster
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import class_means, kl_divergence, nearness, smooth_l1
 from holdfast.models.network import Output
 
@@ -65,7 +65,7 @@ class FedMLP(Method):
 
     def overrides(self, hook: str) -> bool:
         """Whether this method has its own version of a hook; a shared classifier starts like all else."""
-        has = {"start": self.head != "shared", "by_prototype": self._from_server}
+        has = {"initial_params": self.head != "shared", "prototype_logits": self._from_server}
         return super().overrides(hook) and has.get(hook, True)
 
     @property
@@ -77,30 +77,30 @@ class FedMLP(Method):
         """Whether a term needs the prototypes of the federation."""
         return self.use_prototype or self._semantic
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """No class has a prototype yet."""
         if not self._from_server:
             return {}
-        prototypes, known = _nothing(task)  # G and which of it exists
+        prototypes, known = _nothing(context)  # G and which of it exists
         clusters = torch.zeros_like(known, dtype=torch.int64)  # which P a class belongs to
         return {"prototypes": prototypes, "known": known, "semantic": prototypes[:0], "cluster": clusters}
 
-    def down(self, server: Server) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """Clients receive G, P, and which classes belong to which P."""
         return server.state
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """Nothing is remembered yet."""
-        memory, remembered = _nothing(client.task)
+        memory, remembered = _nothing(client.context)
         return {"memory": memory, "remembered": remembered}
 
-    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
+    def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The received body, with the client's own classifier if it has one."""
         anew = self.head == "epoch" and client.stage < int(state.get("stage", 0))
         own: Tensors = {} if anew else state.get("head", {})
         return params | own
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The prototypes that each class, or each sample of a new class, is held to."""
         return self._from_federation(payload, client) | self._from_memory(state, client)
 
@@ -113,7 +113,7 @@ class FedMLP(Method):
         if self._semantic:
             semantic = torch.zeros_like(prototypes)
             semantic[known] = payload["semantic"][payload["cluster"][known]]
-            minority = torch.from_numpy(minority_classes(client.task.class_counts.cpu().numpy()))
+            minority = torch.from_numpy(minority_classes(client.context.class_counts.cpu().numpy()))
             held, counts = [*held, semantic], [*counts, minority.to(known.device) & known]
         return {"held": torch.stack(held), "counts": torch.stack(counts).to(prototypes.dtype)}
 
@@ -122,8 +122,8 @@ class FedMLP(Method):
         if not self.use_inter_task:
             return {}
         memory, remembered = state["memory"], state["remembered"]
-        means, _ = self._clusters(memory[remembered], client.task, client.generator("clusters"))
-        neighbours, exists = _nothing(client.task)
+        means, _ = self._clusters(memory[remembered], client.context, client.generator("clusters"))
+        neighbours, exists = _nothing(client.context)
         neighbours[: len(means)], exists[: len(means)] = means, True
         # One that is not there is never nearest.
         lengths = torch.where(exists, neighbours.square().sum(-1), torch.inf)
@@ -133,12 +133,14 @@ class FedMLP(Method):
             "neighbours": neighbours, "lengths": lengths, "goals": goals,
         }  # fmt: skip
 
-    def _clusters(self, prototypes: Tensor, task: Task, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def _clusters(
+        self, prototypes: Tensor, context: RunContext, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Semantic prototypes ``[V, d]`` and each prototype's cluster ``[n]``."""
-        found = cluster(prototypes.double().cpu().numpy(), self.clustering, task.num_classes, rng)
-        labels = torch.from_numpy(found).to(task.device)
+        found = cluster(prototypes.double().cpu().numpy(), self.clustering, context.num_classes, rng)
+        labels = torch.from_numpy(found).to(context.device)
         count = int(found.max()) + 1 if len(found) else 0
-        members = labels.unsqueeze(1) == torch.arange(count, device=task.device)
+        members = labels.unsqueeze(1) == torch.arange(count, device=context.device)
         return class_means(prototypes, members.to(prototypes.dtype))[0], labels
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
@@ -171,50 +173,52 @@ class FedMLP(Method):
         divergence: Tensor = carry["anything"] * kl_divergence(*both)
         return divergence
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send the prototypes of the current task and remember them, and the classifier."""
         sums, state = {}, {}  # type: Tree, Tree
         if self._from_server or self.use_inter_task:
-            members = F.one_hot(client.y, client.task.num_classes).to(client.task.dtype)
+            members = F.one_hot(client.y, client.context.num_classes).to(client.context.dtype)
             prototypes = class_means(client.forward(params).features, members)[0]
         if self._from_server:
-            sums = {"prototypes": prototypes, "owners": client.owned.to(client.task.dtype)}
+            sums = {"prototypes": prototypes, "owners": client.owned.to(client.context.dtype)}
         if self.use_inter_task:
             old, remembered, owned = carry["memory"], carry["remembered"], client.owned
             kept = 0.5 * (remembered & (self.memory == "ema")).to(old.dtype).unsqueeze(-1)
             new = kept * old + (1 - kept) * prototypes
             state = {"memory": torch.where(owned.unsqueeze(-1), new, old), "remembered": remembered | owned}
         if self.head != "shared":
-            state["head"] = {name: params[name] for name in client.task.network.head.names}
+            state["head"] = {name: params[name] for name in client.context.network.head.names}
         if self.head == "epoch":
             state["stage"] = torch.tensor(client.stage)
         return sums, state
 
-    def travels(self, name: str, task: Task) -> bool:
+    def is_shared(self, name: str, context: RunContext) -> bool:
         """A personal classifier stays."""
-        return self.head != "personal" or name not in task.network.head.names
+        return self.head != "personal" or name not in context.network.head.names
 
-    def by_prototype(self, out: Output, server: Server) -> Tensor:
+    def prototype_logits(self, out: Output, server: Server) -> Tensor:
         """The nearness of g_k."""
         return nearness(out.features, server.state["prototypes"], server.state["known"])
 
-    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """g_k from this round's owners, an old one where there is none; then P."""
         if not self._from_server:
             return server.state
         owners, old = sums["owners"].unsqueeze(-1), server.state["prototypes"]
         prototypes = torch.where(owners > 0, sums["prototypes"] / owners.clamp(min=1), old)
         known = server.state["known"] | (sums["owners"] > 0)
-        semantic, labels = self._clusters(prototypes[known], task, task.generator("clusters", server.round))
+        semantic, labels = self._clusters(
+            prototypes[known], context, context.generator("clusters", server.round)
+        )
         clusters = torch.zeros_like(server.state["cluster"])
         clusters[known] = labels
         return {"prototypes": prototypes, "known": known, "semantic": semantic, "cluster": clusters}
 
 
-def _nothing(task: Task) -> tuple[Tensor, Tensor]:
+def _nothing(context: RunContext) -> tuple[Tensor, Tensor]:
     """No prototypes: zeros ``[C, d]`` and which of them exist, bool ``[C]``."""
-    shape = (task.num_classes, task.network.head.features)
+    shape = (context.num_classes, context.network.head.features)
     return (
-        torch.zeros(shape, dtype=task.dtype, device=task.device),
-        torch.zeros(task.num_classes, dtype=torch.bool, device=task.device),
+        torch.zeros(shape, dtype=context.dtype, device=context.device),
+        torch.zeros(context.num_classes, dtype=torch.bool, device=context.device),
     )

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import momentum_steps
 
 
@@ -37,13 +37,13 @@ class FedNova(Method):
             variant=(self.variant in ("original", "ntd"), "'original' or 'ntd'"),
         )
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """The ntd variant remembers a client's last direction."""
         if self.variant == "original":
             return {}
         return {"direction": {k: torch.zeros_like(p) for k, p in client.sent.items()}}
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """Carry that direction through the steps."""
         return state
 
@@ -57,7 +57,7 @@ class FedNova(Method):
 
     def distance(self, client: Client) -> float:
         """a_k: how far the client's steps lead if each has the gradient 1."""
-        momentum = client.task.momentum
+        momentum = client.context.momentum
         if not self.mu:
             return momentum_steps(client.steps, momentum)
         velocity = distance = 0.0
@@ -66,21 +66,23 @@ class FedNova(Method):
             distance += velocity
         return distance
 
-    def share(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
+    def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
         """The weights a client would reach in one step: w^{t-1} - d_k."""
         a = self.distance(client)
         return {k: w - (w - params[k]) / a for k, w in client.sent.items()}
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send n_k a_k and n_k."""
-        a, n = self.distance(client), client.task.scalar(client.samples)
+        a, n = self.distance(client), client.context.scalar(client.samples)
         sums = {"distance": n * a, "samples": n}
         if self.variant == "original":
             return sums, {}
         scale = a * client.lr
         return sums, {"direction": {k: (w - params[k]) / scale for k, w in client.sent.items()}}
 
-    def aggregate(self, server: Server, mean: Tensors, sums: Tree, task: Task) -> tuple[Tensors, Tree]:
+    def aggregate(
+        self, server: Server, mean: Tensors, sums: Tree, context: RunContext
+    ) -> tuple[Tensors, Tree]:
         """Go the mean distance in the mean direction."""
         mean_distance = float(sums["distance"] / sums["samples"])
         return {k: w - mean_distance * (w - mean[k]) for k, w in server.params.items()}, server.state

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from holdfast.core.errors import HoldfastError
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
 SMALLEST_SHARE = 1e-3  # heads with less of a mixture than this are left out
@@ -43,38 +43,38 @@ class FedPAC(Method):
         """A strength and a rate."""
         self.require(lam=(self.lam >= 0, "at least 0"), head_lr=(self.head_lr > 0, "above 0"))
 
-    def prepare(self, task: Task) -> Self:
+    def prepare(self, context: RunContext) -> Self:
         """One epoch for the head, at least one for the body."""
-        if task.epochs < 2:
+        if context.local_epochs < 2:
             raise HoldfastError(
                 "fedpac trains the head in the first epoch and the body in the others, "
-                f"and epochs is {task.epochs}; it must be at least 2"
+                f"and local_epochs is {context.local_epochs}; it must be at least 2"
             )
         return self
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """No prototype yet, no client's head."""
         zeros = torch.zeros(
-            task.num_classes, task.network.head.features, dtype=task.dtype, device=task.device
+            context.num_classes, context.network.head.features, dtype=context.dtype, device=context.device
         )
-        return {"prototypes": zeros, "known": torch.zeros_like(task.class_counts)}
+        return {"prototypes": zeros, "known": torch.zeros_like(context.class_counts)}
 
-    def down(self, server: Server) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """Clients receive the prototypes."""
         return {"prototypes": server.state["prototypes"], "known": server.state["known"]}
 
-    def down_to(self, server: Server, client: int) -> Tree:
+    def broadcast_to(self, server: Server, client: int) -> Tree:
         """The client's own mixture of heads, once there is one."""
         head = server.state.get("heads", {}).get(str(client))
         return {} if head is None else {"head": head}
 
-    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
+    def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The received body under the client's own head."""
-        network = client.task.network
+        network = client.context.network
         head: Tensors = payload.get("head") or {name: network.params[name] for name in network.head.names}
         return params | head
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The prototypes to align with; what the server will mix heads by is noted."""
         features = client.forward(client.sent).features
         sums, n = _class_sums(features, client), client.samples
@@ -84,7 +84,7 @@ class FedPAC(Method):
         known = payload["known"] > 0
         return {
             "prototypes": torch.where(known.unsqueeze(-1), payload["prototypes"], own),
-            "lam": client.task.scalar(self.lam if client.round > 1 else 0),
+            "lam": client.context.scalar(self.lam if client.round > 1 else 0),
         }
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor:
@@ -93,19 +93,19 @@ class FedPAC(Method):
         term: Tensor = carry["lam"] * batch.mean(distance)
         return term
 
-    def rate(self, name: str, epoch: int, lr: float, task: Task) -> float:
+    def learning_rate(self, name: str, epoch: int, lr: float, context: RunContext) -> float:
         """The head's epoch is the first."""
-        of_head = name in task.network.head.names
+        of_head = name in context.network.head.names
         if of_head != (epoch == 0):
             return 0.0
         return self.head_lr if of_head else lr
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send the class sums of the trained body's features, and what was noted before training."""
         sums = _class_sums(client.forward(params).features, client)
         return {"features": sums, "labels": client.label_counts, **client.notes[self.name]}, {}
 
-    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """New prototypes, and new heads for those that took part."""
         state, labels = server.state, sums["labels"]
         seen = labels > 0
@@ -115,7 +115,7 @@ class FedPAC(Method):
             shares = _shares(uploads, own)
             heads[str(upload.client)] = {
                 name: torch.stack([a * u.params[name] for a, u in zip(shares, uploads, strict=True)]).sum(0)
-                for name in task.network.head.names
+                for name in context.network.head.names
             }
         return {
             "prototypes": torch.where(seen.unsqueeze(-1), means, state["prototypes"]),
@@ -126,7 +126,7 @@ class FedPAC(Method):
 
 def _class_sums(features: Tensor, client: Client) -> Tensor:
     """The sum of each class's features: ``[C, d]``."""
-    return F.one_hot(client.y, client.task.num_classes).to(features.dtype).T @ features
+    return F.one_hot(client.y, client.context.num_classes).to(features.dtype).T @ features
 
 
 def _shares(uploads: Sequence[Upload], own: int) -> list[float]:

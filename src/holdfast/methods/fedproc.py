@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.methods.fedfa import FedFA
 from holdfast.methods.functional import cross_entropy
 from holdfast.models.network import Output
@@ -46,27 +46,30 @@ class FedProc(Method):
             variant=(self.variant in ("original", "official", "fa"), "original, official or fa"),
         )
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """No prototype yet, or FedFA's anchors."""
         if self.variant == "fa":
-            return {"prototypes": FedFA().init(task)["anchors"], "known": torch.ones_like(task.class_counts)}
+            return {
+                "prototypes": FedFA().init_server_state(context)["anchors"],
+                "known": torch.ones_like(context.class_counts),
+            }
         zeros = torch.zeros(
-            task.num_classes, task.network.head.features, dtype=task.dtype, device=task.device
+            context.num_classes, context.network.head.features, dtype=context.dtype, device=context.device
         )
-        return {"prototypes": zeros, "known": torch.zeros_like(task.class_counts)}
+        return {"prototypes": zeros, "known": torch.zeros_like(context.class_counts)}
 
-    def down(self, server: Server) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """Clients receive the prototypes."""
         return server.state
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The prototypes, scaled as the similarity wants them, and the round's α_t."""
         prototypes, known = payload["prototypes"], payload["known"]
         if self.variant != "fa":
             prototypes = F.normalize(prototypes, dim=-1)
         if self.variant == "official":
             known = torch.ones_like(known)
-        return {"prototypes": prototypes, "known": known, "alpha": client.task.scalar(self._alpha(client))}
+        return {"prototypes": prototypes, "known": known, "alpha": client.context.scalar(self._alpha(client))}
 
     def _alpha(self, client: Client) -> float:
         """α_t."""
@@ -74,7 +77,7 @@ class FedProc(Method):
             return 1.0
         if self.variant == "official":
             return min(1.0, (client.round - 1) / 100)
-        return client.round / client.task.rounds
+        return client.round / client.context.rounds
 
     def task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
         """α_t CE."""
@@ -91,15 +94,15 @@ class FedProc(Method):
         term: Tensor = (1 - carry["alpha"]) * batch.mean(contrast)
         return term
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send the sum of each class's features, and the label counts."""
         if self.variant == "fa":
             return {}, {}
         features = client.forward(params).features
-        members = F.one_hot(client.y, client.task.num_classes).to(features.dtype)
+        members = F.one_hot(client.y, client.context.num_classes).to(features.dtype)
         return {"features": members.T @ features, "labels": client.label_counts}, {}
 
-    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """Prototypes of the classes that took part move to their mean features."""
         if self.variant == "fa":
             return server.state

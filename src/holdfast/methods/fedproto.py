@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import nearness
 from holdfast.models.network import Output
 
@@ -34,24 +34,24 @@ class FedProto(Method):
         """λ is a strength."""
         self.require(lam=(self.lam >= 0, "at least 0"))
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """No prototype yet."""
-        return _nothing(task)
+        return _nothing(context)
 
-    def down(self, server: Server) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """Clients receive the prototypes."""
         return server.state
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """Every client's model starts as the run's initial one; it knows no class yet."""
-        return {"params": client.task.network.params} | _nothing(client.task)
+        return {"params": client.context.network.params} | _nothing(client.context)
 
-    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
+    def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The client's own model."""
         own: Tensors = state["params"]
         return own
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The global prototypes, and room for the client's own."""
         client.notes[self.name] = {"prototypes": state["prototypes"], "known": state["known"]}
         return {
@@ -59,7 +59,7 @@ class FedProto(Method):
             "known": payload["known"],
             "sums": torch.zeros_like(payload["prototypes"]),
             "counts": torch.zeros_like(payload["known"]),
-            "last": client.task.scalar(client.epochs - 1),
+            "last": client.context.scalar(client.local_epochs - 1),
         }
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
@@ -75,7 +75,7 @@ class FedProto(Method):
         sums, counts = carry["sums"] + members.T @ out.features, carry["counts"] + members.sum(0)
         return params, carry | {"sums": sums, "counts": counts}
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send the class means over the samples that were visited; remember them and the model."""
         counts = carry["counts"]
         visited = counts > 0
@@ -84,7 +84,7 @@ class FedProto(Method):
         sent = {"prototypes": prototypes, "holders": visited.to(counts.dtype)}
         return sent, {"params": params, **remembered}
 
-    def travels(self, name: str, task: Task) -> bool:
+    def is_shared(self, name: str, context: RunContext) -> bool:
         """No weight does."""
         return False
 
@@ -92,29 +92,29 @@ class FedProto(Method):
         """Clients count alike in the model that is tested."""
         return 1.0
 
-    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """The mean over those that hold a class."""
         holders = sums["holders"]
         return _replaced(server.state, sums["prototypes"] / holders.clamp(min=1).unsqueeze(-1), holders > 0)
 
-    def predict(self, out: Output, server: Server) -> Tensor:
+    def global_logits(self, out: Output, server: Server) -> Tensor:
         """The nearest global prototype; before there is any, the classifier."""
-        return self.by_prototype(out, server) if server.state["known"].any() else out.logits
+        return self.prototype_logits(out, server) if server.state["known"].any() else out.logits
 
-    def personal(self, out: Output, state: Tree) -> Tensor:
+    def personal_logits(self, out: Output, state: Tree) -> Tensor:
         """The nearest of the client's own prototypes."""
         return nearness(out.features, state["prototypes"], state["known"])
 
-    def by_prototype(self, out: Output, server: Server) -> Tensor:
+    def prototype_logits(self, out: Output, server: Server) -> Tensor:
         """The nearness of p_c."""
         return nearness(out.features, server.state["prototypes"], server.state["known"])
 
 
-def _nothing(task: Task) -> Tensors:
+def _nothing(context: RunContext) -> Tensors:
     """No prototype of any class: zeros ``[C, d]``, and which are known, ``[C]`` of 0 and 1."""
-    shape = (task.num_classes, task.network.head.features)
-    zeros = torch.zeros(shape, dtype=task.dtype, device=task.device)
-    return {"prototypes": zeros, "known": torch.zeros_like(task.class_counts)}
+    shape = (context.num_classes, context.network.head.features)
+    zeros = torch.zeros(shape, dtype=context.dtype, device=context.device)
+    return {"prototypes": zeros, "known": torch.zeros_like(context.class_counts)}
 
 
 def _replaced(old: Tensors, prototypes: Tensor, new: Tensor) -> Tensors:

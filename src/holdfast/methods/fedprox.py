@@ -22,6 +22,6 @@ class FedProx(Method):
         """μ is a strength."""
         self.require(mu=(self.mu >= 0, "at least 0"))
 
-    def pull(self) -> float:
+    def proximal_mu(self) -> float:
         """The proximal term's gradient is μ (w - w^{t-1})."""
         return self.mu

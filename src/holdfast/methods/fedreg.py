@@ -50,16 +50,16 @@ class FedReg(Method):
 
     def _ascend(self, client: Client, rate: float) -> Tensor:
         """The client's samples, moved to where the global model errs more."""
-        task, parts = client.task, []
+        context, parts = client.context, []
         for x, y in zip(torch.split(client.x, TOGETHER), torch.split(client.y, TOGETHER), strict=True):
             moved = x
             for _ in range(self.steps):
                 moved = moved.detach().requires_grad_()
                 with torch.enable_grad():
-                    logits = task.network.apply(client.sent, client.buffers, moved).logits
+                    logits = context.network.apply(client.sent, client.buffers, moved).logits
                     loss = F.cross_entropy(logits, y, reduction="sum")
                 moved = moved + rate * torch.autograd.grad(loss, moved)[0].sign()
-                moved = torch.maximum(torch.minimum(moved, task.highest), task.lowest)
+                moved = torch.maximum(torch.minimum(moved, context.highest), context.lowest)
             parts.append(moved.detach())
         return torch.cat(parts)
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 
 from holdfast.core.errors import HoldfastError
 from holdfast.methods.base import Method, Tensors, Tree
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 
 
 @dataclass(frozen=True)
@@ -27,34 +27,34 @@ class FedRep(Method):
         """There must be something to share."""
         self.require(body_epochs=(self.body_epochs >= 1, "at least 1"))
 
-    def prepare(self, task: Task) -> Self:
+    def prepare(self, context: RunContext) -> Self:
         """Both phases need an epoch."""
-        if task.epochs <= self.body_epochs:
+        if context.local_epochs <= self.body_epochs:
             raise HoldfastError(
-                f"fedrep trains the head in the epochs before the last {self.body_epochs}, and epochs is "
-                f"{task.epochs}; it must be at least {self.body_epochs + 1}"
+                f"fedrep trains the head in the epochs before the last {self.body_epochs}, and local_epochs is "
+                f"{context.local_epochs}; it must be at least {self.body_epochs + 1}"
             )
         return self
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """The initial head."""
-        network = client.task.network
+        network = client.context.network
         return {"head": {name: network.params[name] for name in network.head.names}}
 
-    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
+    def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The received body under the client's own head."""
         head: Tensors = state["head"]
         return params | head
 
-    def rate(self, name: str, epoch: int, lr: float, task: Task) -> float:
+    def learning_rate(self, name: str, epoch: int, lr: float, context: RunContext) -> float:
         """The head's epochs come first, then the body's."""
-        heads_turn = epoch < task.epochs - self.body_epochs
-        return lr if (name in task.network.head.names) == heads_turn else 0.0
+        heads_turn = epoch < context.local_epochs - self.body_epochs
+        return lr if (name in context.network.head.names) == heads_turn else 0.0
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Remember the head."""
-        return {}, {"head": {name: params[name] for name in client.task.network.head.names}}
+        return {}, {"head": {name: params[name] for name in client.context.network.head.names}}
 
-    def travels(self, name: str, task: Task) -> bool:
+    def is_shared(self, name: str, context: RunContext) -> bool:
         """The body alone."""
-        return name not in task.network.head.names
+        return name not in context.network.head.names

@@ -28,18 +28,18 @@ class FedRoD(Method):
 
     name: ClassVar[str] = "fedrod"
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """The personal head: ``[C, d+1]``, the bias last."""
-        network = client.task.network
+        network = client.context.network
         return {"head": classifier_matrix({name: network.params[name] for name in network.head.names})}
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The personal head is trained in the carry."""
         counts = client.label_counts
         return {
             "head": state["head"],
             "log_counts": counts.clamp(min=FEWEST).log(),
-            "lr": client.task.scalar(client.lr),
+            "lr": client.context.scalar(client.lr),
         }
 
     def task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
@@ -55,11 +55,11 @@ class FedRoD(Method):
         gradient = error.T @ inputs / members.sum().clamp(min=1)
         return params, carry | {"head": head - carry["lr"] * gradient}
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Remember the personal head."""
         return {}, {"head": carry["head"]}
 
-    def personal(self, out: Output, state: Tree) -> Tensor:
+    def personal_logits(self, out: Output, state: Tree) -> Tensor:
         """Both heads together."""
         head: Tensor = state["head"]
         return torch.addmm(out.logits, classifier_inputs(out.features, head), head.T)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import kl_divergence
 from holdfast.models.network import Output
 
@@ -58,21 +58,24 @@ class Flashback(Method):
         """Only the client half has one: the global model."""
         return () if self.half == "server" else ("global",)
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """π = 0 and r = 0; the server half also keeps w^{t-1} until the round's end."""
         state: Tree = {
-            "pi": torch.zeros(task.num_classes, dtype=task.dtype, device=task.device),
-            "rounds": torch.zeros(task.num_clients, dtype=torch.int64, device=task.device),
+            "pi": torch.zeros(context.num_classes, dtype=context.dtype, device=context.device),
+            "rounds": torch.zeros(context.num_clients, dtype=torch.int64, device=context.device),
         }
         if self.needs_public:
-            state["previous"] = {"params": dict(task.network.params), "buffers": dict(task.network.buffers)}
+            state["previous"] = {
+                "params": dict(context.network.params),
+                "buffers": dict(context.network.buffers),
+            }
         return state
 
-    def down(self, server: Server) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """Clients receive π."""
         return {} if self.half == "server" else {"pi": server.state["pi"]}
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The weights a, constant during the round; in round 1 they are 0."""
         if self.half == "server":
             return {}
@@ -86,43 +89,43 @@ class Flashback(Method):
         q = F.log_softmax(out.logits, dim=-1)
         return batch.mean(kl_divergence(p, q, carry["a"]))
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send the label counts μ_k."""
         return {"labels": client.label_counts}, {}
 
-    def refine(self, server: Server, uploads: Sequence[Upload], task: Task) -> Server:
+    def refine(self, server: Server, uploads: Sequence[Upload], context: RunContext) -> Server:
         """Distil the clients' models and the last global one into the mean, then let π grow."""
         state = dict(server.state)
         params, buffers = server.params, server.buffers
         if self.needs_public:
-            params, buffers = self._distil(server, _targets(server, uploads, task), task)
+            params, buffers = self._distil(server, _targets(server, uploads, context), context)
             state["previous"] = {"params": params, "buffers": buffers}
-        clients = torch.tensor([u.client for u in uploads], device=task.device)
+        clients = torch.tensor([u.client for u in uploads], device=context.device)
         state["rounds"] = state["rounds"].index_add(0, clients, torch.ones_like(clients))
         counted = self.gamma * state["rounds"][clients].double() <= 1 + 1e-9
         labels = torch.stack([u.sums["labels"] for u in uploads])
-        state["pi"] = state["pi"] + self.gamma * (counted.to(task.dtype) @ labels)
+        state["pi"] = state["pi"] + self.gamma * (counted.to(context.dtype) @ labels)
         return Server(params, buffers, state, server.round)
 
-    def _distil(self, server: Server, targets: Tensor, task: Task) -> tuple[Tensors, Tensors]:
+    def _distil(self, server: Server, targets: Tensor, context: RunContext) -> tuple[Tensors, Tensors]:
         """The student after E_s epochs over the public set."""
         params = {k: p.clone().requires_grad_() for k, p in server.params.items()}
         buffers = {k: b.clone() for k, b in server.buffers.items()}
-        lr = task.lr * task.lr_decay ** (server.round - 1)
-        sgd = torch.optim.SGD(params.values(), lr, task.momentum, weight_decay=task.weight_decay)
+        lr = context.lr * context.lr_decay ** (server.round - 1)
+        sgd = torch.optim.SGD(params.values(), lr, context.momentum, weight_decay=context.weight_decay)
         for epoch in range(self.server_epochs):
-            for rows, dropout in _public_batches(task, server.round, epoch):
-                task.network.seed_dropout(dropout)
-                logits = task.network.apply(params, buffers, task.public_x[rows], train=True).logits
+            for rows, dropout in _public_batches(context, server.round, epoch):
+                context.network.seed_dropout(dropout)
+                logits = context.network.apply(params, buffers, context.public_x[rows], train=True).logits
                 # Σ_i D(p_i, q; a_i) is -Σ_c targets^c log q^c and a constant.
                 distillation = -(targets[rows] * F.log_softmax(logits, dim=-1)).sum(-1).mean()
                 sgd.zero_grad()
-                torch.autograd.backward(F.cross_entropy(logits, task.public_y[rows]) + distillation)
+                torch.autograd.backward(F.cross_entropy(logits, context.public_y[rows]) + distillation)
                 sgd.step()
         return {k: p.detach() for k, p in params.items()}, buffers
 
 
-def _targets(server: Server, uploads: Sequence[Upload], task: Task) -> Tensor:
+def _targets(server: Server, uploads: Sequence[Upload], context: RunContext) -> Tensor:
     """Σ_i a_i^c p_i^c for each public sample: ``[P, C]``."""
     pi = server.state["pi"]
     teachers = [(u.params, u.buffers, u.sums["labels"]) for u in uploads]
@@ -130,9 +133,13 @@ def _targets(server: Server, uploads: Sequence[Upload], task: Task) -> Tensor:
         previous = server.state["previous"]
         teachers.append((previous["params"], previous.get("buffers", {}), pi))
     seen = pi + torch.stack([labels for *_, labels in teachers]).sum(0)
-    targets = torch.zeros(len(task.public_y), task.num_classes, dtype=task.dtype, device=task.device)
+    targets = torch.zeros(
+        len(context.public_y), context.num_classes, dtype=context.dtype, device=context.device
+    )
     for params, buffers, labels in teachers:
-        targets += _ratio(labels, seen) * task.forward(params, buffers, task.public_x).logits.softmax(-1)
+        targets += _ratio(labels, seen) * context.forward(params, buffers, context.public_x).logits.softmax(
+            -1
+        )
     return targets
 
 
@@ -141,12 +148,12 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole > 0, part / whole, torch.zeros_like(whole))
 
 
-def _public_batches(task: Task, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _public_batches(context: RunContext, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch of the public set: each batch's rows, and where its dropout masks are drawn from."""
-    rng = task.generator("public batches", round, epoch)
-    order = torch.from_numpy(rng.permutation(len(task.public_y))).to(task.device)
-    batches = list(torch.split(order, task.batch_size))
-    if task.network.has_batch_norm and len(batches) > 1 and len(batches[-1]) == 1:
+    rng = context.generator("public batches", round, epoch)
+    order = torch.from_numpy(rng.permutation(len(context.public_y))).to(context.device)
+    batches = list(torch.split(order, context.batch_size))
+    if context.network.has_batch_norm and len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]  # one sample alone has no variance
     for rows in batches:
-        yield rows, torch.tensor(int(rng.integers(2**32)), device=task.device)
+        yield rows, torch.tensor(int(rng.integers(2**32)), device=context.device)

@@ -41,11 +41,11 @@ class Moon(Method):
             variant=(self.variant in ("original", "fa"), "'original' or 'fa'"),
         )
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """The previous model of a client that has none."""
         if self.variant == "fa":
             return {"previous": {**client.sent, **client.buffers}}
-        network = client.task.network
+        network = client.context.network
         return {"previous": {**network.params, **network.buffers}}
 
     def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:
@@ -64,6 +64,6 @@ class Moon(Method):
             return self.mu * F.softplus(batch.mean(far - near) / self.tau)
         return self.mu * batch.mean(F.softplus((far - near) / self.tau))
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Remember the trained model."""
         return {}, {"previous": {**params, **client.buffers}}

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree, Upload
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import divided, minus, momentum_steps
 
 
@@ -32,19 +32,19 @@ class Scaffold(Method):
         """One of two variants."""
         self.require(variant=(self.variant in ("original", "ntd"), "'original' or 'ntd'"))
 
-    def init(self, task: Task) -> Tree:
+    def init_server_state(self, context: RunContext) -> Tree:
         """c = 0."""
-        return {"c": {k: torch.zeros_like(p) for k, p in task.network.params.items()}}
+        return {"c": {k: torch.zeros_like(p) for k, p in context.network.params.items()}}
 
-    def down(self, server: Server) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """Clients receive c."""
         return {"c": server.state["c"]}
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client_state(self, client: Client) -> Tree:
         """c_k = 0."""
         return {"c_k": {k: torch.zeros_like(p) for k, p in client.sent.items()}}
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """What is added to every gradient of this round, c - c_k, and c_k itself."""
         c_k = state["c_k"]
         return {"correction": minus(payload["c"], c_k), "c_k": c_k}
@@ -53,16 +53,16 @@ class Scaffold(Method):
         """g - c_k + c."""
         return {k: g + carry["correction"][k] for k, g in grads.items()}
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send the change of c_k, remember c_k⁺."""
         steps = float(client.steps)
         if self.variant == "ntd":
-            steps = momentum_steps(steps, client.task.momentum)
+            steps = momentum_steps(steps, client.context.momentum)
         # c_k⁺ = (w^{t-1} - w_k) / (K η) - (c - c_k)
         new = minus(divided(minus(client.sent, params), steps * client.lr), carry["correction"])
         return {"change": minus(new, carry["c_k"])}, {"c_k": new}
 
-    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task) -> Tree:
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """c moves by the sampled clients' share of the federation."""
         change = sums["change"]
-        return {"c": {k: c + change[k] / task.num_clients for k, c in server.state["c"].items()}}
+        return {"c": {k: c + change[k] / context.num_clients for k, c in server.state["c"].items()}}

@@ -13,24 +13,24 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.spec import named
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Trainer, Tree, Upload
-from holdfast.methods.context import Client, Task
+from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
 EXCLUSIVE = {
     "aggregate": "replace the aggregation",
-    "share": "replace what is uploaded",
+    "upload_params": "replace what is uploaded",
     "client_weight": "weight clients their own way",
     "task_loss": "replace the task's loss",
     "step": "replace the whole step",
-    "start": "choose where training starts",
-    "rate": "set learning rates",
-    "generic": "choose the tested model",
-    "predict": "choose how the global model predicts",
-    "personal": "choose how clients predict",
+    "initial_params": "choose where training starts",
+    "learning_rate": "set learning rates",
+    "eval_params": "choose the tested model",
+    "global_logits": "choose how the global model predicts",
+    "personal_logits": "choose how clients predict",
 }
 """Hooks that only one part of a stack may have, and what having it means."""
 
-WITHIN_A_STEP = ("task_loss", "loss", "edit_gradient", "pull", "rate", "after_step")
+WITHIN_A_STEP = ("task_loss", "loss", "edit_gradient", "proximal_mu", "learning_rate", "after_step")
 """Hooks that are not called where a part replaces the whole step."""
 
 
@@ -75,7 +75,7 @@ class Stack(Method):
                 f"{whole[0]} and {within[0]} cannot be stacked: {whole[0]} replaces the whole step, "
                 f"which leaves no place for what {within[0]} does in it"
             )
-        other = [p.name for p in self.parts if p.overrides("share")]
+        other = [p.name for p in self.parts if p.overrides("upload_params")]
         readers = [p.name for p in self.parts if p.keeps_uploads and p.name not in other]
         if other and readers:
             raise HoldfastError(
@@ -116,9 +116,9 @@ class Stack(Method):
         """Whether any part does."""
         return any(part.overrides(hook) for part in self.parts)
 
-    def prepare(self, task: Task) -> Stack:
+    def prepare(self, context: RunContext) -> Stack:
         """Each part prepares itself."""
-        return Stack(*(part.prepare(task) for part in self.parts))
+        return Stack(*(part.prepare(context) for part in self.parts))
 
     def _owner(self, hook: str) -> Method:
         """The part that has this exclusive hook, or any part, whose default then serves."""
@@ -129,27 +129,29 @@ class Stack(Method):
         results = ((part.name, call(part)) for part in self.parts)
         return {name: tree for name, tree in results if tree}
 
-    def init(self, task: Task) -> Tree:  # noqa: D102
-        return self._each(lambda part: part.init(task))
+    def init_server_state(self, context: RunContext) -> Tree:  # noqa: D102
+        return self._each(lambda part: part.init_server_state(context))
 
-    def down(self, server: Server) -> Tree:  # noqa: D102
-        return self._each(lambda part: part.down(_view(server, part)))
+    def broadcast(self, server: Server) -> Tree:  # noqa: D102
+        return self._each(lambda part: part.broadcast(_view(server, part)))
 
-    def down_to(self, server: Server, client: int) -> Tree:  # noqa: D102
+    def broadcast_to(self, server: Server, client: int) -> Tree:  # noqa: D102
         return {
             f"{name}:own": tree
-            for name, tree in self._each(lambda part: part.down_to(_view(server, part), client)).items()
+            for name, tree in self._each(lambda part: part.broadcast_to(_view(server, part), client)).items()
         }
 
-    def init_client(self, client: Client) -> Tree:  # noqa: D102
-        return self._each(lambda part: part.init_client(client))
+    def init_client_state(self, client: Client) -> Tree:  # noqa: D102
+        return self._each(lambda part: part.init_client_state(client))
 
-    def start(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:  # noqa: D102
-        part = self._owner("start")
-        return part.start(params, _received(payload, part), state.get(part.name, {}), client)
+    def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:  # noqa: D102
+        part = self._owner("initial_params")
+        return part.initial_params(params, _received(payload, part), state.get(part.name, {}), client)
 
-    def begin(self, payload: Tree, state: Tree, client: Client) -> Tree:  # noqa: D102
-        return self._each(lambda part: part.begin(_received(payload, part), state.get(part.name, {}), client))
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:  # noqa: D102
+        return self._each(
+            lambda part: part.client_init(_received(payload, part), state.get(part.name, {}), client)
+        )
 
     def tables(self, payload: Tree, state: Tree, client: Client) -> Tensors:  # noqa: D102
         return {
@@ -198,12 +200,12 @@ class Stack(Method):
             grads = part.edit_gradient(grads, carry.get(part.name, {}), local)
         return grads
 
-    def pull(self) -> float:
+    def proximal_mu(self) -> float:
         """All pulls together."""
-        return sum(part.pull() for part in self.parts)
+        return sum(part.proximal_mu() for part in self.parts)
 
-    def rate(self, name: str, epoch: int, lr: float, task: Task) -> float | None:  # noqa: D102
-        return self._owner("rate").rate(name, epoch, lr, task)
+    def learning_rate(self, name: str, epoch: int, lr: float, context: RunContext) -> float | None:  # noqa: D102
+        return self._owner("learning_rate").learning_rate(name, epoch, lr, context)
 
     def step(  # noqa: D102
         self, trainer: Trainer, params: Tensors, batch: Batch, carry: Tree, local: Local
@@ -230,62 +232,64 @@ class Stack(Method):
                 carry[part.name] = own
         return params, carry
 
-    def share(self, params: Tensors, carry: Tree, client: Client) -> Tensors:  # noqa: D102
-        part = self._owner("share")
-        return part.share(params, carry.get(part.name, {}), client)
+    def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:  # noqa: D102
+        part = self._owner("upload_params")
+        return part.upload_params(params, carry.get(part.name, {}), client)
 
-    def finish(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:  # noqa: D102
-        both = {part.name: part.finish(params, carry.get(part.name, {}), client) for part in self.parts}
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:  # noqa: D102
+        both = {part.name: part.client_final(params, carry.get(part.name, {}), client) for part in self.parts}
         return {n: s for n, (s, _) in both.items() if s}, {n: m for n, (_, m) in both.items() if m}
 
-    def travels(self, name: str, task: Task) -> bool:  # noqa: D102
-        return all(part.travels(name, task) for part in self.parts)
+    def is_shared(self, name: str, context: RunContext) -> bool:  # noqa: D102
+        return all(part.is_shared(name, context) for part in self.parts)
 
     def client_weight(self, client: Client) -> float:  # noqa: D102
         return self._owner("client_weight").client_weight(client)
 
     def aggregate(  # noqa: D102
-        self, server: Server, mean: Tensors, sums: Tree, task: Task
+        self, server: Server, mean: Tensors, sums: Tree, context: RunContext
     ) -> tuple[Tensors, Tree]:
         part = self._owner("aggregate")
-        params, state = part.aggregate(_view(server, part), mean, sums.get(part.name, {}), task)
+        params, state = part.aggregate(_view(server, part), mean, sums.get(part.name, {}), context)
         return params, server.state | {part.name: state}
 
     def update(  # noqa: D102
-        self, server: Server, sums: Tree, uploads: Sequence[Upload], task: Task
+        self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext
     ) -> Tree:
         return self._each(
-            lambda part: part.update(_view(server, part), sums.get(part.name, {}), _own(uploads, part), task)
+            lambda part: part.update(
+                _view(server, part), sums.get(part.name, {}), _own(uploads, part), context
+            )
         )
 
-    def refine(self, server: Server, uploads: Sequence[Upload], task: Task) -> Server:  # noqa: D102
+    def refine(self, server: Server, uploads: Sequence[Upload], context: RunContext) -> Server:  # noqa: D102
         for part in self.parts:
-            server = _merge(server, part, part.refine(_view(server, part), _own(uploads, part), task))
+            server = _merge(server, part, part.refine(_view(server, part), _own(uploads, part), context))
         return server
 
-    def generic(self, server: Server) -> Tensors:  # noqa: D102
-        part = self._owner("generic")
-        return part.generic(_view(server, part))
+    def eval_params(self, server: Server) -> Tensors:  # noqa: D102
+        part = self._owner("eval_params")
+        return part.eval_params(_view(server, part))
 
-    def predict(self, out: Output, server: Server) -> Tensor:  # noqa: D102
-        part = self._owner("predict")
-        return part.predict(out, _view(server, part))
+    def global_logits(self, out: Output, server: Server) -> Tensor:  # noqa: D102
+        part = self._owner("global_logits")
+        return part.global_logits(out, _view(server, part))
 
-    def personal(self, out: Output, state: Tree) -> Tensor:  # noqa: D102
-        part = self._owner("personal")
-        return part.personal(out, state.get(part.name, {}))
+    def personal_logits(self, out: Output, state: Tree) -> Tensor:  # noqa: D102
+        part = self._owner("personal_logits")
+        return part.personal_logits(out, state.get(part.name, {}))
 
-    def by_prototype(self, out: Output, server: Server) -> Tensor:  # noqa: D102
-        part = self._owner("by_prototype")
-        return part.by_prototype(out, _view(server, part))
+    def prototype_logits(self, out: Output, server: Server) -> Tensor:  # noqa: D102
+        part = self._owner("prototype_logits")
+        return part.prototype_logits(out, _view(server, part))
 
-    def survey(self, params: Tensors, client: Client) -> Tree | None:  # noqa: D102
-        return self._each(lambda part: part.survey(params, client) or {})
+    def final_statistics(self, params: Tensors, client: Client) -> Tree | None:  # noqa: D102
+        return self._each(lambda part: part.final_statistics(params, client) or {})
 
-    def conclude(self, server: Server, sums: Tree, task: Task) -> Server:  # noqa: D102
+    def finalize(self, server: Server, sums: Tree, context: RunContext) -> Server:  # noqa: D102
         for part in self.parts:
             if part.name in sums:
-                server = _merge(server, part, part.conclude(_view(server, part), sums[part.name], task))
+                server = _merge(server, part, part.finalize(_view(server, part), sums[part.name], context))
         return server
 
 

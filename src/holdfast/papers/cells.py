@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.papers.published import Column, Table
+from holdfast.papers.published import Table, TableColumn
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def plan(
     return cells
 
 
-def _seed(column: Column, number: int) -> int:
+def _seed(column: TableColumn, number: int) -> int:
     """The paper's seeds, then those that follow its last."""
     given: list[int] = column.seeds.value
     return given[number] if number < len(given) else given[-1] + number - len(given) + 1

@@ -70,8 +70,8 @@ def images(settings: Mapping[str, Any]) -> float:
     if "cumulative=true" in stream:  # stage s has the data of s stages
         total *= (stages + 1) / 2
     clients = settings["clients"]
-    share = (settings.get("sample") or clients) / clients / stages
-    return float(total * share * settings["epochs"] * settings["rounds"])
+    share = (settings.get("clients_per_round") or clients) / clients / stages
+    return float(total * share * settings["local_epochs"] * settings["rounds"])
 
 
 class Estimates:

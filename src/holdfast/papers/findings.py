@@ -45,7 +45,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Line:
+class ResultRow:
     """One method in one column; ``values`` in the order of the table's measures."""
 
     column: str
@@ -107,16 +107,16 @@ def _apart(difference: float, over: str, under: str) -> str:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TableComparison:
     """A table with ours beside theirs."""
 
     table: Table
-    lines: Sequence[Line]
+    lines: Sequence[ResultRow]
     findings: Sequence[Finding]
     targets: dict[str, float]  # by column: the accuracy that rounds are counted to
 
 
-def compare(table: Table, cells: Sequence[Cell], results: Results) -> Comparison:
+def compare(table: Table, cells: Sequence[Cell], results: Results) -> TableComparison:
     """Every cell of a table that is to be shown, published and ours."""
     measures = [measure(name) for name in table.measures]
     lines, targets = [], {}
@@ -129,7 +129,7 @@ def compare(table: Table, cells: Sequence[Cell], results: Results) -> Comparison
         lines += [
             _line(table, key, row, entries[row], measures, target) for row in table.rows if row in entries
         ]
-    return Comparison(table, lines, _findings(table, lines, measures), targets)
+    return TableComparison(table, lines, _findings(table, lines, measures), targets)
 
 
 def _entries(cells: Sequence[Cell], column: str, results: Results) -> dict[str, list[Entry]]:
@@ -167,14 +167,14 @@ def _line(
     entries: Sequence[Entry],
     measures: Sequence[Measure],
     target: float | None,
-) -> Line:
+) -> ResultRow:
     published = table.published.get((row, column), [None] * len(measures))
     sound = [entry for entry in entries if "failed" not in entry]
     values = []
     for theirs, one in zip(published, measures, strict=True):
         found = [one.of(entry, target) for entry in sound]
         values.append(Value(theirs, *summarise(found), sum(value is not None for value in found)))
-    return Line(
+    return ResultRow(
         column=column,
         row=row,
         label=table.rows[row].label,
@@ -185,7 +185,7 @@ def _line(
     )
 
 
-def _findings(table: Table, lines: Sequence[Line], measures: Sequence[Measure]) -> list[Finding]:
+def _findings(table: Table, lines: Sequence[ResultRow], measures: Sequence[Measure]) -> list[Finding]:
     at = {(line.column, line.row): line for line in lines}
     findings = []
     for column in table.columns:

@@ -38,7 +38,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A line of a table: a method. ``needs``: what would have to exist to run it."""
 
     key: str
@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table: a federation. ``methods`` are rows whose method differs here.
 
     ``own_seeds``: it is about its ``seeds`` alone, as of a released notebook.
@@ -97,8 +97,8 @@ class Table:
     key: str
     title: str
     measures: Sequence[str]
-    columns: Mapping[str, Column]
-    rows: Mapping[str, Row]
+    columns: Mapping[str, TableColumn]
+    rows: Mapping[str, TableRow]
     published: Mapping[tuple[str, str], Sequence[Number | None]]
     findings: Sequence[tuple[str, str]]
     settings: Settings
@@ -116,7 +116,7 @@ class Table:
         """Whether this is a search for settings, and no table of the paper."""
         return not self.published
 
-    def pairs(self) -> list[tuple[Column, Row]]:
+    def pairs(self) -> list[tuple[TableColumn, TableRow]]:
         """The cells that are there: what the paper left out is left out."""
         return [
             (column, row)
@@ -125,7 +125,7 @@ class Table:
             if self.is_search or any(self.published[row.key, column.key])
         ]
 
-    def settings_of(self, column: Column, row: Row) -> dict[str, Setting]:
+    def settings_of(self, column: TableColumn, row: TableRow) -> dict[str, Setting]:
         """Every setting of a cell, its method included; a row's own win over a column's, those over the table's."""
         merged = {**self.paper.settings, **self.settings, **column.settings, **row.settings}
         method = column.methods.get(row.key, row.method)
@@ -213,7 +213,7 @@ def _read(key: str) -> list[Table]:
         settings=_settings(content["settings"]),
     )
     rows = {
-        name: Row(
+        name: TableRow(
             key=name,
             label=row["label"],
             method=_setting(row["method"]) if "method" in row else None,
@@ -223,7 +223,7 @@ def _read(key: str) -> list[Table]:
         for name, row in content["rows"].items()
     }
     columns = {
-        name: Column(
+        name: TableColumn(
             key=name,
             label=column["label"],
             settings=_settings(column.get("settings")),
@@ -240,7 +240,11 @@ def _read(key: str) -> list[Table]:
 
 
 def _table(
-    paper: Paper, key: str, table: dict[str, Any], columns: Mapping[str, Column], rows: Mapping[str, Row]
+    paper: Paper,
+    key: str,
+    table: dict[str, Any],
+    columns: Mapping[str, TableColumn],
+    rows: Mapping[str, TableRow],
 ) -> Table:
     names, measures = table["columns"], table["measures"]
     published = {
@@ -268,8 +272,8 @@ def _table(
     )
 
 
-def _search(paper: Paper, key: str, table: dict[str, Any], columns: Mapping[str, Column]) -> Table:
-    rows = {text: Row(text, text, Setting(text, "tuned-by-us"), {}) for text in table["candidates"]}
+def _search(paper: Paper, key: str, table: dict[str, Any], columns: Mapping[str, TableColumn]) -> Table:
+    rows = {text: TableRow(text, text, Setting(text, "tuned-by-us"), {}) for text in table["candidates"]}
     return Table(
         paper=paper,
         key=key,

@@ -18,7 +18,7 @@ from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 from holdfast.papers.cells import Cell, plan
 from holdfast.papers.measures import Entry
-from holdfast.papers.published import Column, Table
+from holdfast.papers.published import Table, TableColumn
 from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
 
@@ -167,7 +167,7 @@ def _rounded(value: Any) -> Any:
     return round(float(value), DIGITS) if isinstance(value, (float, np.floating)) else value
 
 
-def _belongs(cell: Cell, column: Column) -> bool:
+def _belongs(cell: Cell, column: TableColumn) -> bool:
     return not column.own_seeds or cell.seed in column.seeds.value
 
 

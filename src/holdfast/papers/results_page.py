@@ -13,7 +13,7 @@ from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 from holdfast.papers import wording
 from holdfast.papers.cells import Cell
-from holdfast.papers.findings import Comparison, compare
+from holdfast.papers.findings import TableComparison, compare
 from holdfast.papers.measures import Entry, accuracies, measure
 from holdfast.papers.published import Setting, Table, load_tables
 from holdfast.papers.results import Results
@@ -68,7 +68,7 @@ def write_page(results: str | Path, page: Path) -> Path:
 
 def _summary(
     tables: Sequence[Table],
-    compared: Mapping[str, Comparison],
+    compared: Mapping[str, TableComparison],
     cells: Mapping[str, Sequence[Cell]],
     found: Results,
 ) -> str:
@@ -95,7 +95,7 @@ def _anchor(table: Table) -> str:
     return table.id.replace("/", "-")
 
 
-def _section(one: Comparison, drawn: Sequence[Path], base: Path) -> str:
+def _section(one: TableComparison, drawn: Sequence[Path], base: Path) -> str:
     table = one.table
     parts = [f'<a id="{_anchor(table)}"></a>\n\n### {table.id}: {table.title}']
     if table.is_search and not any(line.seeds for line in one.lines):
@@ -116,13 +116,13 @@ def _section(one: Comparison, drawn: Sequence[Path], base: Path) -> str:
     return "\n\n".join(parts)
 
 
-def _marks(one: Comparison) -> dict[str, str]:
+def _marks(one: TableComparison) -> dict[str, str]:
     """Why a number is not to be met, and the sign for it."""
     reasons = dict.fromkeys(line.no_target for line in one.lines if line.no_target)
     return dict(zip(reasons, MARKS, strict=False))
 
 
-def _grid(one: Comparison, position: int) -> str:
+def _grid(one: TableComparison, position: int) -> str:
     """One measure of a table as the paper prints it: methods down, columns across."""
     table = one.table
     each = measure(table.measures[position])

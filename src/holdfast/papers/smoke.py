@@ -89,15 +89,15 @@ def shrunk(settings: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[str, 
     small = {
         "data": f"{MIXED_DIGITS}:{places}" if len(names) > 1 else places,
         "clients": 5 if stream else 8 if len(names) > 1 else 20 if large else 10,
-        "sample": 1 if large else 2,
+        "clients_per_round": 1 if large else 2,
         "rounds": 5 if stream and not large else 1 if large else 2,
-        "epochs": 2 if "fedrep" in settings["method"] or "fedpac" in settings["method"] else 1,
+        "local_epochs": 2 if "fedrep" in settings["method"] or "fedpac" in settings["method"] else 1,
         "batch_size": 24,
         "method": _shorter(settings["method"]),
         "partition": re.sub(r"min_size=\d+", "min_size=1", settings["partition"]),
     }
-    if "probe" in settings:
-        small["probe"] = 1
+    if "probe_every" in settings:
+        small["probe_every"] = 1
     if "public" in settings:
         small["public"] = max(settings["public"], 0.1)
     return {**settings, **small}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from holdfast.papers.findings import Line, Value
+from holdfast.papers.findings import ResultRow, Value
 from holdfast.papers.measures import Measure
 
 NOTHING = "–"
@@ -17,7 +17,7 @@ def published(value: Value, measure: Measure) -> str:
     return _number(value.published.value, value.published.deviation, measure.digits)
 
 
-def ours(value: Value, measure: Measure, line: Line) -> str:
+def ours(value: Value, measure: Measure, line: ResultRow) -> str:
     """The same of our runs; ``failed`` where training broke down, a dash where there is nothing yet."""
     if value.ours is None:
         return "failed" if line.failed else NOTHING

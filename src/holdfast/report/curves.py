@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.report.loading import Group, Run, matrix, vector
+from holdfast.report.loading import RunGroup, StoredRun, matrix, vector
 from holdfast.report.panels import Line, Numbers, Panel, thin
 
 MOST_POINTS = 600  # of one curve: more than a screen has pixels to show
@@ -20,7 +20,7 @@ class NotRecorded(Exception):
 
 
 def over_seeds(
-    group: Group, curve: Callable[[Run], Curve], dashed: bool = False, suffix: str = ""
+    group: RunGroup, curve: Callable[[StoredRun], Curve], dashed: bool = False, suffix: str = ""
 ) -> Line | None:
     """The mean of the seeds' curves, with a band of one sample deviation where there are several seeds."""
     curves = [found for found in map(curve, group.runs) if found[0].size]
@@ -42,17 +42,17 @@ def over_seeds(
     return Line(name, x, mean, group.colour, mean - deviation, mean + deviation, dashed)
 
 
-def curves(groups: Sequence[Group], curve: Callable[[Run], Curve]) -> list[Line]:
+def curves(groups: Sequence[RunGroup], curve: Callable[[StoredRun], Curve]) -> list[Line]:
     """One line for each group that has the curve."""
     return [line for group in groups if (line := over_seeds(group, curve)) is not None]
 
 
-def recorded(groups: Sequence[Group], key: str) -> list[Line]:
+def recorded(groups: Sequence[RunGroup], key: str) -> list[Line]:
     """One line for each group that recorded the number."""
     return curves(groups, recording(key))
 
 
-def recording(key: str) -> Callable[[Run], Curve]:
+def recording(key: str) -> Callable[[StoredRun], Curve]:
     """What gives a run's recorded numbers of that name, as `Run.curve` does."""
     return lambda run: run.curve(key)
 
@@ -64,7 +64,7 @@ def ends(lines: Sequence[Line], percent: bool = True) -> str:
     return ", ".join(f"{name} {value:.1%}" if percent else f"{name} {value:.3g}" for value, name in told)
 
 
-def local_rounds(run: Run) -> Iterator[tuple[Mapping[str, Any], Numbers, Numbers]]:
+def local_rounds(run: StoredRun) -> Iterator[tuple[Mapping[str, Any], Numbers, Numbers]]:
     """(record, global before [C], locals after [K, C]) of rounds that tested both; the first one's is untrained.
 
     Local models may be tested on a part of the test set. Runs that did not record the global model's accuracy on
@@ -81,6 +81,6 @@ def local_rounds(run: Run) -> Iterator[tuple[Mapping[str, Any], Numbers, Numbers
         previous = record
 
 
-def with_seed(group: Group) -> str:
+def with_seed(group: RunGroup) -> str:
     """A panel that can show one run only names which of the group's seeds it is."""
     return group.label if len(group.runs) == 1 else f"{group.label}, seed {group.runs[0].seed}"

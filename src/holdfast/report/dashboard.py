@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from holdfast.core.errors import HoldfastError
 from holdfast.report.live import LiveRuns, Version
-from holdfast.report.loading import Run
+from holdfast.report.loading import StoredRun
 from holdfast.report.page import SCRIPTS, STYLES, asset, page_model, template
 from holdfast.runs import list_runs
 
@@ -198,7 +198,7 @@ class Pages:
     def _versions(self, names: Sequence[str]) -> list[Version]:
         return [self._look(name)[0] for name in names]
 
-    def _look(self, name: str) -> tuple[Version, Run | None, str]:
+    def _look(self, name: str) -> tuple[Version, StoredRun | None, str]:
         """A run's version, the run, and what is wrong with it where it cannot be shown."""
         try:
             version, run = self._live.look(name)

@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.report.curves import NotRecorded, Shown, ends, recorded, with_seed
-from holdfast.report.loading import Group, Run
+from holdfast.report.loading import RunGroup, StoredRun
 from holdfast.report.panels import Cloud, Line, Lines, Numbers, Panel, Scatter, thin
 
 MOST_DOTS = 2500  # of one cloud
 PAIRS = (("positive", "one class (should be near 1)"), ("negative", "different classes"))
 
 
-def divergence(groups: Sequence[Group]) -> Shown:
+def divergence(groups: Sequence[RunGroup]) -> Shown:
     """How far local weights moved against how unlike the client's data and the global model's classes are."""
     clouds, told = [], []
     for group in groups:
@@ -46,7 +46,7 @@ def divergence(groups: Sequence[Group]) -> Shown:
     return panels, f"Correlation of the two distances: {', '.join(told) or 'too few points'}."
 
 
-def _distances(run: Run) -> Numbers:
+def _distances(run: StoredRun) -> Numbers:
     """[n, 3]: distribution distance, weight divergence, round."""
     moved = dict(run.lists("weight_divergence"))
     rows = [
@@ -59,12 +59,12 @@ def _distances(run: Run) -> Numbers:
     return finite
 
 
-def feature_drift(groups: Sequence[Group]) -> Shown:
+def feature_drift(groups: Sequence[RunGroup]) -> Shown:
     """Distance of the clients' features of the same inputs, and similarity of their classifier updates."""
     distance = recorded(groups, "probe.feature_distance")
     similarity = recorded(groups, "probe.classifier_similarity")
     if not distance and not similarity:
-        raise NotRecorded("no probe was recorded (train with --probe 10)")
+        raise NotRecorded("no probe was recorded (train with --probe-every 10)")
     panels = [
         Lines("Feature distance between clients", "round", "distance", distance, percent=False),
         Lines("Similarity of classifier updates", "round", "cosine", similarity, percent=False),
@@ -73,13 +73,13 @@ def feature_drift(groups: Sequence[Group]) -> Shown:
     return [panel for panel in panels if panel.lines], told
 
 
-def alignment(groups: Sequence[Group]) -> Shown:
+def alignment(groups: Sequence[RunGroup]) -> Shown:
     """Share of neurons that keep their preferred class, and how far clients' gradients point apart."""
     local = recorded(groups, "probe.alignment.local")
     aggregated = recorded(groups, "probe.alignment.global")
     diversity = recorded(groups, "probe.gradient_diversity")
     if not (local or aggregated or diversity):
-        raise NotRecorded("no probe was recorded (train with --probe 10)")
+        raise NotRecorded("no probe was recorded (train with --probe-every 10)")
     panels = [
         Lines("Sent-out model against local models", "round", "neurons with the same class", local),
         Lines(
@@ -94,7 +94,7 @@ def alignment(groups: Sequence[Group]) -> Shown:
     return [panel for panel in panels if panel.lines], told
 
 
-def features(groups: Sequence[Group]) -> Shown:
+def features(groups: Sequence[RunGroup]) -> Shown:
     """The clients' features of the same test samples, in two dimensions, and how alike pairs of them are."""
     panels: list[Panel] = []
     told = []
@@ -105,11 +105,11 @@ def features(groups: Sequence[Group]) -> Shown:
             means = [_mean_cosine(run, kind) for kind, _ in PAIRS]
             told.append(f"{group.label} {means[0]:.2f} and {means[1]:.2f}")
     if not panels:
-        raise NotRecorded("no probe of features was recorded (train with --probe 10)")
+        raise NotRecorded("no probe of features was recorded (train with --probe-every 10)")
     return panels, f"Mean cosine of pairs of one class and of different classes: {'; '.join(told)}."
 
 
-def _feature_panels(run: Run, label: str) -> list[Panel]:
+def _feature_panels(run: StoredRun, label: str) -> list[Panel]:
     labels, clients = (np.asarray(run.probe[key], dtype=np.intp) for key in ("labels", "clients"))
     places = np.asarray(run.probe["tsne"], dtype=np.float64)
     classes = {int(number): run.classes[number] for number in np.unique(labels)}
@@ -131,13 +131,13 @@ def _clouds(places: Numbers, numbers: NDArray[np.intp], names: dict[int, str]) -
     return clouds
 
 
-def _histogram(run: Run, kind: str, name: str, colour: int) -> Line:
+def _histogram(run: StoredRun, kind: str, name: str, colour: int) -> Line:
     """Shares of the pairs by cosine, each bin drawn from its left edge to the next."""
     counts = np.asarray(run.probe["pairs"][kind], dtype=np.float64)
     edges = np.asarray(run.probe["pairs"]["edges"], dtype=np.float64)
     return Line(name, edges, np.append(counts, counts[-1]) / max(1.0, counts.sum()), colour)
 
 
-def _mean_cosine(run: Run, kind: str) -> float:
+def _mean_cosine(run: StoredRun, kind: str) -> float:
     counts, edges = (np.asarray(run.probe["pairs"][key], dtype=np.float64) for key in (kind, "edges"))
     return float(counts @ (edges[:-1] + edges[1:]) / 2 / max(1.0, counts.sum()))

@@ -6,15 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.report.curves import NotRecorded, Shown, with_seed
-from holdfast.report.loading import Group
+from holdfast.report.loading import RunGroup
 from holdfast.report.panels import Bar, Bars, Bubbles, Panel, thin
 
 MOST_CLIENTS = 100  # of a bubble plot: more circles than that are dust
 
 
-def partition(groups: Sequence[Group]) -> Shown:
+def partition(groups: Sequence[RunGroup]) -> Shown:
     """The federation of each distinct partition among the runs."""
-    seen: dict[bytes, Group] = {}
+    seen: dict[bytes, RunGroup] = {}
     for group in groups:
         counts = group.runs[0].label_counts
         if counts is not None:
@@ -34,7 +34,7 @@ def partition(groups: Sequence[Group]) -> Shown:
     return panels, " ".join(told)
 
 
-def _whose(group: Group, partitions: int) -> str:
+def _whose(group: RunGroup, partitions: int) -> str:
     """What tells the drawn partition from those of other groups and other seeds, where they differ."""
     same = len({run.label_counts.tobytes() for run in group.runs if run.label_counts is not None}) == 1
     if partitions == 1:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from holdfast.core.errors import unknown
 from holdfast.report import drift_figures, federation_figures, forgetting_figures, progress_figures
 from holdfast.report.curves import Shown
-from holdfast.report.loading import Group
+from holdfast.report.loading import RunGroup
 from holdfast.report.panels import Figure
 
 
@@ -21,7 +21,7 @@ class FigureKind:
     title: str
     reading: str
     source: str
-    build: Callable[[Sequence[Group]], Shown]
+    build: Callable[[Sequence[RunGroup]], Shown]
 
 
 FIGURES: dict[str, FigureKind] = {
@@ -131,7 +131,7 @@ FIGURES: dict[str, FigureKind] = {
 }
 
 
-def build_figure(name: str, groups: Sequence[Group]) -> Figure:
+def build_figure(name: str, groups: Sequence[RunGroup]) -> Figure:
     """The named figure of these groups; raises `NotRecorded` where the runs do not hold what it shows."""
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)

@@ -20,7 +20,7 @@ from holdfast.report.curves import (
     recording,
     with_seed,
 )
-from holdfast.report.loading import Group, Run, columns, vector
+from holdfast.report.loading import RunGroup, StoredRun, columns, vector
 from holdfast.report.panels import Bar, Bars, Frame, Grid, Line, Lines, Numbers, Panel, thin
 
 MOST_CELLS = 1_200_000  # of all slider frames of a figure together: they are most of a page's size
@@ -29,7 +29,7 @@ KNOWN_AT_LEAST = 0.01  # a class the global model did not know has nothing to fo
 CLASS_GROUPS = ("missing", "non-dominant", "dominant")
 
 
-def strip(groups: Sequence[Group]) -> Shown:
+def strip(groups: Sequence[RunGroup]) -> Shown:
     """Global model before, local models, global model after, class by class, for every tested round."""
     found = [(group, _whole_rounds(group.runs[0])) for group in groups]
     found = [(group, rounds) for group, rounds in found if rounds]
@@ -49,12 +49,12 @@ def strip(groups: Sequence[Group]) -> Shown:
     return panels, f"Accuracy that local training loses in a round, on average: {', '.join(told)}."
 
 
-def _whole_rounds(run: Run) -> list[tuple[Mapping[str, Any], Numbers, Numbers]]:
+def _whole_rounds(run: StoredRun) -> list[tuple[Mapping[str, Any], Numbers, Numbers]]:
     """The rounds of which the models before, between and after were tested."""
     return [found for found in local_rounds(run) if found[0].get("class_accuracy") is not None]
 
 
-def _strip_frame(run: Run, record: Mapping[str, Any], before: Numbers, after: Numbers) -> Frame:
+def _strip_frame(run: StoredRun, record: Mapping[str, Any], before: Numbers, after: Numbers) -> Frame:
     clients = record.get("participants") or range(len(after))
     rows = ["global before", *(f"client {client}" for client in clients), "global after"]
     new = record["locals"].get("global_after") or record["class_accuracy"]
@@ -67,14 +67,14 @@ def _strip_frame(run: Run, record: Mapping[str, Any], before: Numbers, after: Nu
     return Frame(f"round {record['round']}", rows, values, marked)
 
 
-def _global_forgetting(run: Run) -> Curve:
+def _global_forgetting(run: StoredRun) -> Curve:
     trained = run.rounds >= 1  # round 0 is the untrained model, which has nothing to forget
     if trained.sum() < 2:
         return NOTHING
     return run.rounds[trained][1:], metrics.round_forgetting(run.class_accuracy[trained])
 
 
-def _local_forgetting(run: Run) -> list[tuple[float, Numbers]]:
+def _local_forgetting(run: StoredRun) -> list[tuple[float, Numbers]]:
     """(round, values of the clients); the model sent out in round 1 is untrained: nothing to forget."""
     found = [(x, values) for x, values in run.lists("local_forgetting") if x > 1]
     recorded = [(x, values) for x, values in found if np.isfinite(values).any()]
@@ -83,11 +83,11 @@ def _local_forgetting(run: Run) -> list[tuple[float, Numbers]]:
     return [(float(record["round"]), metrics.local_forgetting(*pair)) for record, *pair in local_rounds(run)]
 
 
-def _mean_local_forgetting(run: Run) -> Curve:
+def _mean_local_forgetting(run: StoredRun) -> Curve:
     return columns((x, float(np.nanmean(values))) for x, values in _local_forgetting(run))
 
 
-def _cdfs(pooled: Sequence[tuple[Group, list[Numbers]]]) -> list[Line]:
+def _cdfs(pooled: Sequence[tuple[RunGroup, list[Numbers]]]) -> list[Line]:
     """Cumulative distributions, all drawn up to the largest value of any group."""
     found = [(group, np.sort(np.concatenate([np.zeros(0), *parts]))) for group, parts in pooled]
     found = [(group, values[np.isfinite(values)]) for group, values in found]
@@ -102,7 +102,7 @@ def _cdfs(pooled: Sequence[tuple[Group, list[Numbers]]]) -> list[Line]:
     return lines
 
 
-def forgetting(groups: Sequence[Group]) -> Shown:
+def forgetting(groups: Sequence[RunGroup]) -> Shown:
     """Accuracy lost from round to round and in local training, over rounds and as distributions."""
     over_rounds = curves(groups, _global_forgetting)
     if not over_rounds:
@@ -139,7 +139,7 @@ def forgetting(groups: Sequence[Group]) -> Shown:
     return panels, f"Mean global forgetting per round, least first: {told}."
 
 
-def _degrees(run: Run) -> Iterator[tuple[float, dict[str, Numbers]]]:
+def _degrees(run: StoredRun) -> Iterator[tuple[float, dict[str, Numbers]]]:
     """(round, degrees by class group of all clients' classes that the global model knew)."""
     for record, before, after in local_rounds(run):
         counts = run.counts_of(record)
@@ -154,7 +154,7 @@ def _degrees(run: Run) -> Iterator[tuple[float, dict[str, Numbers]]]:
         )
 
 
-def forgetting_degree(groups: Sequence[Group]) -> Shown:
+def forgetting_degree(groups: Sequence[RunGroup]) -> Shown:
     """Share of a class's accuracy lost in local training, by what the client holds of it."""
     found = {run: list(_degrees(run)) for group in groups for run in group.runs}
     if not any(found.values()):
@@ -178,7 +178,9 @@ def forgetting_degree(groups: Sequence[Group]) -> Shown:
     return [pooled_panel, *over_rounds], f"Median forgetting degree: {'; '.join(told)}."
 
 
-def _medians(found: Mapping[Run, list[tuple[float, dict[str, Numbers]]]], name: str, run: Run) -> Curve:
+def _medians(
+    found: Mapping[StoredRun, list[tuple[float, dict[str, Numbers]]]], name: str, run: StoredRun
+) -> Curve:
     return columns((x, float(np.median(degrees[name]))) for x, degrees in found[run] if degrees[name].size)
 
 
@@ -186,7 +188,7 @@ def _quartiles(values: Numbers) -> Numbers:
     return np.quantile(values, [0.25, 0.5, 0.75]) if values.size else np.full(3, np.nan)
 
 
-def consistency(groups: Sequence[Group]) -> Shown:
+def consistency(groups: Sequence[RunGroup]) -> Shown:
     """How alike successive global models are: the cosine of their per-class accuracies."""
     lines = curves(groups, _consistency)
     if not lines:
@@ -199,13 +201,13 @@ def consistency(groups: Sequence[Group]) -> Shown:
     return [panel], f"Mean over rounds: {told}."
 
 
-def _consistency(run: Run) -> Curve:
+def _consistency(run: StoredRun) -> Curve:
     if len(run.rounds) < 2:
         return NOTHING
     return run.rounds[1:], metrics.prediction_consistency(run.class_accuracy)
 
 
-def in_out_local(groups: Sequence[Group]) -> Shown:
+def in_out_local(groups: Sequence[RunGroup]) -> Shown:
     """Accuracy on the classes that clients hold, and on those they lack, of global and local models."""
     sides = (
         ("in", "In-local: the classes as clients hold them"),
@@ -239,7 +241,7 @@ def in_out_local(groups: Sequence[Group]) -> Shown:
     return panels, f"Local models at the last round: {told}." if told else "Only global models were tested."
 
 
-def _last_ten(groups: Sequence[Group]) -> list[Bar]:
+def _last_ten(groups: Sequence[RunGroup]) -> list[Bar]:
     bars = []
     for group in groups:
         table = np.array(

@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.report.loading import Run, read_json
+from holdfast.report.loading import StoredRun, read_json
 from holdfast.runs import RunDirectory
 from holdfast.runs.directory import EXPERIMENT, METRICS
 from holdfast.runs.metrics_file import parse
@@ -64,9 +64,9 @@ class LiveRun:
     def _start(self, inode: int) -> None:
         self._inode, self._offset, self._tail, self._records = inode, 0, b"", []
 
-    def run(self) -> Run:
+    def run(self) -> StoredRun:
         """What is known now."""
-        return Run(
+        return StoredRun(
             name=self.name,
             experiment=self._experiment,
             records=tuple(self._records),
@@ -95,7 +95,7 @@ class LiveRuns:
             raise HoldfastError(f"there is no run '{name[:200]}' here")
         return path
 
-    def look(self, name: str) -> tuple[Version, Run]:
+    def look(self, name: str) -> tuple[Version, StoredRun]:
         """A run as it stands, and the version of what was read."""
         with self._lock:
             path = self.path(name)

@@ -20,14 +20,14 @@ from holdfast.runs.directory import EXPERIMENT, METRICS
 # What may differ between two runs of one experiment: everything else makes them different experiments.
 NOT_SETTINGS = frozenset(
     {"name", "seed", "partition_seed", "hash", "classes", "shape", "own_kernels", "versions", "machine"}
-    | {"engine", "device", "lanes", "address", "checkpoint_seconds"}
+    | {"engine", "device", "parallel_clients", "ray_address", "checkpoint_seconds"}
 )
 TASK = ("data", "partition", "stream", "long_tail", "skew")  # settings that make accuracies not comparable
 MOST_TOLD = 4  # settings in a label
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class StoredRun:
     """One run as read from its directory; T evaluated rounds, C classes, K participants of a round."""
 
     name: str
@@ -120,18 +120,18 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class RunGroup:
     """Runs that differ in nothing but their seed: one curve with a band, one row of a table."""
 
     label: str
-    runs: Sequence[Run]
+    runs: Sequence[StoredRun]
     colour: int
 
 
-def load_run(path: Path) -> Run:
+def load_run(path: Path) -> StoredRun:
     """Read a run directory; a run that recorded nothing yet is an error that says so."""
     directory = RunDirectory.open(path)
-    run = Run(
+    run = StoredRun(
         name=path.resolve().name,
         experiment=directory.experiment,
         records=directory.records(),
@@ -143,7 +143,7 @@ def load_run(path: Path) -> Run:
     return run
 
 
-def load_runs(paths: Sequence[Path]) -> list[Run]:
+def load_runs(paths: Sequence[Path]) -> list[StoredRun]:
     """Read run directories, and directories of runs for all in them; naming none is an error."""
     if not paths:
         raise HoldfastError("no run given; name at least one run directory, for example runs/fedavg")
@@ -153,7 +153,7 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
     return [replace(run, name=place.relative_to(above).as_posix()) for place, run in found.items()]
 
 
-def _runs_at(path: Path) -> list[tuple[Path, Run]]:
+def _runs_at(path: Path) -> list[tuple[Path, StoredRun]]:
     """The run in a directory, or those below it with something to show; a damaged one is left out of several."""
     if any((path / name).exists() for name in (EXPERIMENT, METRICS)):
         return [(path, load_run(path))]
@@ -186,19 +186,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[StoredRun]) -> list[RunGroup]:
     """Runs of one experiment together, in the order given, labelled by method and whatever else differs."""
-    members: dict[str, list[Run]] = {}
+    members: dict[str, list[StoredRun]] = {}
     for run in runs:
         members.setdefault(json.dumps(run.settings, sort_keys=True, default=str), []).append(run)
     groups = list(members.values())
     labels = _labels([group[0] for group in groups])
     return [
-        Group(label, group, colour) for colour, (label, group) in enumerate(zip(labels, groups, strict=True))
+        RunGroup(label, group, colour)
+        for colour, (label, group) in enumerate(zip(labels, groups, strict=True))
     ]
 
 
-def _labels(firsts: Sequence[Run]) -> list[str]:
+def _labels(firsts: Sequence[StoredRun]) -> list[str]:
     """The methods' names, with what else differs between runs of one method, and what is learnt where that differs."""
     task = [key for key in _differing(firsts) if key.startswith(TASK)]
     labels = []
@@ -209,7 +210,7 @@ def _labels(firsts: Sequence[Run]) -> list[str]:
     return labels
 
 
-def _differing(runs: Sequence[Run]) -> list[str]:
+def _differing(runs: Sequence[StoredRun]) -> list[str]:
     keys = sorted({key for run in runs for key in run.settings})
     return [key for key in keys if len({repr(run.settings.get(key)) for run in runs}) > 1]
 

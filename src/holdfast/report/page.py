@@ -13,7 +13,7 @@ from holdfast.core import files
 from holdfast.report import palette
 from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import FIGURES, build_figure
-from holdfast.report.loading import Group, Run, group_runs, load_runs
+from holdfast.report.loading import RunGroup, StoredRun, group_runs, load_runs
 from holdfast.report.tables import leaderboard
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def report_html(runs: Sequence[Run]) -> str:
+def report_html(runs: Sequence[StoredRun]) -> str:
     """The page about these runs; the same runs give the same bytes."""
     from markupsafe import Markup
 
@@ -54,7 +54,9 @@ def report_html(runs: Sequence[Run]) -> str:
 
 
 def page_model(
-    runs: Sequence[Run], groups: Sequence[Group] | None = None, only: Collection[str] = tuple(FIGURES)
+    runs: Sequence[StoredRun],
+    groups: Sequence[RunGroup] | None = None,
+    only: Collection[str] = tuple(FIGURES),
 ) -> dict[str, Any]:
     """What the page's scripts draw: the leaderboard, the figures named in ``only``, incidents and runs."""
     groups = group_runs(runs) if groups is None else groups
@@ -101,14 +103,14 @@ def _json(model: dict[str, Any]) -> str:
     return text.replace("<", "\\u003c")  # a class named </script> stays a name
 
 
-def _title(groups: Sequence[Group]) -> str:
+def _title(groups: Sequence[RunGroup]) -> str:
     if len(groups) == 1:
         return f"{groups[0].label} on {groups[0].runs[0].dataset}"
     datasets = sorted({group.runs[0].dataset for group in groups})
     return f"{len(groups)} methods on {', '.join(datasets)}"
 
 
-def _subtitle(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+def _subtitle(runs: Sequence[StoredRun], groups: Sequence[RunGroup]) -> str:
     longest = max(int(run.records[-1]["round"]) for run in runs)
     seeds = max(len(group.runs) for group in groups)
     each = "one seed each" if seeds == 1 else f"up to {seeds} seeds each"
@@ -119,7 +121,7 @@ def _many(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _incidents(runs: Sequence[Run]) -> dict[str, Any]:
+def _incidents(runs: Sequence[StoredRun]) -> dict[str, Any]:
     """What went wrong: how often each kind in all, and one row for each of the first ones."""
     found = [
         [
@@ -138,7 +140,7 @@ def _incidents(runs: Sequence[Run]) -> dict[str, Any]:
     return {"counts": counts, "rows": found[:MOST_INCIDENTS] + more}
 
 
-def _settings(runs: Sequence[Run]) -> dict[str, Any]:
+def _settings(runs: Sequence[StoredRun]) -> dict[str, Any]:
     """One row per run of its name, seed and settings; what all of several runs share comes once."""
     keys = list(dict.fromkeys(key for run in runs for key in run.settings))
     head = ["run", "seed", *keys]

@@ -16,13 +16,13 @@ from holdfast.report.curves import (
     recording,
     with_seed,
 )
-from holdfast.report.loading import Group, Run, columns, matrix, vector
+from holdfast.report.loading import RunGroup, StoredRun, columns, matrix, vector
 from holdfast.report.panels import Bar, Bars, Frame, Grid, Lines, Panel, thin
 
 MOST_COLUMNS = 400  # of a heat map
 
 
-def accuracy(groups: Sequence[Group]) -> Shown:
+def accuracy(groups: Sequence[RunGroup]) -> Shown:
     """Accuracy and loss of the global model over rounds, and of the clients' own models."""
     lines = recorded(groups, "accuracy")
     if not lines:
@@ -37,7 +37,7 @@ def accuracy(groups: Sequence[Group]) -> Shown:
     return panels, f"Accuracy at the last round: {ends(lines)}."
 
 
-def classes(groups: Sequence[Group]) -> Shown:
+def classes(groups: Sequence[RunGroup]) -> Shown:
     """Heat maps of class by round, one for each group."""
     panels, weakest, lost = [], [], []
     for group in groups:
@@ -59,7 +59,7 @@ def classes(groups: Sequence[Group]) -> Shown:
     return panels, f"{forgotten}Weakest class at the end: {'; '.join(weakest)}."
 
 
-def _most_forgotten(run: Run) -> list[str]:
+def _most_forgotten(run: StoredRun) -> list[str]:
     """The class that ends furthest below its best, and when it was there; none where all end at their best."""
     drop = run.class_accuracy.max(axis=0) - run.class_accuracy[-1]
     if not np.nanmax(drop) > 0:
@@ -72,7 +72,7 @@ def _most_forgotten(run: Run) -> list[str]:
     ]
 
 
-def domains(groups: Sequence[Group]) -> Shown:
+def domains(groups: Sequence[RunGroup]) -> Shown:
     """Heat maps of domain by round, one for each group."""
     panels, told = [], []
     for group in groups:
@@ -107,7 +107,7 @@ STREAM_ACCURACIES = (
 )
 
 
-def stages(groups: Sequence[Group]) -> Shown:
+def stages(groups: Sequence[RunGroup]) -> Shown:
     """A stream's accuracies: on the tasks seen so far, on all classes, and on each task after each stage."""
     seen = curves(groups, _seen_tasks)
     if not seen:
@@ -128,7 +128,7 @@ def stages(groups: Sequence[Group]) -> Shown:
     return panels, f"A_sel at the last stage: {ends(seen)}."
 
 
-def _visits(run: Run) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
+def _visits(run: StoredRun) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
     """(epoch, stage, what the stream recorded) of each round; a stage before the last one begins an epoch."""
     epoch = before = 0
     for record in run.records:
@@ -138,7 +138,7 @@ def _visits(run: Run) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
         yield epoch, stage, record.get("stream") or {}
 
 
-def _seen_tasks(run: Run) -> Curve:
+def _seen_tasks(run: StoredRun) -> Curve:
     last = {
         (epoch, stage): told["A_sel"] for epoch, stage, told in _visits(run) if told.get("A_sel") is not None
     }
@@ -150,7 +150,7 @@ def _seen_tasks(run: Run) -> Curve:
     return columns((stage, float(np.mean(by_stage[stage]))) for stage in sorted(by_stage))
 
 
-def _task_matrix(group: Group) -> Grid | None:
+def _task_matrix(group: RunGroup) -> Grid | None:
     """Mean accuracy of the participants on each of their tasks after each stage of the last whole epoch."""
     run = group.runs[0]
     visits = [
@@ -173,7 +173,7 @@ def _task_matrix(group: Group) -> Grid | None:
     return Grid(title, "task", "after", [str(task) for task in range(tasks)], [Frame("", names, values)])
 
 
-def _transfer(group: Group) -> Bars | None:
+def _transfer(group: RunGroup) -> Bars | None:
     """Forgetting and transfer of each client at the end of the last epoch."""
     told = [(record.get("stream") or {}).get("transfer") for record in group.runs[0].records]
     last = next((values for values in reversed(told) if values), None)

@@ -11,19 +11,19 @@ import numpy as np
 
 from holdfast.core.errors import unknown
 from holdfast.metrics import backward_transfer_forgetting, paired_test, rounds_to_target
-from holdfast.report.loading import Group, Run, group_runs, load_runs
+from holdfast.report.loading import RunGroup, StoredRun, group_runs, load_runs
 from holdfast.report.panels import Numbers
 
 TARGET_SHARE = 0.95  # of the highest accuracy of all methods: Flashback's target for counting rounds
 
 
 @dataclass(frozen=True)
-class Column:
+class LeaderboardColumn:
     """A column of the leaderboard: one number per run, shown as mean and deviation over seeds."""
 
     name: str
     help: str
-    value: Callable[[Run], float]
+    value: Callable[[StoredRun], float]
     scale: float = 1.0  # what a value is multiplied with to be shown
     digits: int = 2  # shown after the point
     better: str = ""  # "high" or "low" where one is better than the other
@@ -33,8 +33,8 @@ class Column:
 class Leaderboard:
     """Groups by columns: ``values`` [groups, columns] lists of one number per seed, NaN unknown."""
 
-    groups: Sequence[Group]
-    columns: Sequence[Column]
+    groups: Sequence[RunGroup]
+    columns: Sequence[LeaderboardColumn]
     values: Sequence[Sequence[Numbers]]
     p_values: Sequence[float | None]
     note: str
@@ -95,7 +95,7 @@ class Leaderboard:
         }
 
 
-def leaderboard(groups: Sequence[Group]) -> Leaderboard:
+def leaderboard(groups: Sequence[RunGroup]) -> Leaderboard:
     """The leaderboard of these groups, best final accuracy first; columns nobody recorded are left out."""
     highest = [np.mean([_highest(run) for run in group.runs]) for group in groups]
     target = TARGET_SHARE * float(np.nanmax(highest)) if np.isfinite(highest).any() else np.nan
@@ -128,16 +128,18 @@ def table(runs: Sequence[Path], format: str = "markdown") -> str:
     return FORMATS[format](leaderboard(group_runs(load_runs(runs))))
 
 
-def _columns(target: float) -> list[Column]:
-    def percent(name: str, explained: str, value: Callable[[Run], float], better: str = "high") -> Column:
-        return Column(f"{name} (%)", explained, value, 100.0, 2, better)
+def _columns(target: float) -> list[LeaderboardColumn]:
+    def percent(
+        name: str, explained: str, value: Callable[[StoredRun], float], better: str = "high"
+    ) -> LeaderboardColumn:
+        return LeaderboardColumn(f"{name} (%)", explained, value, 100.0, 2, better)
 
     return [
-        Column("rounds", "rounds trained", lambda run: float(run.records[-1]["round"]), digits=0),
+        LeaderboardColumn("rounds", "rounds trained", lambda run: float(run.records[-1]["round"]), digits=0),
         percent("final accuracy", "test accuracy after the last tested round", _final),
         percent("best accuracy", "highest test accuracy of any round", _highest),
         percent("forgetting", "mean over classes of best earlier minus final accuracy", _forgetting, "low"),
-        Column(
+        LeaderboardColumn(
             "rounds to target",
             f"first round at {target:.1%} accuracy or more",
             lambda run: _rounds_to(run, target),
@@ -165,73 +167,73 @@ def _columns(target: float) -> list[Column]:
         percent("forward transfer", "accuracy on own tasks before they come", _epochs("forward_transfer")),
         percent("domain mean", "mean of the domains' accuracies, last round", _domain(np.mean)),
         percent("worst domain", "lowest of the domains' accuracies, last round", _domain(np.min)),
-        Column(
+        LeaderboardColumn(
             "seconds",
             "seconds of all rounds, testing included",
             _sum("seconds.total"),
             digits=1,
             better="low",
         ),
-        Column("sent (MB)", "megabytes up and down in all rounds", _sent, 1e-6, 1, "low"),
+        LeaderboardColumn("sent (MB)", "megabytes up and down in all rounds", _sent, 1e-6, 1, "low"),
     ]
 
 
-def _final(run: Run) -> float:
+def _final(run: StoredRun) -> float:
     accuracy = run.curve("accuracy")[1]
     return float(accuracy[-1]) if accuracy.size else np.nan
 
 
-def _highest(run: Run) -> float:
+def _highest(run: StoredRun) -> float:
     accuracy = run.curve("accuracy")[1]
     return float(accuracy.max()) if accuracy.size else np.nan
 
 
-def _forgetting(run: Run) -> float:
+def _forgetting(run: StoredRun) -> float:
     trained = run.class_accuracy[run.rounds >= 1]
     return backward_transfer_forgetting(trained) if len(trained) > 1 else np.nan
 
 
-def _rounds_to(run: Run, target: float) -> float:
+def _rounds_to(run: StoredRun, target: float) -> float:
     rounds, accuracy = run.curve("accuracy")
     place = rounds_to_target(accuracy, target) if accuracy.size else None
     return np.nan if place is None else float(rounds[place - 1])
 
 
-def _last(key: str) -> Callable[[Run], float]:
-    def value(run: Run) -> float:
+def _last(key: str) -> Callable[[StoredRun], float]:
+    def value(run: StoredRun) -> float:
         found = run.curve(key)[1]
         return float(found[-1]) if found.size else np.nan
 
     return value
 
 
-def _epochs(key: str) -> Callable[[Run], float]:
+def _epochs(key: str) -> Callable[[StoredRun], float]:
     """The mean of the last ten epochs' values, as FedMLP reports its stream accuracies."""
 
-    def value(run: Run) -> float:
+    def value(run: StoredRun) -> float:
         found = run.curve(f"stream.{key}")[1]
         return float(found[-10:].mean()) if found.size else np.nan
 
     return value
 
 
-def _domain(summarise: Callable[[list[float]], Any]) -> Callable[[Run], float]:
-    def value(run: Run) -> float:
+def _domain(summarise: Callable[[list[float]], Any]) -> Callable[[StoredRun], float]:
+    def value(run: StoredRun) -> float:
         found = [record["domain_accuracy"] for record in run.records if record.get("domain_accuracy")]
         return float(summarise(list(found[-1].values()))) if found else np.nan
 
     return value
 
 
-def _sum(key: str) -> Callable[[Run], float]:
-    def value(run: Run) -> float:
+def _sum(key: str) -> Callable[[StoredRun], float]:
+    def value(run: StoredRun) -> float:
         found = run.curve(key)[1]
         return float(found.sum()) if found.size else np.nan
 
     return value
 
 
-def _sent(run: Run) -> float:
+def _sent(run: StoredRun) -> float:
     return _sum("bytes_up")(run) + _sum("bytes_down")(run)
 
 
@@ -239,7 +241,7 @@ def _mean_or(values: Numbers, other: float) -> float:
     return float(values.mean()) if values.size and np.isfinite(values).all() else other
 
 
-def _p_values(groups: Sequence[Group]) -> list[float | None]:
+def _p_values(groups: Sequence[RunGroup]) -> list[float | None]:
     """Of each group against the first on the seeds they share."""
     finals = [{run.seed: _final(run) for run in group.runs} for group in groups]
     p_values: list[float | None] = []

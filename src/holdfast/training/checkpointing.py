@@ -11,8 +11,8 @@ import torch
 from holdfast.core.errors import HoldfastError
 from holdfast.core.trees import leaves, unflatten
 from holdfast.engine.clients import on_device
-from holdfast.engine.rounds import Loop
-from holdfast.engine.state_cache import Memories
+from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Server, Tensors
 from holdfast.runs import Checkpoint, RunDirectory
 from holdfast.runs.tensors import State
@@ -20,14 +20,14 @@ from holdfast.runs.tensors import State
 Snapshot = tuple[int, State, dict[str, Any], Mapping[int, State]]  # what `save_checkpoint` takes
 
 
-def snapshot(loop: Loop, memories: Memories, made_of: dict[str, Any]) -> Snapshot:
+def snapshot(loop: RoundLoop, memories: StateCache, made_of: dict[str, Any]) -> Snapshot:
     """What a checkpoint holds: the round, tensors on the host, what the run is made of, and what clients remember."""
     server = loop.server
     tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
     tensors = {k: v.cpu() for k, v in tensors.items()}
     tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.seen().items()}
     # Nobody trains again after the last round: what is still of use then are models of the clients' own.
-    own_models = loop.method.overrides("start") or loop.method.overrides("personal")
+    own_models = loop.method.overrides("initial_params") or loop.method.overrides("personal_logits")
     wanted = server.round < loop.settings.rounds or own_models
     return server.round, tensors, {"made_of": made_of}, memories.changed() if wanted else {}
 
@@ -40,7 +40,7 @@ def close(directory: RunDirectory, last: Snapshot | None, model: State, opened: 
         directory.save_model(model)
 
 
-def restore(loop: Loop, checkpoint: Checkpoint, device: torch.device) -> None:
+def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device) -> None:
     """Put the server where the checkpoint left it."""
     tree = unflatten(dict(checkpoint.tensors))
     params, buffers, state = (on_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))

@@ -58,10 +58,11 @@ def _check_fields(method: Method) -> None:
 
 def check_cohort(settings: Settings, clients: int) -> None:
     """That a round can have as many clients as are asked for."""
-    if settings.sample is not None and settings.sample > clients:
-        text = f"sample is {settings.sample}, but there are {clients} clients: all of them take part"
+    if settings.clients_per_round is not None and settings.clients_per_round > clients:
+        wanted = settings.clients_per_round
+        text = f"clients_per_round is {wanted}, but there are {clients} clients: all of them take part"
         warnings.warn(text, HoldfastWarning, stacklevel=4)
-    cohort = min(settings.sample or clients, clients)
+    cohort = min(settings.clients_per_round or clients, clients)
     if settings.min_clients > cohort:
         raise HoldfastError(
             f"min_clients is {settings.min_clients}, but a round has {cohort} clients; it must be at most that"

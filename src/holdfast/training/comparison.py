@@ -28,7 +28,7 @@ Records = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodSummary:
     """One method of a comparison; lists hold one value per seed, shares are fractions."""
 
     method: str
@@ -46,7 +46,7 @@ class Row:
 class Comparison:
     """What came of a comparison; ``rows`` are in the order of the methods given."""
 
-    rows: list[Row]
+    rows: list[MethodSummary]
     target: float  # accuracy that "rounds to target" counts to
     notes: list[str]
     paths: list[Path]  # the runs' directories
@@ -92,7 +92,7 @@ def compare(
         best = max(np.mean([max(_accuracy(r)) for r in of_method.values()]) for of_method in runs.values())
         target = TARGET_SHARE * float(best)
         notes.append(f"target: {target:.1%} accuracy, {TARGET_SHARE:.0%} of the best method's highest")
-    rows: list[Row] = []
+    rows: list[MethodSummary] = []
     for name in methods:
         rows.append(_row(name, runs[name], target, rows[0] if rows else None))
     return Comparison(rows, target, notes, paths)
@@ -137,7 +137,9 @@ def _run_all(
                     for other in variants.values() if first else ():
                         replace(other, seed=seed).refuse_early(federation)
                 resume = path is not None and (path / "experiment.yaml").exists()
-                run = one.run(path, resume=resume, federation=federation, on_round=on_round, hand_over=write)
+                run = one.run(
+                    path, resume=resume, federation=federation, on_round=on_round, submit_final_write=write
+                )
                 runs[name][seed] = run.records
     for each in written:
         each.result()
@@ -163,7 +165,7 @@ def _finished(path: Path, experiment: Experiment) -> bool:
     there = Experiment.from_mapping(directory.experiment).describe()
     for key, value in experiment.describe().items():
         # What "auto" became is recorded, and the rest of these changes no result worth telling apart.
-        if key not in ("engine", "device", "lanes", "checkpoint_seconds") and there[key] != value:
+        if key not in ("engine", "device", "parallel_clients", "checkpoint_seconds") and there[key] != value:
             raise HoldfastError(
                 f"{path} holds a run with another {key}: {there[key]!r}, not {value!r}; choose another --out"
             )
@@ -178,11 +180,11 @@ def _accuracy(records: Records) -> list[float]:
     return [record["accuracy"] for record in records if "accuracy" in record]
 
 
-def _row(name: str, runs: dict[int, Records], target: float, first: Row | None) -> Row:
+def _row(name: str, runs: dict[int, Records], target: float, first: MethodSummary | None) -> MethodSummary:
     tested = {seed: [r for r in records if "accuracy" in r] for seed, records in runs.items()}
     accuracy = [records[-1]["accuracy"] for records in tested.values()]
     difference, p_value = (None, None) if first is None else metrics.paired_test(accuracy, first.accuracy)
-    return Row(
+    return MethodSummary(
         method=name,
         seeds=list(runs),
         accuracy=accuracy,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.data.federation import Federation
     from holdfast.models.network import NormPolicy
     from holdfast.training.run import Run
-    from holdfast.training.train import HandOver, Tracker
+    from holdfast.training.train import SubmitWrite, Tracker
 
 RECORDED = ("hash", "shape", "classes", "own_kernels", "versions", "machine")
 """What a run adds to its experiment.yaml: found, not asked for."""
@@ -31,7 +31,15 @@ RECORDED = ("hash", "shape", "classes", "own_kernels", "versions", "machine")
 FEDERATION = ("partition", "clients", "partition_seed", "public", "long_tail", "skew", "stream")
 """The settings that say who holds what."""
 
-COMPUTED_WITH = ("engine", "device", "precision", "lanes", "address", "norm", "classifier")
+COMPUTED_WITH = (
+    "engine",
+    "device",
+    "precision",
+    "parallel_clients",
+    "ray_address",
+    "batchnorm",
+    "classifier",
+)
 
 MIXED_DIGITS = "mixed-digits"
 DEFAULT_PARTITION = "dirichlet:0.1"
@@ -62,9 +70,9 @@ class Experiment(Settings):
             ``partition`` on.
         method, model: such as ``fedntd:beta=0.5`` and ``mlp:64,64``.
         classifier: the name of the model's last layer, when it is not the last Linear.
-        norm: what happens to BatchNorm: ``average``, ``local`` or ``drop``.
-        engine, device, precision, lanes: what it is computed with.
-        address: where the cluster of the ``ray`` engine is; one on this machine is started by default.
+        batchnorm: what happens to BatchNorm: ``average``, ``local`` or ``drop``.
+        engine, device, precision, parallel_clients: what it is computed with.
+        ray_address: where the cluster of the ``ray`` engine is; one on this machine is started by default.
 
     Texts are turned into mappings and checked at once, so that two experiments which say the same are equal.
     """
@@ -83,12 +91,12 @@ class Experiment(Settings):
     method: Described = "fedavg"
     model: Described = "cnn"
     classifier: str | None = None
-    norm: str = "average"
+    batchnorm: str = "average"
     engine: str = "auto"
     device: str = "auto"
     precision: str = "auto"
-    lanes: int | None = None
-    address: str | None = None
+    parallel_clients: int | None = None
+    ray_address: str | None = None
 
     def __post_init__(self) -> None:
         from holdfast.data.partitions import parse_partition, partition_from
@@ -237,7 +245,7 @@ class Experiment(Settings):
         federation: Federation | None = None,
         trackers: Iterable[Tracker] = (),
         on_round: Callable[[dict[str, Any]], None] | None = None,
-        hand_over: HandOver | None = None,
+        submit_final_write: SubmitWrite | None = None,
     ) -> Run:
         """Train, and keep what comes of it in the directory ``out``.
 
@@ -261,12 +269,12 @@ class Experiment(Settings):
             experiment={key: written[key] for key in asked},
             trackers=trackers,
             on_round=on_round,
-            hand_over=hand_over,
+            submit_final_write=submit_final_write,
         )
 
     def refuse_early(self, federation: Federation) -> None:
         """Raise what `run` would raise before its first round, whatever the engine and the device."""
-        from holdfast.engine.sequential import Sequential
+        from holdfast.engine.sequential import SequentialEngine
         from holdfast.methods.registry import method_from
         from holdfast.models.registry import ModelSpec
         from holdfast.training.train import Training
@@ -279,9 +287,11 @@ class Experiment(Settings):
                 ModelSpec.from_description(model),
                 federation,
                 settings,
-                engine=partial(Sequential, settings=settings),  # the least that trains: one copy of the model
+                engine=partial(
+                    SequentialEngine, settings=settings
+                ),  # the least that trains: one copy of the model
                 device="cpu",
-                norm=cast("NormPolicy", self.norm),
+                batchnorm=cast("NormPolicy", self.batchnorm),
                 classifier=self.classifier,
             )
 

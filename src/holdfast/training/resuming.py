@@ -16,7 +16,7 @@ from holdfast.runs.metrics_file import plain
 
 CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
 DEFAULTS = {field.name: field.default for field in fields(Settings)}  # what an older version did
-WRITTEN = ("method", "model", "hash", *DEFAULTS, "engine", "precision", "norm", "classifier")
+WRITTEN = ("method", "model", "hash", *DEFAULTS, "engine", "precision", "batchnorm", "classifier")
 MADE_OF = (*WRITTEN, "preprocess", "stream")  # which a file may say in several ways
 
 

@@ -27,15 +27,15 @@ from holdfast.core.trees import add_
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
-from holdfast.engine.clients import Broadcast, DeviceData, Incident, Job, LocalSide
+from holdfast.engine.clients import Broadcast, ClientRunner, DeviceData, Incident, Job
 from holdfast.engine.evaluation import TestSet
 from holdfast.engine.factory import choose_device, choose_engine, choose_precision
 from holdfast.engine.probe import PER_CLASS
-from holdfast.engine.rounds import Engine, Launched, Loop, too_few
-from holdfast.engine.run_context import device_data, make_task
-from holdfast.engine.state_cache import Memories
+from holdfast.engine.rounds import Engine, PendingRound, RoundLoop, too_few_updates
+from holdfast.engine.run_context import device_data, make_run_context
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Method, Tree, check_public
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 from holdfast.methods.registry import is_known, parse_method
 from holdfast.models.network import NormPolicy
 from holdfast.models.own import network_of
@@ -58,7 +58,7 @@ from holdfast.training.run import Run
 
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
 
-HandOver = Callable[[Callable[[], None]], object]
+SubmitWrite = Callable[[Callable[[], None]], object]
 
 
 class Tracker(Protocol):
@@ -80,8 +80,8 @@ def train(
     federation: Federation,
     *,
     rounds: int,
-    sample: int | None = None,
-    epochs: int = 1,
+    clients_per_round: int | None = None,
+    local_epochs: int = 1,
     batch_size: int = 32,
     drop_last: bool = False,
     lr: float = 0.01,
@@ -90,58 +90,67 @@ def train(
     weight_decay: float = 0.0,
     lr_decay: float = 1.0,
     max_grad_norm: float | None = None,
-    dropout: float = 0.0,
+    client_dropout: float = 0.0,
     deadline: float | None = None,
     min_clients: int = 1,
     seed: int = 0,
     engine: str = "auto",
     device: str = "auto",
     precision: str = "auto",
-    lanes: int | None = None,
-    address: str | None = None,
-    norm: NormPolicy = "average",
+    parallel_clients: int | None = None,
+    ray_address: str | None = None,
+    batchnorm: NormPolicy = "average",
     classifier: str | None = None,
     evaluate_every: int = 1,
     evaluate_locals: bool = True,
-    local_test: int | None = None,
-    probe: int = 0,
+    local_test_samples: int | None = None,
+    probe_every: int = 0,
     checkpoint_seconds: float = 30.0,
     out: str | Path | None = None,
     resume: bool = False,
     experiment: Mapping[str, Any] | None = None,
     trackers: Iterable[Tracker] = (),
     on_round: Callable[[dict[str, Any]], None] | None = None,
-    hand_over: HandOver | None = None,
+    submit_final_write: SubmitWrite | None = None,
 ) -> Run:
     """Train ``model`` with ``method`` across the clients of ``federation``.
 
-    Each of ``rounds`` rounds trains ``sample`` clients (all by default) for ``epochs`` epochs over their own data
-    in batches of ``batch_size``, by SGD with ``momentum`` and ``weight_decay``; the learning rate of round t is
-    ``lr * lr_decay ** (t - 1)``. With ``drop_last`` an epoch's last batch is left out where it is not full, unless
-    it is the only one: BatchNorm over two or three samples may throw a model off. Momentum begins at 0 in every
-    round, or with ``keep_momentum`` only in a client's first, as where its optimiser lives on. The same
-    ``seed`` on the same engine gives the same bits.
+    Each of ``rounds`` rounds trains ``clients_per_round`` clients (all by default) for ``local_epochs`` epochs over
+    their own data in batches of ``batch_size``, by SGD with ``momentum`` and ``weight_decay``. The learning rate of
+    round t is ``lr * lr_decay ** (t - 1)``. The same ``seed`` on the same engine gives the same bits.
 
-    ``model`` is one of ``holdfast.models`` or any ``torch.nn.Module`` that ends in a Linear layer; ``classifier``
-    names that layer if it is not the last Linear. Method and model may be written as on the command line:
-    ``"fedntd:beta=2"``, ``"mlp:64,64"``. ``norm`` is what happens to BatchNorm: ``average``, ``local`` or ``drop``.
-    ``lanes`` is how many clients train side by side on the ``lanes`` engine, ``address`` where the cluster of the
-    ``ray`` engine is. With ``deadline`` a round closes after so many seconds of training without those still at work;
-    one with fewer than ``min_clients`` usable updates stops the run.
-
-    With ``out`` the run is written to that directory and survives being killed: call again with ``resume=True``
-    (and the same arguments), or ``holdfast resume``. ``local_test`` is the number of test samples for each local
-    model (default: all on a GPU, 100 on a CPU). ``on_round`` is called with each round's record. ``experiment``
-    says what experiment.yaml should say of the data beyond what the federation knows of itself. ``hand_over`` is
-    given what writes the end of the run to the disk, for another thread to call while this one goes on.
+    Args:
+        method: a method, or text as on the command line, such as ``"fedntd:beta=2"``.
+        model: one of ``holdfast.models``, text such as ``"mlp:64,64"``, or a ``torch.nn.Module`` that ends in a
+            Linear layer.
+        federation: the clients and their data, from `federate` or `stream`.
+        drop_last: leave out an epoch's last batch where it is not full, unless it is the only one. BatchNorm over two
+            or three samples may make a model diverge.
+        keep_momentum: a client's momentum continues from its last round; otherwise it begins at 0 in every round.
+        client_dropout: the probability that a sampled client fails in a round.
+        deadline: seconds of training after which a round closes without the clients that are not ready.
+        min_clients: a round with fewer usable updates stops the run.
+        engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
+        parallel_clients: how many clients the ``vectorized`` engine trains side by side.
+        ray_address: the address of the ``ray`` engine's cluster.
+        batchnorm: how BatchNorm is aggregated: ``average``, ``local`` or ``drop``.
+        classifier: the name of the classifier layer, if it is not the last Linear.
+        local_test_samples: test samples for each local model (default: all on a GPU, 100 on a CPU).
+        probe_every: rounds between measurements of drift and alignment; 0 for none.
+        out: the run's directory. A run with a directory survives being killed: call again with ``resume=True`` and the
+            same arguments, or use ``holdfast resume``.
+        experiment: entries of experiment.yaml that the federation does not know, such as the data set's path.
+        on_round: called with each round's record.
+        submit_final_write: called with a function that writes the end of the run to the disk, to be called in another
+            thread while this one continues.
     """
     check_kinds(method, model, federation)
     if resume and out is None:
         raise HoldfastError("resume is given without out, the directory of the run that is to go on")
     settings = Settings(
         rounds=rounds,
-        sample=sample,
-        epochs=epochs,
+        clients_per_round=clients_per_round,
+        local_epochs=local_epochs,
         batch_size=batch_size,
         drop_last=drop_last,
         lr=lr,
@@ -150,28 +159,28 @@ def train(
         weight_decay=weight_decay,
         lr_decay=lr_decay,
         max_grad_norm=max_grad_norm,
-        dropout=dropout,
+        client_dropout=client_dropout,
         deadline=deadline,
         min_clients=min_clients,
         seed=seed,
         evaluate_every=evaluate_every,
         evaluate_locals=evaluate_locals,
-        local_test=local_test,
-        probe=probe,
+        local_test_samples=local_test_samples,
+        probe_every=probe_every,
         checkpoint_seconds=checkpoint_seconds,
     )
     method = parse_method(method) if isinstance(method, str) else method
     model = parse_model(model) if isinstance(model, str) else model
     begun = RunDirectory.open(out).experiment if resume and out is not None else {}
-    if lanes is None and engine != "sequential":
-        lanes = begun.get("lanes")
+    if parallel_clients is None and engine != "sequential":
+        parallel_clients = begun.get("parallel_clients")
     training = Training(
         method, model, federation, settings, engine=engine, device=device, precision=precision,
-        lanes=lanes, address=address, norm=norm, classifier=classifier,
+        parallel_clients=parallel_clients, ray_address=ray_address, batchnorm=batchnorm, classifier=classifier,
         own_kernels=begun.get("own_kernels"),  # what the machine is like today must not change how it rounds
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
-    return training.run(described, out, resume, list(trackers), on_round, hand_over)
+    return training.run(described, out, resume, list(trackers), on_round, submit_final_write)
 
 
 class Training:
@@ -184,31 +193,40 @@ class Training:
         federation: Federation,
         settings: Settings,
         *,
-        engine: str | Callable[[Method, Task, DeviceData], Engine] = "auto",
+        engine: str | Callable[[Method, RunContext, DeviceData], Engine] = "auto",
         device: str = "auto",
         precision: str = "auto",
-        lanes: int | None = None,
-        address: str | None = None,
-        norm: NormPolicy = "average",
+        parallel_clients: int | None = None,
+        ray_address: str | None = None,
+        batchnorm: NormPolicy = "average",
         classifier: str | None = None,
         own_kernels: bool | None = None,
     ) -> None:
         dataset = federation.dataset
-        self.federation, self.settings, self.model, self.address = federation, settings, model, address
+        self.federation, self.settings, self.model, self.ray_address = (
+            federation,
+            settings,
+            model,
+            ray_address,
+        )
         check_cohort(settings, federation.clients)
         self.device = choose_device(device)
         self.precision, dtype = precision, choose_precision(precision, self.device)
         if federation.schedule is not None:
             check_schedule(federation.schedule, federation.stages, settings.rounds)
         shape, classes = dataset.shape, dataset.num_classes
-        network = network_of(model, shape, classes, settings.seed, self.device, dtype, classifier, norm)
+        network = network_of(model, shape, classes, settings.seed, self.device, dtype, classifier, batchnorm)
         warn_of_unused(network.unused)
         if own_kernels is None:
-            share = min(settings.sample or federation.clients, federation.clients) / federation.clients
-            trained = settings.rounds * settings.epochs * share * len(federation.indices) / federation.stages
+            share = (
+                min(settings.clients_per_round or federation.clients, federation.clients) / federation.clients
+            )
+            trained = (
+                settings.rounds * settings.local_epochs * share * len(federation.indices) / federation.stages
+            )
             own_kernels = kernels.worthwhile(network.net, shape, settings.batch_size, trained)
         network.own_kernels = own_kernels
-        self.norm, self.classifier = norm, classifier
+        self.batchnorm, self.classifier = batchnorm, classifier
         self.data = device_data(dataset, self.device, dtype)
         check_model(network, dataset, self.data)
         if isinstance(model, nn.Module):
@@ -217,7 +235,7 @@ class Training:
         sizes = np.stack([federation.sizes(stage) for stage in range(federation.stages)])  # [S, K]
         if network.has_batch_norm and not settings.drop_last:
             warn_of_tiny_batches(network, self.data, sizes, settings.batch_size)
-        self.task = make_task(
+        self.context = make_run_context(
             network,
             self.data,
             settings,
@@ -229,13 +247,13 @@ class Training:
             stages=federation.stages,
             read=self.reader(),
         )
-        check_public(method, self.task)
-        self.method = method.prepare(self.task)
+        check_public(method, self.context)
+        self.method = method.prepare(self.context)
         if callable(engine):
-            self.engine = engine(self.method, self.task, self.data)
+            self.engine = engine(self.method, self.context, self.data)
         else:
             self.engine = choose_engine(
-                engine, self.method, self.task, self.data, settings, sizes, lanes, address
+                engine, self.method, self.context, self.data, settings, sizes, parallel_clients, ray_address
             )
 
     def reader(self) -> Callable[[np.ndarray], tuple[torch.Tensor, torch.Tensor]]:
@@ -253,14 +271,14 @@ class Training:
             "method": plain(self.method.describe()) | ({} if is_known(self.method) else {"own": True}),
             "model": plain(model.describe()) if isinstance(model, ModelSpec) else own,
             "classifier": self.classifier,
-            "norm": self.norm,
+            "batchnorm": self.batchnorm,
             **asdict(self.settings),
             "engine": self.engine.name,
             "device": self.device.type,
             "precision": self.precision,
-            "lanes": self.engine.group if self.engine.name == "lanes" else None,
-            "own_kernels": self.task.network.own_kernels,
-            "address": self.address,
+            "parallel_clients": self.engine.group if self.engine.name == "vectorized" else None,
+            "own_kernels": self.context.network.own_kernels,
+            "ray_address": self.ray_address,
             "hash": self.federation.hash,
             "shape": list(dataset.shape),
             "classes": list(dataset.classes),
@@ -272,19 +290,19 @@ class Training:
             "machine": machine(self.device),
         }
 
-    def loop(self, memories: Memories) -> Loop:
+    def loop(self, memories: StateCache) -> RoundLoop:
         """The rounds, with the server at its start."""
         dataset, settings = self.federation.dataset, self.settings
-        test = TestSet(dataset, self.task)
-        limit = settings.local_test or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)
+        test = TestSet(dataset, self.context)
+        limit = settings.local_test_samples or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)
         few = settings.evaluate_locals and limit is not None and limit < len(test)
-        local_test = TestSet(dataset, self.task, limit, settings.seed) if few else test
-        side = LocalSide(self.method, self.task, self.data, settings)
+        local_test = TestSet(dataset, self.context, limit, settings.seed) if few else test
+        side = ClientRunner(self.method, self.context, self.data, settings)
         samples = PER_CLASS * dataset.num_classes
-        probe = TestSet(dataset, self.task, samples, settings.seed) if settings.probe else None
-        return Loop(
+        probe = TestSet(dataset, self.context, samples, settings.seed) if settings.probe_every else None
+        return RoundLoop(
             self.method,
-            self.task,
+            self.context,
             self.federation,
             self.engine,
             settings,
@@ -302,7 +320,7 @@ class Training:
         resume: bool = False,
         trackers: Sequence[Tracker] = (),
         on_round: Callable[[dict[str, Any]], None] | None = None,
-        hand_over: HandOver | None = None,
+        submit_final_write: SubmitWrite | None = None,
     ) -> Run:
         """Train, from the start or from the last checkpoint in ``out``.
 
@@ -318,7 +336,7 @@ class Training:
                 directory.rewind(0 if checkpoint is None else checkpoint.round)
                 records = directory.records()
                 write_federation(directory.path, self.federation)
-            memories = Memories(directory, checkpoint)
+            memories = StateCache(directory, checkpoint)
             loop = self.loop(memories)
             if checkpoint is not None:
                 restore(loop, checkpoint, self.device)
@@ -328,7 +346,7 @@ class Training:
                 tracker.start(experiment)
                 stack.callback(tracker.finish)  # also when the run is interrupted
 
-            def keep(launched: Launched, save: bool) -> None:
+            def keep(launched: PendingRound, save: bool) -> None:
                 record = loop.settle(launched)
                 if record["round"] == self.settings.rounds:
                     self._conclude(loop, record)
@@ -352,16 +370,16 @@ class Training:
                 run.path = directory.path
                 last = snapshot(loop, memories, identity) if len(records) > done else None
                 ending = partial(close, directory, last, model.state_dict(), stack.pop_all())
-                ending() if hand_over is None else hand_over(ending)
+                ending() if submit_final_write is None else submit_final_write(ending)
             return run
 
-    def _rounds(self, loop: Loop, first: int, keep: Callable[[Launched, bool], None]) -> None:
+    def _rounds(self, loop: RoundLoop, first: int, keep: Callable[[PendingRound, bool], None]) -> None:
         """Do the rounds; ``keep`` takes each in turn, and whether a checkpoint is due: after the last it is not.
 
         A GPU begins the next round first, since it may still be testing, unless a checkpoint is due; the last round
         is kept while it is at work.
         """
-        saved, waiting = time.monotonic(), list[Launched]()
+        saved, waiting = time.monotonic(), list[PendingRound]()
 
         def keep_last() -> None:
             while waiting:
@@ -396,9 +414,9 @@ class Training:
         refuse_change(out, directory.experiment, {key: experiment[key] for key in WRITTEN})
         return directory
 
-    def _conclude(self, loop: Loop, record: dict[str, Any]) -> None:
+    def _conclude(self, loop: RoundLoop, record: dict[str, Any]) -> None:
         """What a method does once after the last round, over all clients (CCVR); it belongs to that round's record."""
-        if not self.method.overrides("survey"):
+        if not self.method.overrides("final_statistics"):
             return
         before = loop.server
         sums: Tree = {}
@@ -414,20 +432,20 @@ class Training:
                 add_(sums, said)
                 usable += 1
         if usable < min(self.settings.min_clients, len(jobs)):
-            raise too_few(self.settings.rounds, usable, self.settings.min_clients, incidents)
-        loop.server = self.method.conclude(before, sums, self.task)
+            raise too_few_updates(self.settings.rounds, usable, self.settings.min_clients, incidents)
+        loop.server = self.method.finalize(before, sums, self.context)
         record["incidents"] += [incident.record() for incident in incidents]
         record |= loop.test_final()
 
-    def survey(self, loop: Loop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree | Incident]:
+    def survey(self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree | Incident]:
         """What each client says of the final model, or why it says nothing."""
         for job in jobs:
             yield loop.side.survey(job, sent)
 
-    def _final_model(self, loop: Loop) -> nn.Module:
-        net = self.task.network.module()
+    def _final_model(self, loop: RoundLoop) -> nn.Module:
+        net = self.context.network.module()
         # What is frozen is there already, and weights that are one tensor have one name.
-        net.load_state_dict({**self.method.generic(loop.server), **loop.server.buffers}, strict=False)
+        net.load_state_dict({**self.method.eval_params(loop.server), **loop.server.buffers}, strict=False)
         return net.cpu().eval()
 
 

@@ -32,10 +32,10 @@ from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.batching import plan_client
-from holdfast.engine.clients import Broadcast, Job, Result
+from holdfast.engine.batching import plan_batches
+from holdfast.engine.clients import Broadcast, ClientResult, Job
 from holdfast.methods.base import Method, Server
-from holdfast.training.train import Memories, Training
+from holdfast.training.train import StateCache, Training
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2, 0, 1, 1, 1, 2, 0, 1, 3])
 PARTS = [np.arange(7), np.arange(7, 11), np.arange(11, 12)]
@@ -47,7 +47,7 @@ SAMPLES = np.random.default_rng(5).normal(size=(len(LABELS), INPUTS)).astype(np.
 
 SETTINGS = Settings(
     rounds=3,
-    epochs=2,
+    local_epochs=2,
     batch_size=3,
     lr=0.1,
     momentum=0.9,
@@ -123,7 +123,7 @@ class _Recorder:
         self.jobs: Sequence[Job] = ()
         self.results: dict[int, Sent] = {}
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
         self.sent, self.jobs, self.results = sent, jobs, {}
         for result in self.engine.train(sent, jobs):
             self.results[result.client] = Sent(
@@ -164,7 +164,7 @@ def run(method: Method, rounds: int = 2, among: Federation | None = None, **chan
         device="cpu",
         precision="float64",
     )
-    loop = training.loop(Memories(None, None))
+    loop = training.loop(StateCache(None, None))
     recorder = loop.engine = _Recorder(training.engine)  # type: ignore[assignment]
     start = as_numpy(loop.server.state)
     done = []
@@ -207,12 +207,12 @@ def steps_of(
 ) -> list[Step]:
     """The client's batches in the library's order: the only thing taken from it."""
     ids = PARTS[k] if ids is None else ids
-    plan = plan_client(
+    plan = plan_batches(
         seed=chosen.seed,
         round=round,
         client=k,
         samples=len(ids),
-        epochs=chosen.epochs,
+        epochs=chosen.local_epochs,
         batch_size=chosen.batch_size,
         merge_single=False,
         preprocess=Preprocess(),

@@ -5,7 +5,7 @@ In the pictures a row is a client and a column a class (or a domain, a writer): 
 samples; ``.`` is none.
 """
 
-from holdfast.data.partitions.base import Assignment, Partition, Pool
+from holdfast.data.partitions.base import Assignment, Partition, SamplePool
 from holdfast.data.partitions.dirichlet import (
     Dirichlet,
     DirichletInner,
@@ -30,8 +30,8 @@ __all__ = [
     "DirichletTwoStage",
     "DirichletUncapped",
     "Partition",
-    "Pool",
     "QuantitySkew",
+    "SamplePool",
     "Shards",
     "WriterTransfer",
     "parse_partition",

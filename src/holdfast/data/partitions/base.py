@@ -24,7 +24,7 @@ class Assignment(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class SamplePool:
     """The samples to deal out: labels int64 ``[M]`` and, by name, the other properties samples have.
 
     ``groups`` has the names of a `Group` and one int64 entry per sample of the pool, indexing them.
@@ -34,14 +34,14 @@ class Pool:
     groups: Mapping[str, tuple[tuple[str, ...], Ints]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, labels: Ints, groups: Mapping[str, Group], ids: Ints) -> Pool:
+    def of(cls, labels: Ints, groups: Mapping[str, Group], ids: Ints) -> SamplePool:
         """The pool of the training samples ``ids``."""
         return cls(labels[ids], {name: (group.names, group.train[ids]) for name, group in groups.items()})
 
-    def subset(self, positions: Ints) -> Pool:
+    def subset(self, positions: Ints) -> SamplePool:
         """The pool of the samples at ``positions``."""
         groups = {name: (names, values[positions]) for name, (names, values) in self.groups.items()}
-        return Pool(self.labels[positions], groups)
+        return SamplePool(self.labels[positions], groups)
 
     def group(self, name: str) -> tuple[tuple[str, ...], Ints]:
         """The names and values of a property, or an error that says which properties there are."""
@@ -62,10 +62,10 @@ class Partition(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients. All randomness comes from ``rng``."""
 
-    def default_clients(self, pool: Pool) -> int:
+    def default_clients(self, pool: SamplePool) -> int:
         """How many clients there are when nobody says."""
         raise HoldfastError(f"partition '{self.name}' needs the number of clients, such as clients=100")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.data.dealing import Floats, Ints, even_sizes, in_order_of, offsets_of, ranges, shuffled_by_class
-from holdfast.data.partitions.base import Assignment, Partition, Pool, deal, need, need_enough
+from holdfast.data.partitions.base import Assignment, Partition, SamplePool, deal, need, need_enough
 from holdfast.data.partitions.draws import SHARES_AT_ONCE, dirichlet_counts, log_gammas, proportions
 
 
@@ -34,7 +34,7 @@ class Dirichlet(Partition):
     def __post_init__(self) -> None:
         _check_dirichlet(self.alpha, self.min_size)
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         return _dirichlet(pool, clients, self.alpha, self.min_size, True, rng)
 
@@ -60,7 +60,7 @@ class DirichletUncapped(Partition):
     def __post_init__(self) -> None:
         _check_dirichlet(self.alpha, self.min_size)
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         return _dirichlet(pool, clients, self.alpha, self.min_size, False, rng)
 
@@ -86,7 +86,7 @@ class DirichletInner(Partition):
     def __post_init__(self) -> None:
         _check_dirichlet(self.alpha, 0)
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         samples = len(pool.labels)
         need_enough(samples, clients)
@@ -133,7 +133,7 @@ class DirichletTwoStage(Partition):
     def __post_init__(self) -> None:
         _check_dirichlet(self.alpha, 0)
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         samples = len(pool.labels)
         need_enough(samples, clients)
@@ -170,7 +170,7 @@ class QuantitySkew(Partition):
     def __post_init__(self) -> None:
         _check_dirichlet(self.alpha, self.min_size)
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         samples = len(pool.labels)
         need_enough(samples, clients, self.min_size)
@@ -184,7 +184,7 @@ def _check_dirichlet(alpha: float, min_size: int) -> None:
 
 
 def _dirichlet(
-    pool: Pool, clients: int, alpha: float, min_size: int, capped: bool, rng: np.random.Generator
+    pool: SamplePool, clients: int, alpha: float, min_size: int, capped: bool, rng: np.random.Generator
 ) -> Assignment:
     need_enough(len(pool.labels), clients, min_size)
     sizes = np.bincount(pool.labels)

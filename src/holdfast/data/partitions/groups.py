@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.data.dealing import Ints, even_sizes, offsets_of, ranges, shuffled_by_class
-from holdfast.data.partitions.base import Assignment, Partition, Pool, deal, need, need_enough
+from holdfast.data.partitions.base import Assignment, Partition, SamplePool, deal, need, need_enough
 from holdfast.data.partitions.draws import cut
 from holdfast.data.partitions.shards import IID
 
@@ -31,11 +31,11 @@ class ByDomain(Partition):
     name = "by-domain"
     inside: Partition = IID()  # noqa: RUF009 (it is frozen)
 
-    def default_clients(self, pool: Pool) -> int:
+    def default_clients(self, pool: SamplePool) -> int:
         """One per domain."""
         return len(np.unique(pool.group("domain")[1]))
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         domains = pool.group("domain")[1]
         present = np.unique(domains)
@@ -79,12 +79,12 @@ class ByWriter(Partition):
             f"writers per client must be 1 or more, not {self.per_client}",
         )
 
-    def default_clients(self, pool: Pool) -> int:
+    def default_clients(self, pool: SamplePool) -> int:
         """As many as there are writers for."""
         writers = np.bincount(pool.group("writer")[1])
         return int((writers >= max(1, self.min_samples)).sum()) // (self.per_client or 1)
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         writer = pool.group("writer")[1]
         sizes = np.bincount(writer)
@@ -119,7 +119,7 @@ class WriterTransfer(Partition):
 
     name = "writer-transfer"
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         need_enough(len(pool.labels), clients)
         names, writer = pool.group("writer")

@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.core.errors import HoldfastError
 from holdfast.data.dealing import even_sizes, in_order_of, offsets_of, shuffled_by_class
-from holdfast.data.partitions.base import Assignment, Partition, Pool, collect, need, need_enough
+from holdfast.data.partitions.base import Assignment, Partition, SamplePool, collect, need, need_enough
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class IID(Partition):
 
     name = "iid"
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         samples = len(pool.labels)
         need_enough(samples, clients)
@@ -53,7 +53,7 @@ class Shards(Partition):
     def __post_init__(self) -> None:
         need(self.per_client >= 1, f"shards per client must be 1 or more, not {self.per_client}")
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         samples, shards = len(pool.labels), clients * self.per_client
         need_enough(samples, clients, self.per_client)
@@ -85,7 +85,7 @@ class ClassShards(Partition):
     def __post_init__(self) -> None:
         need(self.s >= 1, f"shards per client (s) must be 1 or more, not {self.s}")
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         need_enough(len(pool.labels), clients, self.s)
         counts = np.bincount(pool.labels)
@@ -139,7 +139,7 @@ class ClassesPerClient(Partition):
     def __post_init__(self) -> None:
         need(self.classes >= 1, f"classes per client must be 1 or more, not {self.classes}")
 
-    def assign(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
+    def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
         need_enough(len(pool.labels), clients, self.classes)
         counts = np.bincount(pool.labels)

@@ -11,7 +11,7 @@ from holdfast.data.dataset import Dataset, Group
 from holdfast.data.preprocess import Preprocess, preprocess_for
 from holdfast.data.sources import files
 from holdfast.data.sources.formats import Arrays, read_npz
-from holdfast.data.sources.registry import DATASETS, Layout, Source
+from holdfast.data.sources.registry import DATASETS, FileLayout, Source
 
 __all__ = ["DATASETS", "Layout", "Source", "check_name", "describe", "load"]
 
@@ -89,7 +89,7 @@ def describe(root: Path | None = None) -> list[dict[str, object]]:
     return rows
 
 
-def _sizes(source: Source, place: tuple[Layout, Path] | None) -> tuple[int, int, tuple[int, ...]]:
+def _sizes(source: Source, place: tuple[FileLayout, Path] | None) -> tuple[int, int, tuple[int, ...]]:
     """Training samples, test samples and the shape of one."""
     if place is not None and place[0].part:
         with suppress(HoldfastError):  # loading it will say what is wrong
@@ -122,7 +122,7 @@ def _load_known(source: Source, root: Path | None, preprocess: Preprocess, downl
     )
 
 
-def _read(source: Source, layout: Layout, folder: Path) -> Arrays:
+def _read(source: Source, layout: FileLayout, folder: Path) -> Arrays:
     try:
         return layout.read(folder)
     except HoldfastError:
@@ -133,7 +133,7 @@ def _read(source: Source, layout: Layout, folder: Path) -> Arrays:
         ) from error
 
 
-def _find(source: Source, root: Path | None) -> tuple[Layout, Path] | None:
+def _find(source: Source, root: Path | None) -> tuple[FileLayout, Path] | None:
     """The first layout all of whose files are somewhere, and where."""
     places = [
         (layout, place / folder)
@@ -149,7 +149,7 @@ def _find(source: Source, root: Path | None) -> tuple[Layout, Path] | None:
     return None
 
 
-def _obtain(source: Source, root: Path | None, download: bool) -> tuple[Layout, Path]:
+def _obtain(source: Source, root: Path | None, download: bool) -> tuple[FileLayout, Path]:
     """Bring the first layout's files into the cache: from archives lying in a search root, or downloaded."""
     layout = source.layouts[0]
     roots = files.search_roots(root)

@@ -14,7 +14,7 @@ from holdfast.data.sources.formats import Arrays
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """One form in which a data set is published.
 
     ``home`` is the folder, below a search root, that its files are put in; they are also looked for in the
@@ -40,7 +40,7 @@ class Source:
     train: int
     test: int
     page: str
-    layouts: tuple[Layout, ...]
+    layouts: tuple[FileLayout, ...]
     licence: str | None = None
     embedded: Callable[[], Arrays] | None = None
     writers: tuple[tuple[File, ...], Callable[[Path], Group]] | None = None
@@ -72,7 +72,7 @@ def _emnist(name: str, split: str, classes: int, train: int, test: int) -> Sourc
         test=test,
         page="https://www.nist.gov/itl/products-and-services/emnist-dataset",
         layouts=(
-            Layout(
+            FileLayout(
                 "emnist",
                 files,
                 partial(formats.read_emnist, split=split),
@@ -84,18 +84,18 @@ def _emnist(name: str, split: str, classes: int, train: int, test: int) -> Sourc
     )
 
 
-def _digit_domain(name: str, fedbn_name: str) -> tuple[Layout, ...]:
+def _digit_domain(name: str, fedbn_name: str) -> tuple[FileLayout, ...]:
     """The forms in which studies on several digit domains pass them on."""
     fedbn = (*(f"partitions/train_part{i}.pkl" for i in range(10)), "test.pkl")
     return (
-        Layout(
+        FileLayout(
             name,
             (File(f"{name}.npz"),),
             lambda folder: formats.read_digits_npz(folder / f"{name}.npz"),
             also=("domains",),
             part=True,
         ),
-        Layout(
+        FileLayout(
             f"digit_dataset/{fedbn_name}",
             tuple(File(file) for file in fedbn),
             formats.read_fedbn_digits,
@@ -131,7 +131,7 @@ _SOURCES = (
         test=10_000,
         page="http://yann.lecun.com/exdb/mnist/",
         layouts=(
-            Layout(
+            FileLayout(
                 "mnist",
                 _idx(
                     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -166,7 +166,7 @@ _SOURCES = (
         test=10_000,
         page="https://github.com/zalandoresearch/fashion-mnist",
         layouts=(
-            Layout(
+            FileLayout(
                 "fashion-mnist",
                 _idx(
                     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -192,7 +192,7 @@ _SOURCES = (
         test=10_000,
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         layouts=(
-            Layout(
+            FileLayout(
                 "cifar10",
                 (
                     File("data_batch_1", md5="c99cafc152244af753f735de768cd75f"),
@@ -223,7 +223,7 @@ _SOURCES = (
         test=10_000,
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         layouts=(
-            Layout(
+            FileLayout(
                 "cifar100",
                 (
                     File("train", md5="16019d7e3df5f24257cddd939b257f8d"),
@@ -250,7 +250,7 @@ _SOURCES = (
         test=90_000,
         page="https://datashare.ed.ac.uk/handle/10283/3192",
         layouts=(
-            Layout(
+            FileLayout(
                 "cinic10",
                 (File("train"), File("test")),
                 formats.read_cinic10,
@@ -277,7 +277,7 @@ _SOURCES = (
         test=80_563,
         page="https://github.com/TalwalkarLab/leaf/tree/master/data/femnist",
         layouts=(
-            Layout(
+            FileLayout(
                 "femnist",
                 (File("train"), File("test")),
                 formats.read_femnist,
@@ -294,7 +294,7 @@ _SOURCES = (
         test=2007,
         page=_LIBSVM.removesuffix("multiclass/") + "multiclass.html#usps",
         layouts=(
-            Layout(
+            FileLayout(
                 "usps",
                 (
                     File("usps.bz2", _LIBSVM + "usps.bz2", "ec16c51db3855ca6c91edd34d0e9b197"),
@@ -302,7 +302,7 @@ _SOURCES = (
                 ),
                 formats.read_usps_libsvm,
             ),
-            Layout("usps", (File("usps.h5"),), lambda folder: formats.read_usps_h5(folder / "usps.h5")),
+            FileLayout("usps", (File("usps.h5"),), lambda folder: formats.read_usps_h5(folder / "usps.h5")),
         ),
     ),
     Source(
@@ -313,7 +313,7 @@ _SOURCES = (
         test=26_032,
         page=_SVHN,
         layouts=(
-            Layout(
+            FileLayout(
                 "svhn",
                 (
                     File("train_32x32.mat", _SVHN + "train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
@@ -334,7 +334,7 @@ _SOURCES = (
         test=10_000,
         page="https://github.com/liyxi/mnist-m",
         layouts=(
-            Layout(
+            FileLayout(
                 "mnist-m",
                 (File("mnist_m_train.pt"), File("mnist_m_test.pt")),
                 formats.read_mnist_m_tensors,
@@ -351,7 +351,7 @@ _SOURCES = (
                     ),
                 ),
             ),
-            Layout(
+            FileLayout(
                 "mnist-m",
                 (
                     File("mnist_m_train"),
@@ -373,7 +373,7 @@ _SOURCES = (
         test=9_553,
         page="http://yaroslav.ganin.net/",
         layouts=(
-            Layout(
+            FileLayout(
                 "synth-digits",
                 (File("synth_train_32x32.mat"), File("synth_test_32x32.mat")),
                 partial(formats.read_mat_digits, train="synth_train_32x32.mat", test="synth_test_32x32.mat"),
@@ -390,7 +390,7 @@ _SOURCES = (
         test=10_000,
         page="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         layouts=(
-            Layout(
+            FileLayout(
                 "tiny-imagenet",
                 (File("train"), File("val/images"), File("val/val_annotations.txt")),
                 formats.read_tiny_imagenet,

@@ -15,11 +15,11 @@ from holdfast.engine.clients import teacher_outputs
 from holdfast.engine.optim import clip, pulled
 from holdfast.engine.sequential import split_extra
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 from holdfast.models.network import Output
 
 
-class Lane:
+class ClientStep:
     """One client's batch, weights and memory, none of which has a dimension for lanes here.
 
     What every lane shares is read where it lies: the weights that were ``sent``, and the learning rate ``lr``, a scalar
@@ -27,10 +27,10 @@ class Lane:
     """
 
     def __init__(
-        self, method: Method, task: Task, settings: Settings, cached: bool, sent: Tensors, lr: Tensor
+        self, method: Method, context: RunContext, settings: Settings, cached: bool, sent: Tensors, lr: Tensor
     ) -> None:
         """``cached``: the outputs of teachers are among the batch's tables."""
-        self.method, self.task, self.settings = method, task, settings
+        self.method, self.context, self.settings = method, context, settings
         self.cached, self.sent, self.lr = cached, sent, lr
         self.looked = False  # whether the method's loss has looked at the weights themselves
 
@@ -43,7 +43,9 @@ class Lane:
             teacher = teacher_outputs(tables, self.method.teachers)
         else:
             teacher = {
-                name: self.task.network.pure(teachers.get(name, self.sent), frozen, x, real, train=False)[0]
+                name: self.context.network.pure(teachers.get(name, self.sent), frozen, x, real, train=False)[
+                    0
+                ]
                 for name in self.method.teachers
             }
         return Batch(x, y, epoch, real, teacher, tables)
@@ -61,7 +63,7 @@ class Lane:
             mask = None if mask is None else torch.cat([mask.new_ones(len(extra)), mask])
 
         def objective(w: Tensors) -> tuple[Tensor, tuple[Tensor, Tensor, Tensors]]:
-            out, new_buffers = self.task.network.pure(w, buffers, x, mask, key)
+            out, new_buffers = self.context.network.pure(w, buffers, x, mask, key)
             if extra is not None:
                 out = split_extra(out, len(extra))
             loss = self._task_loss(out, batch, carry)
@@ -76,12 +78,12 @@ class Lane:
             grads = method.edit_gradient(grads, carry, Local(params, self.sent))
         if settings.max_grad_norm is not None:
             weights, slopes, sent = ([tensors[k] for k in params] for tensors in (params, grads, self.sent))
-            clipped = clip(pulled(weights, slopes, sent, method.pull()), settings.max_grad_norm)
+            clipped = clip(pulled(weights, slopes, sent, method.proximal_mu()), settings.max_grad_norm)
             grads = dict(zip(params, clipped, strict=True))
         return grads, loss, features, logits, fresh
 
     def _task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
-        if self.task.network.uses_kernels and not self.method.overrides("task_loss"):
+        if self.context.network.uses_kernels and not self.method.overrides("task_loss"):
             from holdfast.kernels.cross_entropy import mean_cross_entropy
 
             return mean_cross_entropy(out.logits, batch.y, batch.mask, addend=True)
@@ -121,7 +123,7 @@ class _Noticing(Local):
 class _Trainer:
     """The `Trainer` a whole-step method works with, inside ``vmap``."""
 
-    def __init__(self, lane: Lane, buffers: Tensors, mask: Tensor | None, key: Tensor) -> None:
+    def __init__(self, lane: ClientStep, buffers: Tensors, mask: Tensor | None, key: Tensor) -> None:
         self.lane, self.buffers, self.mask, self.key = lane, buffers, mask, key
         self.lr = lane.lr  # type: ignore[assignment]  # a scalar tensor, since graphs outlive a round
         self.loss: Tensor | None = None
@@ -129,7 +131,7 @@ class _Trainer:
     lr: float
 
     def forward(self, params: Tensors, x: Tensor) -> Output:
-        out, self.buffers = self.lane.task.network.pure(params, self.buffers, x, self.mask, self.key)
+        out, self.buffers = self.lane.context.network.pure(params, self.buffers, x, self.mask, self.key)
         return out
 
     def gradient(self, objective: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Tensors, Tensor]:

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from holdfast.core.settings import Settings
-from holdfast.engine.clients import pull_of
+from holdfast.engine.clients import proximal_mu_of
 from holdfast.kernels.fp16_weights import Reading, reading
 from holdfast.kernels.padding_taps import Rims, Written, move_rims_, moved_by, written
 from holdfast.methods.base import Method, Tensors
 
 
-class Filters:
+class ConvFilters:
     """The filters among stacked parameters ``[L, ...]``."""
 
     def __init__(
         self, method: Method, settings: Settings, params: Tensors, momentum: Tensors, sent: Tensors
     ) -> None:
         """``sent`` are the weights that clients begin with, which may be pulled towards."""
-        self.method, self.settings, self.pull = method, settings, pull_of(method, settings)
+        self.method, self.settings, self.pull = method, settings, proximal_mu_of(method, settings)
         self.params, self.momentum, self.sent = params, momentum, sent
         self.rims: Rims | None = None  # of filters that rest there
         self.halves: dict[str, tuple[range, Tensor]] | None = None  # of such rows and columns of filters
@@ -50,7 +50,7 @@ class Filters:
 
     def _resting(self, convolved: Written, grads: Tensors, looked: bool) -> Rims:
         """The filters whose rims have no gradient, and which nobody looks at while a client trains."""
-        hooks = ("edit_gradient", "rate", "after_step", "after_epoch")
+        hooks = ("edit_gradient", "learning_rate", "after_step", "after_epoch")
         if looked or self.settings.keep_momentum or any(map(self.method.overrides, hooks)):
             return {}
         found = convolved.untouched(grads)

@@ -30,32 +30,32 @@ from holdfast.core.trees import (
 from holdfast.engine.clients import (
     READY_BYTES,
     Broadcast,
+    ClientResult,
+    ClientRunner,
     DeviceData,
     Job,
-    LocalSide,
-    Result,
-    Started,
+    PreparedClient,
     learning_rates,
 )
 from holdfast.engine.optim import sgd_
-from holdfast.engine.vectorized.client_step import Lane
-from holdfast.engine.vectorized.conv_filters import Filters
-from holdfast.engine.vectorized.round_schedule import Layout, Leg, lay_out
-from holdfast.engine.vectorized.step_cache import Programs
+from holdfast.engine.vectorized.client_step import ClientStep
+from holdfast.engine.vectorized.conv_filters import ConvFilters
+from holdfast.engine.vectorized.round_schedule import LaneSlot, RoundSchedule, lay_out
+from holdfast.engine.vectorized.step_cache import StepCache
 from holdfast.kernels.amax import noting
 from holdfast.methods.base import Method, Tensors, Tree
-from holdfast.methods.context import Task
+from holdfast.methods.context import RunContext
 
 
-class Lanes:
+class VectorizedEngine:
     """Trains the clients of a round side by side."""
 
-    name = "lanes"
+    name = "vectorized"
 
     def __init__(
         self,
         method: Method,
-        task: Task,
+        context: RunContext,
         data: DeviceData,
         settings: Settings,
         lanes: int,
@@ -64,11 +64,11 @@ class Lanes:
     ) -> None:
         """``width`` is the size of the largest batch that any client can have; ``sizes`` [stages, clients] are how many
         samples clients have."""
-        self.method, self.task, self.data, self.settings = method, task, data, settings
-        self.side = LocalSide(method, task, data, settings)
+        self.method, self.context, self.data, self.settings = method, context, data, settings
+        self.side = ClientRunner(method, context, data, settings)
         self.lanes, self.width = lanes, width
         self.group = lanes
-        self.graphs = task.device.type == "cuda"
+        self.graphs = context.device.type == "cuda"
         ready_bytes = data.x.numel() * data.dtype.itemsize
         if not self.graphs and not data.preprocess.augments and ready_bytes <= READY_BYTES:
             self.data = data.made_ready()
@@ -77,33 +77,35 @@ class Lanes:
         )
         self.meanwhile: Callable[[], None] | None = None  # what else can be begun while the GPU is at work
         self.before_waiting: Callable[[], None] | None = None  # what can be done until it has finished
-        self.ahead: Layout | None = None  # of the next round, made while the GPU was at work
-        self.programs = Programs(self.graphs)
-        self.sent = {k: self._stacked(v, 1)[0].copy_(v) for k, v in task.network.params.items()}
-        self.params = {k: self._stacked(v, lanes) for k, v in task.network.params.items()}
-        self.buffers = {k: self._stacked(v, lanes) for k, v in task.network.buffers.items()}
+        self.ahead: RoundSchedule | None = None  # of the next round, made while the GPU was at work
+        self.programs = StepCache(self.graphs)
+        self.sent = {k: self._stacked(v, 1)[0].copy_(v) for k, v in context.network.params.items()}
+        self.params = {k: self._stacked(v, lanes) for k, v in context.network.params.items()}
+        self.buffers = {k: self._stacked(v, lanes) for k, v in context.network.buffers.items()}
         self.frozen_buffers = {k: v.clone() for k, v in self.buffers.items()}  # as each client started
         self.momentum = {k: torch.zeros_like(v) for k, v in self.params.items()} if settings.momentum else {}
-        self.loss = torch.zeros(lanes, dtype=task.dtype, device=task.device)
+        self.loss = torch.zeros(lanes, dtype=context.dtype, device=context.device)
         self.zero = self.loss.new_zeros(())
-        self.lr = torch.zeros((), dtype=torch.float64 if task.dtype == torch.float64 else torch.float32,
-                              device=task.device)  # fmt: skip
-        self.lane = Lane(method, task, settings, self.side.cache_teachers, self.sent, self.lr)
-        self.filters = Filters(method, settings, self.params, self.momentum, self.sent)
-        self.rates = self.lr.new_zeros((settings.epochs, len(self.params)))  # where a method has its own
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=task.device)
+        self.lr = torch.zeros((), dtype=torch.float64 if context.dtype == torch.float64 else torch.float32,
+                              device=context.device)  # fmt: skip
+        self.lane = ClientStep(method, context, settings, self.side.cache_teachers, self.sent, self.lr)
+        self.filters = ConvFilters(method, settings, self.params, self.momentum, self.sent)
+        self.rates = self.lr.new_zeros(
+            (settings.local_epochs, len(self.params))
+        )  # where a method has its own
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=context.device)
         self.carry: Tree = {}
         self.teachers: dict[str, Tensors] = {}
         self.tables: Tensors = {}
         self.steps: dict[str, Tensor] = {}
         # What the largest clients need, so that programs, which know addresses, seldom have to be made anew.
-        self.longest = settings.epochs * -(-int(sizes.max()) // settings.batch_size)
-        cohort = settings.sample or sizes.shape[1]
+        self.longest = settings.local_epochs * -(-int(sizes.max()) // settings.batch_size)
+        cohort = settings.clients_per_round or sizes.shape[1]
         self.rows = int(np.sort(sizes.max(0))[-cohort:].sum())  # one for each sample
 
     def _stacked(self, value: Tensor, lanes: int) -> Tensor:
         """Room for such a tensor in so many lanes."""
-        if value.dim() == 4 and self.task.network.uses_kernels:
+        if value.dim() == 4 and self.context.network.uses_kernels:
             from holdfast.kernels.conv import filters
 
             return filters((lanes, *value.shape), value.device)
@@ -111,21 +113,23 @@ class Lanes:
 
     # A round --------------------------------------------------------------------------------------------
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Result]:
+    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
         """Train all clients; results come as clients finish, always in the same order."""
         layout = self._take(sent.round, jobs)
         legs = layout.legs
         copy_(self.sent, sent.params)
         lr = self.settings.lr_at(sent.round)
         self.lr.fill_(lr)
-        if self.method.overrides("rate"):
-            own = [learning_rates(self.method, e, lr, self.task) for e in range(self.settings.epochs)]
+        if self.method.overrides("learning_rate"):
+            own = [
+                learning_rates(self.method, e, lr, self.context) for e in range(self.settings.local_epochs)
+            ]
             rates = torch.tensor(own, dtype=self.rates.dtype)
             self.rates.copy_(rates.pin_memory() if self.graphs else rates, non_blocking=True)
         for name, values in layout.arrays.items():
             self._put(name, values)
         self.cursor.zero_()
-        starts, ends = {}, {}  # type: dict[int, list[Leg]], dict[int, list[Leg]]
+        starts, ends = {}, {}  # type: dict[int, list[LaneSlot]], dict[int, list[LaneSlot]]
         for leg in legs:
             starts.setdefault(leg.first, []).append(leg)
             ends.setdefault(leg.last, []).append(leg)
@@ -134,7 +138,7 @@ class Lanes:
         for leg in legs:
             last_step[leg.lane] = max(last_step[leg.lane], leg.last)
         # Asking for a result makes a GPU wait: those in lanes that nobody else needs are asked for at the end.
-        patient, resting = self.settings.deadline is None, []  # type: bool, list[Leg]
+        patient, resting = self.settings.deadline is None, []  # type: bool, list[LaneSlot]
         final = max(ends)
         for at in range(final + 1):
             self._enter(starts.get(at, ()), sent)
@@ -158,7 +162,7 @@ class Lanes:
         if self.meanwhile is not None:
             self.meanwhile()
 
-    def _take(self, round: int, jobs: Sequence[Job]) -> Layout:
+    def _take(self, round: int, jobs: Sequence[Job]) -> RoundSchedule:
         """The layout of a round: made ahead, or now."""
         ahead, self.ahead = self.ahead, None
         if ahead is None or ahead.round != round:
@@ -169,15 +173,15 @@ class Lanes:
             planned.job = job  # which now knows what the server sends, and what the client remembers
         return ahead
 
-    def _lay_out(self, round: int, jobs: Sequence[Job]) -> Layout:
+    def _lay_out(self, round: int, jobs: Sequence[Job]) -> RoundSchedule:
         planned = [self.side.plan(job, round) for job in jobs]
         layout = lay_out(
             round, planned, self.lanes, self.width, self.data.preprocess.augments, narrow=not self.graphs
         )
         if "mask" in layout.arrays:
-            layout.arrays["mask"] = layout.arrays["mask"].to(self.task.dtype)
+            layout.arrays["mask"] = layout.arrays["mask"].to(self.context.dtype)
         if self.graphs:
-            device = self.task.device  # from pinned memory, so that nobody waits for the copy
+            device = self.context.device  # from pinned memory, so that nobody waits for the copy
             layout.arrays = {
                 name: values.pin_memory().to(device, non_blocking=True)
                 for name, values in layout.arrays.items()
@@ -191,10 +195,10 @@ class Lanes:
             self.programs.forget()  # they hold the old addresses
             steps = max(len(values) if held is None else int(1.5 * len(values)), self.longest)
             room = (steps, *values.shape[1:])
-            held = self.steps[name] = torch.zeros(room, dtype=values.dtype, device=self.task.device)
+            held = self.steps[name] = torch.zeros(room, dtype=values.dtype, device=self.context.device)
         held[: len(values)].copy_(values)
 
-    def _epoch_ends(self, legs: Sequence[Leg]) -> dict[int, list[int]]:
+    def _epoch_ends(self, legs: Sequence[LaneSlot]) -> dict[int, list[int]]:
         ends: dict[int, list[int]] = {}
         for leg in legs:
             for step in leg.first + np.flatnonzero(leg.planned.plan.ends_epoch):
@@ -203,7 +207,7 @@ class Lanes:
 
     # Entering and leaving a lane -------------------------------------------------------------------------
 
-    def _enter(self, legs: Sequence[Leg], sent: Broadcast) -> None:
+    def _enter(self, legs: Sequence[LaneSlot], sent: Broadcast) -> None:
         """Start these clients in their lanes."""
         if not legs:
             return
@@ -216,7 +220,7 @@ class Lanes:
             for name, values in one.tables.items():
                 self.tables[name][leg.row : leg.row + len(values)].copy_(values)
 
-    def _write(self, started: Sequence[Started], lanes: Sequence[int]) -> None:
+    def _write(self, started: Sequence[PreparedClient], lanes: Sequence[int]) -> None:
         """Put what these clients begin with into their lanes."""
         buffers = [one.client.buffers for one in started]
         write_lanes(self.params, [one.params for one in started], lanes)
@@ -232,7 +236,7 @@ class Lanes:
         write_lanes({"loss": self.loss}, [{"loss": self.zero}] * len(lanes), lanes)
         self.filters.halve(slice(min(lanes), max(lanes) + 1))
 
-    def _fit(self, started: Started, leg: Leg) -> None:
+    def _fit(self, started: PreparedClient, leg: LaneSlot) -> None:
         """Make room for what this client carries; shapes are the same for every client of a method."""
         if not self.carry and started.carry:
             self.programs.forget()  # they know of none
@@ -255,7 +259,7 @@ class Lanes:
                     grown[: len(held)] = held
                 self.tables[name] = grown
 
-    def _leave(self, legs: Sequence[Leg], lr: float) -> Iterator[Result]:
+    def _leave(self, legs: Sequence[LaneSlot], lr: float) -> Iterator[ClientResult]:
         """The results of the clients that have just had their last step."""
         if not legs:
             return
@@ -278,7 +282,7 @@ class Lanes:
 
     def _program(self, active: int, width: int, masked: bool) -> Callable[[], None]:
         """One step of the first ``active`` lanes, with ``width`` samples of each."""
-        ready, network = len(self.programs.ready), self.task.network
+        ready, network = len(self.programs.ready), self.context.network
         program = self.programs.get(
             (active, width, masked), lambda: self._step(active, width, masked), self._state
         )
@@ -317,10 +321,10 @@ class Lanes:
                 list(params.values()),
                 [grads[k] for k in params],
                 list(momentum.values()),
-                lr=self.rates.index_select(0, lanes[3]) if method.overrides("rate") else self.lr,
+                lr=self.rates.index_select(0, lanes[3]) if method.overrides("learning_rate") else self.lr,
                 momentum=settings.momentum,
                 weight_decay=settings.weight_decay,
-                kernels=self.task.network.uses_kernels,
+                kernels=self.context.network.uses_kernels,
                 taps=self.filters.moving(),
                 pull=self.filters.pull,
                 sent=[self.sent[k] for k in params],
@@ -346,7 +350,7 @@ class Lanes:
     def _read(self, n: int, width: int, masked: bool) -> tuple[Tensor, ...]:
         """Samples, ready for the model, labels, rows of tables and mask ``[n, B]``, epoch and dropout key ``[n]``."""
         data, steps, augments = self.data, self.steps, self.data.preprocess.augments
-        if self.task.network.uses_kernels and data.x.dim() == 4 and data.x.is_contiguous():
+        if self.context.network.uses_kernels and data.x.dim() == 4 and data.x.is_contiguous():
             from holdfast.kernels.load_batch import read
 
             return read(
@@ -366,7 +370,7 @@ class Lanes:
 
     def _count(self, loss: Tensor) -> None:
         """The step is done: losses ``[n]`` are added up, and the next step is next."""
-        if self.task.network.uses_kernels:
+        if self.context.network.uses_kernels:
             from holdfast.kernels.step_counter import count_
 
             count_(self.loss, loss, self.cursor)
@@ -376,7 +380,7 @@ class Lanes:
 
     def _end_epoch(self, lanes: Sequence[int]) -> None:
         """``after_epoch`` for the lanes that have just finished one."""
-        ended = torch.zeros(self.lanes, dtype=torch.bool, device=self.task.device)
+        ended = torch.zeros(self.lanes, dtype=torch.bool, device=self.context.device)
         ended[list(lanes)] = True
         n = max(lanes) + 1
         params, carry = {k: v[:n] for k, v in self.params.items()}, first_lanes(self.carry, n)

@@ -38,7 +38,7 @@ _FILLS: dict[Any, Callable[..., Any]] = {  # and the value they fill with
 _MADE_LIKE = {"dtype", "layout", "device", "pin_memory"}  # said by the memory itself when it is given
 
 
-class Unrepeatable(Exception):
+class NotReplayable(Exception):
     """A tape cannot do this: a value goes to Python, something is drawn at random, or it takes too much memory."""
 
 
@@ -53,7 +53,7 @@ class _Entry(NamedTuple):
     writes: frozenset[int]
 
 
-class Room:
+class BlockPool:
     """Memory for the results of tapes, which share it: only one of them runs at a time."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -67,13 +67,13 @@ class Room:
         return self.blocks[-1]
 
 
-class Tape:
+class RecordedStep:
     """The operations of one call of ``work``, which is done while recording; calling the tape does it again.
 
     Their results lie in a ``room``, which must have place for all of them together.
     """
 
-    def __init__(self, work: Callable[[], None], room: Room) -> None:
+    def __init__(self, work: Callable[[], None], room: BlockPool) -> None:
         recorder = _Recorder(room.left)
         with recorder:
             work()
@@ -99,7 +99,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if not _repeatable(func, args):
-            raise Unrepeatable(str(func))
+            raise NotReplayable(str(func))
         out = func(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:
             return out  # the tensor was given another shape, which it keeps
@@ -116,7 +116,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.fresh |= {_storage(t): t for t in made}
             self.bytes += sum(t.untyped_storage().nbytes() for t in made)
             if self.bytes > self.most_bytes:
-                raise Unrepeatable(f"{self.most_bytes:,} bytes are too few")
+                raise NotReplayable(f"{self.most_bytes:,} bytes are too few")
             writes = frozenset(map(_storage, made))
             self.entries.append(_Entry(*_into(func, args, kwargs, made, places), reads, writes))
         return out
@@ -196,7 +196,7 @@ def _needed(entries: Sequence[_Entry], fresh: dict[int, Tensor]) -> list[_Entry]
     return kept[::-1]
 
 
-def _housed(entries: Sequence[_Entry], fresh: dict[int, Tensor], room: Room) -> list[_Call]:
+def _housed(entries: Sequence[_Entry], fresh: dict[int, Tensor], room: BlockPool) -> list[_Call]:
     """What these entries call, with results where those lay that nobody reads any more: caches hold more of them."""
     last = {storage: at for at, entry in enumerate(entries) for storage in entry.reads | entry.writes}
     free, homes = list(room.blocks), dict[int, torch.UntypedStorage]()

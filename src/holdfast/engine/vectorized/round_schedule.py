@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.engine.clients import Planned, Started
+from holdfast.engine.clients import PlannedClient, PreparedClient
 
 
 @dataclass(eq=False)
-class Leg:
+class LaneSlot:
     """One client's stay in a lane: the global steps ``first`` to ``last``, both included."""
 
-    planned: Planned
+    planned: PlannedClient
     lane: int
     first: int
     last: int
     row: int  # where its samples lie in the round's tables
-    started: Started | None = None
+    started: PreparedClient | None = None
 
     @property
     def steps(self) -> int:
@@ -31,7 +31,7 @@ class Leg:
         return self.last - self.first + 1
 
 
-def assign_lanes(planned: Sequence[Planned], lanes: int) -> list[Leg]:
+def assign_lanes(planned: Sequence[PlannedClient], lanes: int) -> list[LaneSlot]:
     """Deal clients to lanes, longest first to the least loaded; busier lanes get lower numbers."""
     order = sorted(range(len(planned)), key=lambda i: -planned[i].plan.steps)
     queues: list[list[int]] = [[] for _ in range(min(lanes, len(planned)))]
@@ -46,26 +46,26 @@ def assign_lanes(planned: Sequence[Planned], lanes: int) -> list[Leg]:
         at = 0
         for i in queues[queue]:
             steps = planned[i].plan.steps
-            legs.append(Leg(planned[i], lane, at, at + steps - 1, rows[i]))
+            legs.append(LaneSlot(planned[i], lane, at, at + steps - 1, rows[i]))
             at += steps
     return legs
 
 
 @dataclass(eq=False)
-class Layout:
+class RoundSchedule:
     """A round's clients in their lanes, and every lane's batches, step by step."""
 
     round: int
-    planned: list[Planned]
-    legs: list[Leg]
+    planned: list[PlannedClient]
+    legs: list[LaneSlot]
     arrays: dict[str, Tensor]  # each [steps, lanes, ...]
     widths: np.ndarray  # [steps] samples that a step does of each lane
     padded: np.ndarray  # [steps] bool: whether any lane's batch is filled up
 
 
 def lay_out(
-    round: int, planned: list[Planned], lanes: int, width: int, augments: bool, narrow: bool = False
-) -> Layout:
+    round: int, planned: list[PlannedClient], lanes: int, width: int, augments: bool, narrow: bool = False
+) -> RoundSchedule:
     """Deal the clients to lanes and write down every lane's batches, each of at most ``width`` samples.
 
     With ``narrow`` a step does only half as many where none has more, as an epoch's last often does.
@@ -99,4 +99,4 @@ def lay_out(
     if augments:
         arrays["draws"] = draws
     tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
-    return Layout(round, planned, legs, tensors, widths, padded)
+    return RoundSchedule(round, planned, legs, tensors, widths, padded)

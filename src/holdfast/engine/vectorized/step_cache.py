@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.engine.vectorized.recorded_step import Room, Tape, Unrepeatable
+from holdfast.engine.vectorized.recorded_step import BlockPool, NotReplayable, RecordedStep
 
 TAPE_BYTES = 256 * 2**20  # that recorded steps may keep; larger models spend their time in arithmetic anyway
 
-Program = Callable[[], None]
+CompiledStep = Callable[[], None]
 
 
-class Programs:
+class StepCache:
     """The steps of one engine."""
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
-        self.ready: dict[Hashable, Program | None] = {}  # None: as it is
+        self.ready: dict[Hashable, CompiledStep | None] = {}  # None: as it is
         self._met: set[Hashable] = set()
         self._pool = self._new_pool()
 
-    def get(self, key: Hashable, step: Program, state: Callable[[], list[Tensor]]) -> Program:
+    def get(self, key: Hashable, step: CompiledStep, state: Callable[[], list[Tensor]]) -> CompiledStep:
         """The step, ready: at once on a GPU, where it comes for the second time on a CPU.
 
         ``state`` names all that the step changes; making it ready leaves that as it was.
@@ -44,14 +44,14 @@ class Programs:
 
     def _new_pool(self) -> Any:
         """Memory that all steps may use, since they run one after another."""
-        return torch.cuda.graph_pool_handle() if self.cuda else Room(TAPE_BYTES)
+        return torch.cuda.graph_pool_handle() if self.cuda else BlockPool(TAPE_BYTES)
 
-    def _record(self, step: Program, state: list[Tensor]) -> Program | None:
+    def _record(self, step: CompiledStep, state: list[Tensor]) -> CompiledStep | None:
         """The tape of a step, or None where a tape would not do the same."""
         before = [t.clone() for t in state]
         try:
-            tape = Tape(step, self._pool)
-        except Unrepeatable:
+            tape = RecordedStep(step, self._pool)
+        except NotReplayable:
             _put_back(state, before)
             return None
         after = [t.clone() for t in state]
@@ -61,7 +61,7 @@ class Programs:
         _put_back(state, before)
         return tape if same else None
 
-    def _capture(self, step: Program, state: list[Tensor]) -> Program:
+    def _capture(self, step: CompiledStep, state: list[Tensor]) -> CompiledStep:
         """A step as a CUDA graph."""
         before = [t.clone() for t in state]
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
