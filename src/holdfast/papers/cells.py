@@ -29,14 +29,19 @@ class Cell:
 
     @cached_property
     def hash(self) -> str:
-        """16 hex digits of what makes the result: settings as written, and seed."""
-        written = json.dumps({**self.settings, "seed": self.seed}, sort_keys=True)
-        return sha256(written.encode()).hexdigest()[:16]
+        """What identifies the run: `hash_of` its settings and seed."""
+        return hash_of(self.settings, self.seed)
 
     @property
     def label(self) -> str:
         """For people."""
         return f"{self.table} {self.column} {self.row} seed {self.seed}"
+
+
+def hash_of(settings: Mapping[str, Any], seed: int) -> str:
+    """16 hex digits that identify a run: the hash of its settings, as written, and its seed."""
+    written = json.dumps({**settings, "seed": seed}, sort_keys=True)
+    return sha256(written.encode()).hexdigest()[:16]
 
 
 def plan(

@@ -16,7 +16,8 @@ import numpy as np
 from holdfast import metrics
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
-from holdfast.papers.cells import Cell, plan
+from holdfast.core.settings import with_current_names
+from holdfast.papers.cells import Cell, hash_of, plan
 from holdfast.papers.measures import Entry
 from holdfast.papers.published import Table, TableColumn
 from holdfast.runs import RunDirectory
@@ -175,13 +176,22 @@ def _load(path: Path) -> list[Entry]:
     with files.reading(path):
         data = path.read_bytes()
     try:
-        entries: list[Entry] = json.loads(data)["cells"]
+        entries = [_with_current_names(entry) for entry in json.loads(data)["cells"]]
         whole = all(entry.keys() >= TOLD and ("failed" in entry or "curves" in entry) for entry in entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HoldfastError(f"{path} is damaged: it does not hold results ({error})") from error
     if not whole:
         raise HoldfastError(f"{path} is damaged: a run in it lacks what every run has")
     return entries
+
+
+def _with_current_names(entry: Entry) -> Entry:
+    """An entry written by any version, as this one writes it.
+
+    The hash covers the names of the settings, so it is computed anew.
+    """
+    settings = with_current_names(entry["settings"])
+    return with_current_names(entry) | {"settings": settings, "hash": hash_of(settings, entry["seed"])}
 
 
 def _dump(table: str, entries: Sequence[Mapping[str, Any]]) -> bytes:
