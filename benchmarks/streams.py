@@ -59,6 +59,7 @@ def cells(columns: Sequence[str], seeds: int, cumulative: bool = False, tiny: bo
     for cell in plan(_table(), columns, seeds=seeds):
         for row in OF_FEDMLP if cell.row == "fedmlp" else (cell.row,):
             settings = {**cell.settings, **SHORTER, "model": MODELS[cell.settings["data"]]}
+            settings.pop("drop_last", None)  # for BatchNorm's sake, which these small networks do not have
             settings["method"] = METHODS.get(row, settings["method"])
             settings["stream"] = "5,cumulative=true" if cumulative else "5"
             column = f"{cell.column}:cumulative" if cumulative else cell.column
