@@ -15,6 +15,7 @@ from torch import Tensor
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
+from holdfast.core.settings import with_current_names
 from holdfast.runs import lock, metrics_file
 from holdfast.runs.checkpoint import Checkpoint, CheckpointFolder
 from holdfast.runs.metrics_file import Record
@@ -32,7 +33,7 @@ LOCK = ".lock"
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """The content of an experiment.yaml; ``HoldfastError`` where it cannot be read."""
+    """The settings in an experiment.yaml under their current names, whichever version wrote it."""
     with files.reading(path):
         data = path.read_bytes()
     try:
@@ -41,7 +42,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
         raise HoldfastError(f"{path} is damaged: it is not YAML") from error
     if not isinstance(experiment, dict):
         raise HoldfastError(f"{path} is damaged: it does not describe an experiment")
-    return experiment
+    return with_current_names(experiment)
 
 
 class RunDirectory:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
-from holdfast.core.settings import Settings
+from holdfast.core.settings import Settings, with_current_names
 from holdfast.runs import Checkpoint, RunDirectory
 from holdfast.runs.metrics_file import plain
 
@@ -52,7 +52,7 @@ def where_to_go_on(directory: RunDirectory, identity: Mapping[str, Any]) -> Chec
             warnings.warn(text, HoldfastWarning, stacklevel=4)
         return None
     if "made_of" in checkpoint.meta:
-        refuse_change(directory.path, checkpoint.meta["made_of"], identity)
+        refuse_change(directory.path, with_current_names(checkpoint.meta["made_of"]), identity)
     if rounds[: checkpoint.round] != list(range(1, checkpoint.round + 1)):
         raise HoldfastError(
             f"{directory.path} has a checkpoint of round {checkpoint.round}, but not the records of all rounds up "
