@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+import mmap
 import sys
 from pathlib import Path
 
@@ -40,13 +40,17 @@ def keep_freed_memory() -> None:
 
     The GNU C library keeps blocks up to the largest that it has seen freed, 32 MiB at most; others ignore this.
     """
-    torch.empty((32 << 20) - 2 * resource.getpagesize(), dtype=torch.uint8)
+    torch.empty((32 << 20) - 2 * mmap.PAGESIZE, dtype=torch.uint8)
 
 
-def peak_bytes(device: torch.device) -> int:
-    """The most memory this process has held so far: of the GPU if it works there, else RAM."""
+def peak_bytes(device: torch.device) -> int | None:
+    """The peak memory of this process so far: of the GPU if it works there, else RAM; None on Windows."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    if sys.platform == "win32":
+        return None
+    import resource
+
     peak = _kilobytes("/proc/self/status", "VmHWM")  # ru_maxrss would count the process that started this one
     if peak is None:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -6,7 +6,6 @@ live. A claim whose process is gone, or that nobody has touched for a while, is 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -17,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.core import files
+from holdfast.core import files, locks
 from holdfast.papers.cells import Cell
 
 HEARTBEAT = 5.0  # seconds between touches
@@ -75,8 +74,7 @@ class Queue:
 
     def _take(self, path: Path, cell: Cell) -> bool:
         # Looking at a claim, removing it and making one's own must not be mixed up between two processes.
-        with open(self.folder / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locks.hold(self.folder / ".lock"):
             there = _read(path)
             if there is not None and not there.alive:
                 path.unlink()
@@ -107,6 +105,9 @@ def _read(path: Path) -> Claim | None:
 
 
 def _running(pid: int) -> bool:
+    """Whether a process of this host still runs; True also where that cannot be found out."""
+    if os.name == "nt":  # os.kill would end it; here a claim is taken over when it is stale
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

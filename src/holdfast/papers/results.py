@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from holdfast import metrics
-from holdfast.core import files
+from holdfast.core import files, locks
 from holdfast.core.errors import HoldfastError
 from holdfast.core.settings import with_current_names
 from holdfast.papers.cells import Cell, hash_of, plan
@@ -86,7 +83,7 @@ class Results:
         path = self.root / f"{cell.table}.json"
         with files.writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path.parent):
+        with locks.hold(self.root / ".lock"):
             kept = [old for old in _load(path) if old["hash"] != cell.hash] if path.exists() else []
             entries = sorted([*kept, entry], key=lambda e: (e["column"], e["row"], e["seed"]))
             files.replace(path, _dump(cell.table, entries))
@@ -198,14 +195,3 @@ def _dump(table: str, entries: Sequence[Mapping[str, Any]]) -> bytes:
     """One cell a line, so that a difference between two versions shows which."""
     lines = ",\n".join(json.dumps(plain(entry), ensure_ascii=False) for entry in entries)
     return f'{{"table": {json.dumps(table)}, "cells": [\n{lines}\n]}}\n'.encode()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process is adding to a folder; the lock is on the folder itself and leaves no file."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -13,10 +13,10 @@ from typing import Any, Self
 import yaml
 from torch import Tensor
 
-from holdfast.core import files
+from holdfast.core import files, locks
 from holdfast.core.errors import HoldfastError
 from holdfast.core.settings import with_current_names
-from holdfast.runs import lock, metrics_file
+from holdfast.runs import metrics_file
 from holdfast.runs.checkpoint import Checkpoint, CheckpointFolder
 from holdfast.runs.metrics_file import Record
 from holdfast.runs.tensors import State, from_bytes, to_bytes
@@ -93,7 +93,7 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold this run for writing; another process that holds it is named in a ``HoldfastError``."""
-        with lock.held(self.path / LOCK):
+        with locks.hold_or_refuse(self.path / LOCK):
             self._clear_scratch()  # what a killed process left
             self._locked = True
             try:

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from holdfast.core import locks
 from holdfast.core.errors import HoldfastError
-from holdfast.runs import lock
 from holdfast.runs.directory import EXPERIMENT, LOCK, METRICS, MODEL, read_experiment
 from holdfast.runs.metrics_file import newest_first
 
@@ -108,7 +108,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _state(path: Path) -> Literal["running", "finished", "interrupted"]:
-    if lock.is_held(path / LOCK):
+    if locks.is_held(path / LOCK):
         return "running"
     return "finished" if (path / MODEL).exists() else "interrupted"
 
