@@ -90,7 +90,7 @@ def _rows(column: str, by_row: dict[str, list[Entry]]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row, entries in sorted(by_row.items(), key=lambda item: -_mean(item[1], "A_glo")):
-        values = [_written(*summarise(measure(name).of(e, None) for e in entries)) for name in MEASURES]
+        values = [_written(*summarise(measure(name).compute(e, None) for e in entries)) for name in MEASURES]
         lost = summarise(100 * e["curves"]["average_forgetting"][-1] for e in entries)
         published = _table().published.get((row, column), ())
         paper = " / ".join(f"{number.value:.1f}" for number in published if number is not None) or "–"
@@ -115,7 +115,7 @@ def _finding(by_row: dict[str, list[Entry]]) -> str:
 
 
 def _mean(entries: Sequence[Entry], name: str) -> float:
-    mean, _ = summarise(measure(name).of(entry, None) for entry in entries)
+    mean, _ = summarise(measure(name).compute(entry, None) for entry in entries)
     return float("-inf") if mean is None else mean
 
 

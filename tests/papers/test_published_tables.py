@@ -133,11 +133,11 @@ def test_what_the_paper_left_out_is_not_run():
 
 
 def test_marked_cells_say_why():
-    assert "copy error" in TABLES["fedka/table8"].why_no_target("cifar10:alpha=0.5", "fedavg")
-    assert TABLES["fedka/table8"].why_no_target("cifar10", "fedavg") is None
-    assert TABLES["fedntd/table1-lda"].why_no_target("cifar10:alpha=0.1", "fednova")
-    assert TABLES["fedfa/table2"].why_no_target("cifar10:c=2", "feddyn")
-    assert TABLES["fedfa/table2"].why_no_target("cifar10:c=2", "fedfa") is None
+    assert "copy error" in TABLES["fedka/table8"].exclusion_reason("cifar10:alpha=0.5", "fedavg")
+    assert TABLES["fedka/table8"].exclusion_reason("cifar10", "fedavg") is None
+    assert TABLES["fedntd/table1-lda"].exclusion_reason("cifar10:alpha=0.1", "fednova")
+    assert TABLES["fedfa/table2"].exclusion_reason("cifar10:c=2", "feddyn")
+    assert TABLES["fedfa/table2"].exclusion_reason("cifar10:c=2", "fedfa") is None
 
 
 def test_tables_are_chosen_by_the_beginning_of_their_id():

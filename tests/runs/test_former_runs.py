@@ -30,7 +30,16 @@ def as_written_by_0_1_0(run: Path) -> None:
     """Rename the settings in experiment.yaml and in every checkpoint of a run."""
     path = run / "experiment.yaml"
     written = with_former_names(yaml.safe_load(path.read_text()))
-    assert {"sample", "epochs", "dropout", "norm", "probe", "local_test", "lanes", "address"} <= written.keys()
+    assert {
+        "sample",
+        "epochs",
+        "dropout",
+        "norm",
+        "probe",
+        "local_test",
+        "lanes",
+        "address",
+    } <= written.keys()
     path.write_text(yaml.safe_dump(written, sort_keys=False))
     for path in (run / "checkpoint").glob("checkpoint.json*"):
         manifest = json.loads(path.read_bytes())["checkpoint"]

@@ -14,7 +14,9 @@ from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 
 POLL_SECONDS = 0.01
-PATIENCE = 0.2  # seconds; `is_held` takes a lock for a moment, which must not make the holder's own attempt fail
+PATIENCE = (
+    0.2  # seconds; `is_held` takes a lock for a moment, which must not make the holder's own attempt fail
+)
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from typing import Any
 
 import learning
 from holdfast.data.diagnosis import diagnose
-from holdfast.papers.measured import FILE, Measured, Score
 from holdfast.papers.measures import measure, summarise
 from holdfast.papers.published import load_tables
+from holdfast.papers.rankings import FILE, Ranking, Score
 from holdfast.training.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +32,7 @@ def main() -> None:
         print(setting.table, setting.score, setting.scores[0])
 
 
-def from_tables() -> Iterator[Measured]:
+def from_tables() -> Iterator[Ranking]:
     """The columns of tables, those of the papers and that of streams."""
     groups: dict[tuple[str, str, str], dict[str, list[Mapping[str, Any]]]] = {}
     searches = {table.id for table in load_tables().values() if table.is_search}
@@ -54,13 +54,13 @@ def from_tables() -> Iterator[Measured]:
         measures = measures_of(settings)
         for name in ("A_sel", "A_loc", "A_glo") if streaming else ("accuracy",):
             values = {
-                method: [measure(name).of(entry, None) for entry in entries]
+                method: [measure(name).compute(entry, None) for entry in entries]
                 for method, entries in rows.items()
             }
-            yield Measured(f"{table}, {column}", measure(name).label, measures, streaming, ranked(values))
+            yield Ranking(f"{table}, {column}", measure(name).label, measures, streaming, ranked(values))
 
 
-def from_learning() -> Iterator[Measured]:
+def from_learning() -> Iterator[Ranking]:
     """Every method of the library on two data sets and two splits."""
     rows = json.loads(learning.RESULTS.read_text(encoding="utf-8"))
     for data, setting in learning.DATA.items():
@@ -78,7 +78,7 @@ def from_learning() -> Iterator[Measured]:
                 }
             )
             where = f"results/learning.json, {data}, {split}"
-            yield Measured(where, "accuracy %", measures, False, ranked(values))
+            yield Ranking(where, "accuracy %", measures, False, ranked(values))
 
 
 def measures_of(settings: Mapping[str, Any]) -> dict[str, float]:
