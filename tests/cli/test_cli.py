@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.cli import COMMANDS, app
-from holdfast.cli.machine import EXTRAS
+from holdfast.cli.inspect import FIGURES as cli_figures
 from holdfast.cli.options import HELP
 from holdfast.cli.printing import print_table
-from holdfast.cli.seeing import FIGURES as cli_figures
+from holdfast.cli.reference import EXTRAS
 from holdfast.core.errors import install
 from holdfast.report import tracker
 
@@ -210,7 +210,7 @@ def test_interrupt_says_how_to_go_on(tmp_path):
     assert process.stderr.read().strip() == f"holdfast: stopped; continue with: holdfast resume '{out}'"
 
 
-# Seeing ---------------------------------------------------------------------------------------------------
+# Inspecting -----------------------------------------------------------------------------------------------
 
 
 def test_show(run):
@@ -326,7 +326,7 @@ def test_diagnose_own_counts(tmp_path):
     told = json.loads(good("diagnose", tmp_path / "counts.csv", "--json"))["measures"]
     assert told["imbalance_ratio"] == 3
     assert told["missing_classes"] == 1
-    assert "Most like" in good("diagnose", tmp_path / "counts.csv")
+    assert "Most similar" in good("diagnose", tmp_path / "counts.csv")
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_diagnose_reads_counts_as_people_and_pandas_write_them(text, tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("5,-6\n8,9", "'-6' in line 1 is no number of samples"),
+        ("5,-6\n8,9", "'-6' in line 1 is not a number of samples"),
         ("cat,dog\n5,6.5", "'6.5' in line 2"),
         ("cat,dog\n5,6\n\n8,", "'' in line 4"),
         ("cat,dog\n5,6\n8", "line 3 has 1 columns and the first one 2"),
@@ -378,7 +378,7 @@ def test_diagnose_names_the_table_its_methods_come_from(tmp_path):
     assert told["measured"][0]["scores"][0]["method"] in said
 
 
-# What there is --------------------------------------------------------------------------------------------
+# Reference ------------------------------------------------------------------------------------------------
 
 
 def test_methods_and_datasets_as_json():
@@ -409,7 +409,7 @@ def test_doctor_names_versions_and_engines():
     assert told["engines"][active].startswith("active")
 
 
-# What is wrong --------------------------------------------------------------------------------------------
+# Errors ---------------------------------------------------------------------------------------------------
 
 RUN = ["run", "--clients", "5"]
 
