@@ -485,7 +485,7 @@ def test_a_file_of_a_run_is_not_the_run(run):
         result = call(command, run / "experiment.yaml")
         assert result.exit_code == 2
         assert result.stderr.strip().endswith(
-            f"experiment.yaml holds no run: it is a file; name a directory, as {run}"
+            f"experiment.yaml holds no run: it is a file; name a directory, such as {run}"
         )
 
 

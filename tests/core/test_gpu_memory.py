@@ -46,10 +46,10 @@ def work(monkeypatch):
     monkeypatch.setattr(choice, "choose_device", torch.device)
     monkeypatch.setattr(gpu, "share_with", shares.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(sweep.Sweep, "work_off", lambda *_: True)
+    monkeypatch.setattr(sweep.Sweep, "run_cells", lambda *_: True)
 
     def work(device, tell=print, speaks=False):
-        one = sweep.Sweep(results=None, work=None, device=device, beside=12)
+        one = sweep.Sweep(results=None, work=None, device=device, processes=12)
         sweep._worker(one, [], tell, 1, speaks)
 
     return work, shares

@@ -166,7 +166,7 @@ def test_both_damaged_is_an_error_that_names_the_files(run: RunDirectory) -> Non
     states = sorted((run.path / "checkpoint").glob("state-*"))
     for path in states:
         damage(path, "flipped")
-    with pytest.raises(HoldfastError, match="no whole checkpoint is left") as error:
+    with pytest.raises(HoldfastError, match="no intact checkpoint is left") as error:
         run.load_checkpoint()
     assert all(str(path) in str(error.value) for path in states)
 
