@@ -124,8 +124,11 @@ def test_can_be_captured_in_a_cuda_graph():
     [
         (lambda: Preprocess((0.5,), ()), "one entry per channel"),
         (lambda: Preprocess((0.5,), (0.0,)), "std above 0"),
-        (lambda: Preprocess(crop=-1), "0 or more"),
-        (lambda: Preprocess(crop=1, crop_mode="reflct"), "did you mean reflect"),
+        (lambda: Preprocess(crop=-1), "crop is -1; it must be at least 0"),
+        (
+            lambda: Preprocess(crop=1, crop_mode="reflct"),
+            "crop_mode is 'reflct'; it must be zeros or reflect",
+        ),
         (lambda: Preprocess(flip=True).check((6,)), "need images"),
         (lambda: Preprocess(MEAN, STD).check((1, 8, 8)), "3 channels"),
         (lambda: Preprocess(crop=8, crop_mode="reflect").check((1, 8, 8)), "larger"),

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
-from holdfast.core.spec import as_number, named
+from holdfast.core.spec import named, validate
 from holdfast.data.dataset import Dataset
 from holdfast.data.dealing import Ints, draw_per_class, offsets_of, ranges
 from holdfast.data.partitions import Assignment, Partition, SamplePool, parse_partition
@@ -327,8 +327,8 @@ def check_given(dataset: object, clients: object, seed: object, long_tail: objec
         raise HoldfastError(
             f"dataset is {named(dataset)}; it must be a data set, such as holdfast.load('digits')"
         )
-    as_number("clients", clients, int | None)
-    as_number("seed", seed, int)
+    validate("clients", clients, int | None)
+    validate("seed", seed, int)
     for name, value, kind in (("long_tail", long_tail, LongTail), ("skew", skew, FeatureSkew)):
         if not (value is None or isinstance(value, kind)):
             raise HoldfastError(f"{name} is {named(value)}; it must be a holdfast.{kind.__name__}(...)")

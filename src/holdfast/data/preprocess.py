@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.spec import Count, validate_fields
 
 
 @dataclass(frozen=True)
@@ -28,20 +29,17 @@ class Preprocess:
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    crop: int = 0
+    crop: Count = 0
     crop_mode: Literal["zeros", "reflect"] = "zeros"
     flip: bool = False
-    cutout: int = 0
+    cutout: Count = 0
 
     def __post_init__(self) -> None:
+        validate_fields(self, "preprocess")
         if len(self.mean) != len(self.std) or any(not deviation > 0 for deviation in self.std):
             raise HoldfastError(
                 f"mean {self.mean} and std {self.std} must have one entry per channel each, std above 0"
             )
-        if self.crop_mode not in ("zeros", "reflect"):
-            raise unknown("crop mode", self.crop_mode, ("zeros", "reflect"))
-        if self.crop < 0 or self.cutout < 0:
-            raise HoldfastError(f"crop ({self.crop}) and cutout ({self.cutout}) count pixels: 0 or more")
 
     @property
     def augments(self) -> bool:

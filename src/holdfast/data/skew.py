@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -13,6 +13,14 @@ from torch.nn import functional as F
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
+from holdfast.core.spec import (
+    Fraction,
+    NonNegative,
+    PositiveCount,
+    PositiveFraction,
+    validate_fields,
+    validated_fields,
+)
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.dealing import Floats, Ints, draw_per_class
 
@@ -34,11 +42,10 @@ class LongTail:
         class 3  #
     """
 
-    ratio: float
+    ratio: PositiveFraction
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise HoldfastError(f"the long tail's ratio must lie above 0 and at most at 1, not {self.ratio}")
+        validate_fields(self, "long tail")
 
     def keep(self, labels: Ints, classes: int, rng: np.random.Generator) -> Ints:
         """Positions of the samples that stay, in rising order."""
@@ -77,26 +84,19 @@ class FeatureSkew:
         groups: how many domains.
     """
 
-    rotation: float = 0.0
-    blur: float = 0.0
-    contrast: float = 0.0
-    colour: float = 0.0
-    noise: float = 0.0
-    groups: int | None = None
+    rotation: NonNegative = 0.0
+    blur: NonNegative = 0.0
+    contrast: Fraction = 0.0
+    colour: Fraction = 0.0
+    noise: NonNegative = 0.0
+    groups: PositiveCount | None = None
 
     def __post_init__(self) -> None:
-        values = asdict(self)
-        for name, value in values.items():
-            if value is not None and not isinstance(value, (int, float)):
-                raise HoldfastError(f"{name} of a feature skew must be a number, not {value!r}")
-            if value is not None and value < (least := int(name == "groups")):
-                raise HoldfastError(f"{name} of a feature skew must be {least} or more, not {value}")
+        values = validated_fields(self, "feature skew")
         if not any(value for key, value in values.items() if key != "groups"):
             raise HoldfastError(
                 "feature skew needs at least one of rotation, blur, contrast, colour and noise"
             )
-        if self.contrast > 1 or self.colour > 1:
-            raise HoldfastError("contrast and colour of a feature skew lie between 0 and 1")
 
     def apply(self, dataset: Dataset, owners: Ints, clients: int, seed: int) -> Dataset:
         """The data set with every image changed as its domain says, and a group ``domain``.

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
-from holdfast.core.spec import as_number, named
+from holdfast.core.spec import named, validate
 from holdfast.data.dataset import Dataset
 from holdfast.data.dealing import Ints, offsets_of, ranges, shuffled_by_class
 from holdfast.data.federation import (
@@ -68,7 +68,7 @@ def stream(
         seed, public, long_tail, skew: as for `federate`.
     """
     check_given(dataset, clients, seed, long_tail, skew)
-    as_number("tasks_per_client", tasks_per_client, int)
+    validate("tasks_per_client", tasks_per_client, int)
     if isinstance(partition, str):
         partition = parse_partition(partition)
     if not isinstance(partition, Partition):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.random import counter_key
-from holdfast.core.settings import Settings
+from holdfast.core.settings import DEFAULTS, SCHEDULE_SETTINGS, Role, Settings, settings_with
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.methods.base import Method
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 Config = Mapping[str, Any]
 """Flat settings as Flower hands them out: text, numbers, true and false."""
 
-SETTINGS = {field.name for field in fields(Settings)} - {"probe_every", "checkpoint_seconds"}
-CHOICES = {"method", "model", "batchnorm", "classifier", "precision"}
+SETTINGS = {*settings_with(Role.RESULT, Role.LIMIT)} - {"probe_every"}
 OWN = ("clients", "out", "wait", "schedule")
 FREE = "data"  # keys of the app's own functions begin with this
 
@@ -99,18 +98,18 @@ class AppConfig:
     def __init__(self, app: FlowerApp, config: Config) -> None:
         self.app, self.config = app, dict(config)
         given: dict[str, Any] = {}
-        known = {name.replace("_", "-") for name in SETTINGS | CHOICES} | {*OWN}
+        known = {name.replace("_", "-") for name in SETTINGS} | {*OWN}
         for key, value in config.items():
             if key.startswith(FREE) or key in OWN:
                 continue
             if key not in known:
                 raise unknown("key of [tool.flwr.app.config]", key, known)
             given[key.replace("-", "_")] = value
-        optional = {field.name for field in fields(Experiment) if field.default is None}
+        optional = {name for name, default in DEFAULTS.items() if default is None}
         given = {k: v for k, v in given.items() if v != "" and not (k in optional and v == 0)}
         # Testing local models on the server is to be asked for: what a method keeps at its client would leave it.
         experiment = Experiment.from_mapping({"evaluate_locals": False, **given})
-        values = {field.name: getattr(experiment, field.name) for field in fields(Settings)}
+        values = {name: getattr(experiment, name) for name in SCHEDULE_SETTINGS}
         # Sites keep what they remember for the last checkpoint only, so there is one every round.
         self.settings = Settings(**values | {"checkpoint_seconds": 0.0})
         self.described = experiment.describe()

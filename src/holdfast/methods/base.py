@@ -34,7 +34,8 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.spec import as_number
+from holdfast.core.spec import validate_fields
+from holdfast.methods.card import Card
 from holdfast.methods.functional import cross_entropy
 from holdfast.models.network import Output
 
@@ -122,30 +123,22 @@ class Method:
     """A federated method; the hooks' defaults are FedAvg. Its fields are its hyper-parameters."""
 
     name: ClassVar[str] = ""
-    teachers: ClassVar[
-        tuple[str, ...]
-    ] = ()  # frozen models whose outputs the loss reads: "global", "previous"
-    keeps_uploads: ClassVar[bool] = False  # sees every upload by itself, not only their sum
-    needs_public: ClassVar[bool] = False  # learns on the server from a public set
-    holdout: ClassVar[float] = 0.0  # share of a client's samples kept out of its training, as client.heldout
+    card: ClassVar[Card] = Card()
+    teachers: ClassVar[tuple[str, ...]] = ()
+    """Frozen models whose outputs the loss reads: ``global``, ``previous``."""
+    keeps_uploads: ClassVar[bool] = False
+    """Whether the server sees every upload by itself, not only their sum."""
+    needs_public: ClassVar[bool] = False
+    """Whether the server learns from a public set."""
+    holdout: ClassVar[float] = 0.0
+    """The share of a client's samples that is kept out of its training, as ``client.heldout``."""
 
     def __post_init__(self) -> None:
-        numbers = {"bool": bool, "int": int, "float": float}
-        for f in fields(self):
-            kind = numbers.get(f.type if isinstance(f.type, str) else getattr(f.type, "__name__", ""))
-            if kind is not None:
-                as_number(f"{self.name}: {f.name}", getattr(self, f.name), kind)
+        validate_fields(self, self.name or type(self).__name__)
         self.check()
 
     def check(self) -> None:
-        """Refuse hyper-parameters out of range."""
-
-    def require(self, **conditions: tuple[bool, str]) -> None:
-        """Raise for the first field whose condition is false: ``require(beta=(self.beta >= 0, "at least 0"))``."""
-        for name, (holds, right) in conditions.items():
-            if not holds:
-                value = getattr(self, name)
-                raise HoldfastError(f"{self.name}: {name} is {value!r}; it must be {right}")
+        """Refuse hyper-parameters that contradict each other; types and ranges are checked by their annotations."""
 
     def describe(self) -> dict[str, Any]:
         """Name and hyper-parameters as plain values."""

@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 import torch
 
+from holdfast.core.spec import Positive
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
-
-VARIANTS = ("original", "official", "ntd", "fa")
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,13 @@ class FedDyn(Method):
     """
 
     name: ClassVar[str] = "feddyn"
+    card: ClassVar[Card] = Card(
+        when="clients can keep state, and accuracy in few rounds matters more than stability over very many",
+        server="a linear term of the model's size",
+    )
 
-    alpha: float = 0.01  # α: strength of the regularisation
+    alpha: Positive = 0.01  # α: strength of the regularisation
     variant: Literal["original", "official", "ntd", "fa"] = "original"
-
-    def check(self) -> None:
-        """α divides, so it is above 0."""
-        self.require(
-            alpha=(self.alpha > 0, "above 0"),
-            variant=(self.variant in VARIANTS, f"one of {', '.join(VARIANTS)}"),
-        )
 
     def init_server_state(self, context: RunContext) -> Tree:
         """h = 0; the official variant also keeps the mean it tests."""

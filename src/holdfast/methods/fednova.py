@@ -5,7 +5,9 @@ from typing import ClassVar, Literal
 
 import torch
 
+from holdfast.core.spec import NonNegative
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import momentum_steps
 
@@ -26,16 +28,13 @@ class FedNova(Method):
     """
 
     name: ClassVar[str] = "fednova"
+    card: ClassVar[Card] = Card(
+        when="clients take very different numbers of local steps",
+        uploads="how far its steps would lead, and so how many they are",
+    )
 
-    mu: float = 0.0  # μ: strength of the pull to the global weights
+    mu: NonNegative = 0.0  # μ: strength of the pull to the global weights
     variant: Literal["original", "ntd"] = "original"
-
-    def check(self) -> None:
-        """μ is a strength; one of two variants."""
-        self.require(
-            mu=(self.mu >= 0, "at least 0"),
-            variant=(self.variant in ("original", "ntd"), "'original' or 'ntd'"),
-        )
 
     def init_client_state(self, client: Client) -> Tree:
         """The ntd variant remembers a client's last direction."""

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.spec import Fraction, NonNegative, PositiveCount
 from holdfast.methods.base import Batch, Local, Method, Tensors, Trainer, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client
 
 TOGETHER = 1024  # samples moved at once
@@ -29,18 +31,15 @@ class FedReg(Method):
     """
 
     name: ClassVar[str] = "fedreg"
+    card: ClassVar[Card] = Card(
+        when="forgetting is to be fought with nothing sent or kept, and clients have time",
+        client="20 forward and backward passes over its samples each round make generated ones; a step takes "
+        "three gradients",
+    )
 
-    gamma: float = 0.5  # γ: where the gradient is taken, from w_0 (0) to w (1)
-    eta_s: float = 0.1  # η_s: step of a pseudo sample, in units of the model's input
-    steps: int = 10  # ascents for each generated sample
-
-    def check(self) -> None:
-        """γ is a share, the others are steps."""
-        self.require(
-            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
-            eta_s=(self.eta_s >= 0, "at least 0"),
-            steps=(self.steps >= 1, "at least 1"),
-        )
+    gamma: Fraction = 0.5  # γ: where the gradient is taken, from w_0 (0) to w (1)
+    eta_s: NonNegative = 0.1  # η_s: step of a pseudo sample, in units of the model's input
+    steps: PositiveCount = 10  # ascents for each generated sample
 
     def tables(self, payload: Tree, state: Tree, client: Client) -> Tensors:
         """Each sample's pseudo and perturbed twin, and the pseudo sample's soft label."""

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import divided, minus, momentum_steps
 
@@ -25,12 +26,13 @@ class Scaffold(Method):
     """
 
     name: ClassVar[str] = "scaffold"
+    card: ClassVar[Card] = Card(
+        when="clients take part often and can keep state; label skew makes their gradients disagree",
+        server="a control variate of the model's size",
+        uploads="how its control variate changed, which is about its mean gradient",
+    )
 
     variant: Literal["original", "ntd"] = "original"
-
-    def check(self) -> None:
-        """One of two variants."""
-        self.require(variant=(self.variant in ("original", "ntd"), "'original' or 'ntd'"))
 
     def init_server_state(self, context: RunContext) -> Tree:
         """c = 0."""

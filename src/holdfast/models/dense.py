@@ -6,6 +6,8 @@ from math import prod
 
 from torch import nn
 
+from holdfast.core.spec import PositiveCount
+
 Layers = dict[str, nn.Module]
 
 
@@ -40,6 +42,8 @@ def linear(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return sequence({"flatten": nn.Flatten(), **head(prod(shape), num_classes)})
 
 
-def mlp(shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int] = (200, 200)) -> nn.Module:
+def mlp(
+    shape: tuple[int, ...], num_classes: int, *, hidden: tuple[PositiveCount, ...] = (200, 200)
+) -> nn.Module:
     """Fully connected ReLU layers of widths ``hidden`` on samples of any shape."""
     return sequence({"flatten": nn.Flatten(), **head(prod(shape), num_classes, hidden)})

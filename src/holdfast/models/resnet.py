@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -15,7 +16,8 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm2d,
     "group": partial(nn.GroupNorm, 2),  # two groups, as in FedFA
 }
-STEMS = ("7x7", "3x3")
+Norm = Literal["batch", "group"]
+Stem = Literal["7x7", "3x3"]
 
 
 class _Residual(nn.Module):
@@ -51,8 +53,8 @@ class ResNet:
     depths: tuple[int, ...]
     kernels: tuple[int, ...]
     expansion: int
-    norm: str = "batch"
-    stem: str = "7x7"
+    norm: Norm = "batch"
+    stem: Stem = "7x7"
     hidden: tuple[int, ...] = ()
     projection: int | None = None
 
@@ -120,14 +122,14 @@ RESNET50 = ResNet((3, 4, 6, 3), kernels=(1, 3, 1), expansion=4)
 
 
 def resnet18(
-    shape: tuple[int, ...], num_classes: int, *, norm: str = "batch", stem: str = "7x7"
+    shape: tuple[int, ...], num_classes: int, *, norm: Norm = "batch", stem: Stem = "7x7"
 ) -> nn.Module:
     """ResNet-18: 512 features."""
     return replace(RESNET18, norm=norm, stem=stem).build(shape, num_classes)
 
 
 def resnet50(
-    shape: tuple[int, ...], num_classes: int, *, norm: str = "batch", stem: str = "7x7"
+    shape: tuple[int, ...], num_classes: int, *, norm: Norm = "batch", stem: Stem = "7x7"
 ) -> nn.Module:
     """ResNet-50: 2048 features."""
     return replace(RESNET50, norm=norm, stem=stem).build(shape, num_classes)

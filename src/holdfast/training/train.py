@@ -53,7 +53,7 @@ from holdfast.training.checks import (
     warn_of_unused,
 )
 from holdfast.training.description import describe_federation, machine, write_federation
-from holdfast.training.resuming import WRITTEN, made_of, refuse_change, where_to_go_on
+from holdfast.training.resuming import IDENTITY, made_of, refuse_change, where_to_go_on
 from holdfast.training.run import Run
 
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
@@ -411,7 +411,7 @@ class Training:
         if not resume:
             return RunDirectory.create(out, experiment)
         directory = RunDirectory.open(out)
-        refuse_change(out, directory.experiment, {key: experiment[key] for key in WRITTEN})
+        refuse_change(out, directory.experiment, {key: experiment[key] for key in IDENTITY})
         return directory
 
     def _conclude(self, loop: RoundLoop, record: dict[str, Any]) -> None:

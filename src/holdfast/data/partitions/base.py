@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import validate_fields
 from holdfast.data.dataset import Group
 from holdfast.data.dealing import Ints, offsets_of, ranges
 
@@ -60,6 +61,9 @@ class Partition(ABC):
     """A rule that deals samples to clients: a frozen dataclass whose fields are its parameters."""
 
     name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        validate_fields(self, self.name)
 
     @abstractmethod
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.core.spec import Count, Positive
 from holdfast.data.dealing import Floats, Ints, even_sizes, in_order_of, offsets_of, ranges, shuffled_by_class
-from holdfast.data.partitions.base import Assignment, Partition, SamplePool, deal, need, need_enough
+from holdfast.data.partitions.base import Assignment, Partition, SamplePool, deal, need_enough
 from holdfast.data.partitions.draws import SHARES_AT_ONCE, dirichlet_counts, log_gammas, proportions
 
 
@@ -28,11 +29,8 @@ class Dirichlet(Partition):
     """
 
     name = "dirichlet"
-    alpha: float
-    min_size: int = 10
-
-    def __post_init__(self) -> None:
-        _check_dirichlet(self.alpha, self.min_size)
+    alpha: Positive
+    min_size: Count = 10
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
@@ -54,11 +52,8 @@ class DirichletUncapped(Partition):
     """
 
     name = "dirichlet-uncapped"
-    alpha: float
-    min_size: int = 10
-
-    def __post_init__(self) -> None:
-        _check_dirichlet(self.alpha, self.min_size)
+    alpha: Positive
+    min_size: Count = 10
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
@@ -81,10 +76,7 @@ class DirichletInner(Partition):
     """
 
     name = "dirichlet-inner"
-    alpha: float
-
-    def __post_init__(self) -> None:
-        _check_dirichlet(self.alpha, 0)
+    alpha: Positive
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
@@ -128,10 +120,7 @@ class DirichletTwoStage(Partition):
     """
 
     name = "dirichlet-two-stage"
-    alpha: float
-
-    def __post_init__(self) -> None:
-        _check_dirichlet(self.alpha, 0)
+    alpha: Positive
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
@@ -164,11 +153,8 @@ class QuantitySkew(Partition):
     """
 
     name = "quantity"
-    alpha: float
-    min_size: int = 10
-
-    def __post_init__(self) -> None:
-        _check_dirichlet(self.alpha, self.min_size)
+    alpha: Positive
+    min_size: Count = 10
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
@@ -176,11 +162,6 @@ class QuantitySkew(Partition):
         need_enough(samples, clients, self.min_size)
         sizes = dirichlet_counts(self.alpha, np.array([samples]), clients, self.min_size, False, rng)[0]
         return Assignment(rng.permutation(samples), offsets_of(sizes))
-
-
-def _check_dirichlet(alpha: float, min_size: int) -> None:
-    need(alpha > 0 and np.isfinite(alpha), f"alpha must be a number above 0, not {alpha}")
-    need(min_size >= 0, f"min_size must be 0 or more samples, not {min_size}")
 
 
 def _dirichlet(

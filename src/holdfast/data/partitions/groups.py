@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.core.spec import Count, PositiveCount
 from holdfast.data.dealing import Ints, even_sizes, offsets_of, ranges, shuffled_by_class
 from holdfast.data.partitions.base import Assignment, Partition, SamplePool, deal, need, need_enough
 from holdfast.data.partitions.draws import cut
@@ -70,14 +71,8 @@ class ByWriter(Partition):
     """
 
     name = "by-writer"
-    per_client: int | None = None
-    min_samples: int = 1
-
-    def __post_init__(self) -> None:
-        need(
-            self.per_client is None or self.per_client >= 1,
-            f"writers per client must be 1 or more, not {self.per_client}",
-        )
+    per_client: PositiveCount | None = None
+    min_samples: Count = 1
 
     def default_clients(self, pool: SamplePool) -> int:
         """As many as there are writers for."""

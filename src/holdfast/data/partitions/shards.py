@@ -8,6 +8,7 @@ from math import gcd
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import PositiveCount
 from holdfast.data.dealing import even_sizes, in_order_of, offsets_of, shuffled_by_class
 from holdfast.data.partitions.base import Assignment, Partition, SamplePool, collect, need, need_enough
 
@@ -48,10 +49,7 @@ class Shards(Partition):
     """
 
     name = "shards"
-    per_client: int = 2
-
-    def __post_init__(self) -> None:
-        need(self.per_client >= 1, f"shards per client must be 1 or more, not {self.per_client}")
+    per_client: PositiveCount = 2
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
@@ -79,11 +77,8 @@ class ClassShards(Partition):
     """
 
     name = "class-shards"
-    s: int = 2
+    s: PositiveCount = 2
     drop: bool = False
-
-    def __post_init__(self) -> None:
-        need(self.s >= 1, f"shards per client (s) must be 1 or more, not {self.s}")
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
@@ -134,10 +129,7 @@ class ClassesPerClient(Partition):
     """
 
     name = "classes"
-    classes: int = 2
-
-    def __post_init__(self) -> None:
-        need(self.classes >= 1, f"classes per client must be 1 or more, not {self.classes}")
+    classes: PositiveCount = 2
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
         """Deal the pool to ``clients`` clients."""
