@@ -213,7 +213,7 @@ def training_seconds(experiment: Experiment) -> float:
     loop = training.loop(StateCache(None, None))
     began = time.perf_counter()
     for number in range(1, experiment.rounds + 1):
-        loop.launch(number)
+        loop.start_round(number)
     torch.cuda.synchronize()
     return time.perf_counter() - began
 

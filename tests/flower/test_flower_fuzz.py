@@ -12,8 +12,8 @@ from damage import damaged
 from flower_world import CLASSES, SIZES, World
 from flwr.app import Message
 
+from holdfast.engine.aggregation import validate_update
 from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
-from holdfast.engine.rounds import validate_update
 from holdfast.flower.app import AppConfig
 from holdfast.flower.engine import FlowerEngine
 from holdfast.flower.messages import RoundRequest, record_of, tree_of

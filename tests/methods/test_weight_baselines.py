@@ -206,4 +206,4 @@ def test_options_out_of_range_are_refused(kind: type[Method], options: dict[str,
 def test_a_model_without_bias_is_fine() -> None:
     for method in METHODS:
         loop, _ = rounds(prepared(method, UNEQUAL, net(bias=False)), 1)
-        assert np.isfinite(loop.test_final()["loss"])
+        assert np.isfinite(loop.evaluate_final()["loss"])

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.spec import named
-from holdfast.methods.base import Method, Tree
+
+if TYPE_CHECKING:
+    from holdfast.methods.base import Method
+
+Tensors = dict[str, Tensor]
+"""A flat dictionary of tensors, such as a model's parameters by name."""
+
+Tree = dict[str, Any]
+"""A dictionary whose values are tensors or further such dictionaries."""
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -14,10 +14,10 @@ from holdfast.core.device import free_bytes
 from holdfast.core.errors import HoldfastError, HoldfastWarning, unknown
 from holdfast.core.memory import available_bytes
 from holdfast.core.settings import Settings
+from holdfast.engine.base import Engine
 from holdfast.engine.batching import widest_batch
 from holdfast.engine.clients import DeviceData, held_out
 from holdfast.engine.deadline import DeadlineEngine
-from holdfast.engine.rounds import Engine
 from holdfast.engine.sequential import SequentialEngine
 from holdfast.engine.thread_pool import ThreadPoolEngine
 from holdfast.engine.vectorized.engine import VectorizedEngine

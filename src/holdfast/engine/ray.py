@@ -28,6 +28,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.settings import Settings
 from holdfast.data.preprocess import Preprocess
+from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Incident, Job
 from holdfast.methods.base import Method, Tree
 from holdfast.methods.context import RunContext
@@ -234,7 +235,9 @@ class RayEngine:
             )
         )
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult | Incident]:
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult | Incident]:
         """Train each client; results come in the order of ``jobs``."""
         tensors = {"params": sent.params, "buffers": sent.buffers, "payload": sent.payload}
         broadcast = ray.put({"round": sent.round} | arrays(tensors))

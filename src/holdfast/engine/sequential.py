@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast.core.memory import keep_freed_memory
 from holdfast.core.settings import Settings
+from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import (
     Broadcast,
     ClientResult,
@@ -51,7 +52,9 @@ class SequentialEngine:
         """The model's buffers as they are now: layers may put other tensors in their place."""
         return {name: buffer.detach() for name, buffer in self.net.named_buffers()}
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult]:
         """Train each client in turn; a result's tensors are valid until the next one is asked for."""
         for job in jobs:
             (started,) = self.side.start([self.side.plan(job, sent.round)], sent)

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 import torch
 
 from holdfast.core.settings import Settings
+from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Job
 from holdfast.engine.sequential import SequentialEngine
 from holdfast.methods.base import Method, Tree
@@ -39,7 +40,9 @@ class ThreadPoolEngine:
         self.workers = workers
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="client")
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult]:
         """Train the clients; results come in their order and are the caller's to keep."""
         waiting: deque[Future[ClientResult]] = deque()
         left = iter(jobs)

@@ -13,6 +13,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from holdfast.core.trees import leaves
+from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Incident, Job, on_device
 from holdfast.engine.sequential import SequentialEngine
 from holdfast.flower.app import AppConfig
@@ -53,7 +54,9 @@ class FlowerEngine:
         self.method, self.context, self.data = method, context, data
         self.forms: dict[tuple[str, int], Form] = {}  # of what a client must send, by message and samples
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult | Incident]:
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult | Incident]:
         """Train each client; results come in the order of ``jobs``."""
         return self._answers(TRAIN, sent, jobs, self._result)
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast.data.schedules import StageSchedule, schedule_from
+from holdfast.engine.base import Engine
 from holdfast.engine.clients import Broadcast, DeviceData, Incident, Job
-from holdfast.engine.rounds import Engine, RoundLoop
+from holdfast.engine.rounds import RoundLoop
 from holdfast.flower.app import AppConfig, FlowerApp
 from holdfast.flower.engine import FlowerEngine
 from holdfast.flower.messages import SAMPLES, record_of, tree_of

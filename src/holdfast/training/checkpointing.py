@@ -25,7 +25,7 @@ def snapshot(loop: RoundLoop, memories: StateCache, made_of: dict[str, Any]) -> 
     server = loop.server
     tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
     tensors = {k: v.cpu() for k, v in tensors.items()}
-    tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.seen().items()}
+    tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.evaluation_state().items()}
     # Nobody trains again after the last round: what is still of use then are models of the clients' own.
     own_models = loop.method.overrides("initial_params") or loop.method.overrides("personal_logits")
     wanted = server.round < loop.settings.rounds or own_models
@@ -46,7 +46,7 @@ def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device) -> No
     params, buffers, state = (on_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))
     _refuse_another_model({**params, **buffers}, {**loop.server.params, **loop.server.buffers})
     loop.server = Server(params, buffers, state, checkpoint.round)
-    loop.remember({k: v.numpy() for k, v in tree.get("before", {}).items()})
+    loop.restore_evaluation_state({k: v.numpy() for k, v in tree.get("before", {}).items()})
 
 
 def _refuse_another_model(then: Tensors, now: Tensors) -> None:

@@ -27,11 +27,13 @@ from holdfast.core.trees import add_
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
+from holdfast.engine.aggregation import too_few_updates
+from holdfast.engine.base import Engine
 from holdfast.engine.clients import Broadcast, ClientRunner, DeviceData, Incident, Job
 from holdfast.engine.evaluation import TestSet
 from holdfast.engine.factory import choose_device, choose_engine, choose_precision
 from holdfast.engine.probe import PER_CLASS
-from holdfast.engine.rounds import Engine, PendingRound, RoundLoop, too_few_updates
+from holdfast.engine.rounds import PendingRound, RoundLoop
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Method, Tree, check_public
@@ -346,8 +348,8 @@ class Training:
                 tracker.start(experiment)
                 stack.callback(tracker.finish)  # also when the run is interrupted
 
-            def keep(launched: PendingRound, save: bool) -> None:
-                record = loop.settle(launched)
+            def keep(pending: PendingRound, save: bool) -> None:
+                record = loop.finish_round(pending)
                 if record["round"] == self.settings.rounds:
                     self._conclude(loop, record)
                 records.append(record)
@@ -363,8 +365,8 @@ class Training:
             done = len(records)
             self._rounds(loop, done + 1, keep)
             model = self._final_model(loop)
-            if directory is not None and loop.picture is not None:
-                files.replace(directory.path / "probe.json", json.dumps(loop.picture).encode() + b"\n")
+            if directory is not None and loop.probe_features is not None:
+                files.replace(directory.path / "probe.json", json.dumps(loop.probe_features).encode() + b"\n")
             run = Run(experiment, records, model, None, peak_bytes(self.device))
             if directory is not None:
                 run.path = directory.path
@@ -385,21 +387,19 @@ class Training:
             while waiting:
                 keep(waiting.pop(), False)
 
-        loop.while_waiting(keep_last)
         try:
             for number in range(first, self.settings.rounds + 1):
-                launched = loop.launch(number)
+                pending = loop.start_round(number, keep_last)
                 keep_last()
                 late = time.monotonic() - saved >= self.settings.checkpoint_seconds
                 if late and number < self.settings.rounds:
-                    keep(launched, True)
+                    keep(pending, True)
                     saved = time.monotonic()
                 elif self._runs_ahead:
-                    waiting.append(launched)
+                    waiting.append(pending)
                 else:
-                    keep(launched, False)
+                    keep(pending, False)
         finally:
-            loop.while_waiting(None)  # it knows the loop, which must not keep itself alive
             keep_last()  # a round that went well is kept when the next one does not
 
     @property
@@ -435,7 +435,7 @@ class Training:
             raise too_few_updates(self.settings.rounds, usable, self.settings.min_clients, incidents)
         loop.server = self.method.finalize(before, sums, self.context)
         record["incidents"] += [incident.record() for incident in incidents]
-        record |= loop.test_final()
+        record |= loop.evaluate_final()
 
     def survey(self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree | Incident]:
         """What each client says of the final model, or why it says nothing."""
