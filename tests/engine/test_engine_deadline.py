@@ -11,6 +11,7 @@ import pytest
 from engine_world import SIZES, copied, loop, same_bits
 
 from holdfast.core.errors import HoldfastError
+from holdfast.methods import FedAvg
 from holdfast.methods.base import Method, Tree
 from holdfast.methods.context import Client
 

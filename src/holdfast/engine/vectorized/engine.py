@@ -145,11 +145,12 @@ class VectorizedEngine:
                 self._end_epoch(epochs[at])
             if at == final // 4 and self.graphs:
                 self._prefetch(sent.round + 1, overlap)
+            if at == final:
+                overlap.finish_last_round()
             ended = ends.get(at, [])
             rest = [leg for leg in ended if patient and leg.last == last_step[leg.lane]]
             yield from self._leave([leg for leg in ended if leg not in rest], lr)
             resting += rest
-        overlap.finish_last_round()
         yield from self._leave(resting, lr)
 
     def _prefetch(self, round: int, overlap: Overlap) -> None:
