@@ -199,7 +199,7 @@ class ClientRunner:
             local_epochs=settings.local_epochs,
             steps=planned.plan.steps,
             lr=settings.lr_at(sent.round),
-            sent=sent.params,
+            global_params=sent.params,
             buffers=sent.buffers
             | {k: v.to(context.device) for k, v in local_norm.items() if k in sent.buffers},
             heldout_ids=heldout,

@@ -93,7 +93,7 @@ class Client:
     local_epochs: int
     steps: int  # K: optimiser steps of this round
     lr: float  # η_t of this round
-    sent: Tensors  # w^{t-1}, the parameters the server sent
+    global_params: Tensors  # w^{t-1}, the parameters the server sent
     buffers: Tensors  # the model's buffers as the client has them now
     heldout_ids: np.ndarray  # those kept out of its training; none but for a method that asks
     heldout_labels: np.ndarray

@@ -64,7 +64,7 @@ class CReFF(Method):
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The gradient in ψ of each class: ``[C, C, d+1]``."""
         psi, classes = classifier_matrix(payload["classifier"]), client.context.num_classes
-        inputs = classifier_inputs(client.forward(client.sent).features, psi)
+        inputs = classifier_inputs(client.forward(client.global_params).features, psi)
         error = (inputs @ psi.T).softmax(-1) - F.one_hot(client.y, classes)
         weighted = error * self._draws(client).unsqueeze(-1)
         members = F.one_hot(client.y, classes).to(error.dtype)

@@ -50,7 +50,7 @@ class FedCurv(Method):
 
     def init_client_state(self, client: Client) -> Tree:
         """u_k = v_k = 0."""
-        return self._zeros(client.sent)
+        return self._zeros(client.global_params)
 
     def _zeros(self, params: Tensors) -> Tree:
         return {part: {k: torch.zeros_like(p) for k, p in params.items()} for part in ("u", "v")}

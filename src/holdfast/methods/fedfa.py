@@ -83,7 +83,8 @@ class FedFA(Method):
             }
         if self.calibration != "off":
             carry["classifier"] = {
-                name: self._optimiser(client.sent[name], client) for name in context.network.head.names
+                name: self._optimiser(client.global_params[name], client)
+                for name in context.network.head.names
             }
         return carry
 

@@ -117,7 +117,7 @@ class FedKA(Method):
         counts = np.outer(np.arange(places) < len(classes), ~dominant) / max(len(classes), 1)
         return {
             "anchor": anchor,
-            "global": client.forward(client.sent, anchor).logits,
+            "global": client.forward(client.global_params, anchor).logits,
             "counts": torch.from_numpy(counts).to(context.device, context.dtype),
         }
 
@@ -126,7 +126,7 @@ class FedKA(Method):
         rows = np.flatnonzero(client.labels == label)
         if self.sampling == "random":
             return int(rng.choice(rows))
-        logits = client.forward(client.sent, client.read(client.ids[rows])).logits
+        logits = client.forward(client.global_params, client.read(client.ids[rows])).logits
         losses = F.cross_entropy(logits, client.y[torch.from_numpy(rows)], reduction="none")
         return int(rows[int(losses.argmax() if self.sampling == "hard" else losses.argmin())])
 

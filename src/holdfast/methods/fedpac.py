@@ -80,7 +80,7 @@ class FedPAC(Method):
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The prototypes to align with; what the server will mix heads by is noted."""
-        features = client.forward(client.sent).features
+        features = client.forward(client.global_params).features
         sums, n = _class_sums(features, client), client.samples
         spread = (features.square().sum() / n - (sums / n).square().sum()) / n
         client.notes[self.name] = {"means": sums / n, "variance": spread}

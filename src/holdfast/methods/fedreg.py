@@ -44,7 +44,7 @@ class FedReg(Method):
     def tables(self, payload: Tree, state: Tree, client: Client) -> Tensors:
         """Each sample's pseudo and perturbed twin, and the pseudo sample's soft label."""
         pseudo = self._ascend(client, self.eta_s)
-        soft = client.forward(client.sent, pseudo).logits.softmax(-1)
+        soft = client.forward(client.global_params, pseudo).logits.softmax(-1)
         return {"pseudo": pseudo, "soft": soft, "perturbed": self._ascend(client, self.eta_s / 100)}
 
     def _ascend(self, client: Client, rate: float) -> Tensor:
@@ -55,7 +55,7 @@ class FedReg(Method):
             for _ in range(self.steps):
                 moved = moved.detach().requires_grad_()
                 with torch.enable_grad():
-                    logits = context.network.apply(client.sent, client.buffers, moved).logits
+                    logits = context.network.apply(client.global_params, client.buffers, moved).logits
                     loss = F.cross_entropy(logits, y, reduction="sum")
                 moved = moved + rate * torch.autograd.grad(loss, moved)[0].sign()
                 moved = torch.maximum(torch.minimum(moved, context.highest), context.lowest)
@@ -64,7 +64,7 @@ class FedReg(Method):
 
     def step(self, trainer: Trainer, params: Tensors, batch: Batch, carry: Tree, local: Local) -> Tensors:
         """Learn, then take back what would be forgotten."""
-        w0 = local.sent
+        w0 = local.global_params
 
         def error(w: Tensors, x: Tensor, target: Tensor) -> Tensor:
             return batch.mean(F.cross_entropy(trainer.forward(w, x).logits, target, reduction="none"))

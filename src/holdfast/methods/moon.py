@@ -43,14 +43,14 @@ class Moon(Method):
     def init_client_state(self, client: Client) -> Tree:
         """The previous model of a client that has none."""
         if self.variant == "fa":
-            return {"previous": {**client.sent, **client.buffers}}
+            return {"previous": {**client.global_params, **client.buffers}}
         network = client.context.network
         return {"previous": {**network.params, **network.buffers}}
 
     def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The client's previous model, or the one the server sent."""
         previous: Tensors = state["previous"]
-        return previous if name == "previous" else client.sent
+        return previous if name == "previous" else client.global_params
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
         """-log softmax of the two cosines is softplus((s_p - s_g) / τ)."""

@@ -44,7 +44,7 @@ class Scaffold(Method):
 
     def init_client_state(self, client: Client) -> Tree:
         """c_k = 0."""
-        return {"c_k": {k: torch.zeros_like(p) for k, p in client.sent.items()}}
+        return {"c_k": {k: torch.zeros_like(p) for k, p in client.global_params.items()}}
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """What is added to every gradient of this round, c - c_k, and c_k itself."""
@@ -61,7 +61,7 @@ class Scaffold(Method):
         if self.variant == "ntd":
             steps = momentum_steps(steps, client.context.momentum)
         # c_k⁺ = (w^{t-1} - w_k) / (K η) - (c - c_k)
-        new = minus(divided(minus(client.sent, params), steps * client.lr), carry["correction"])
+        new = minus(divided(minus(client.global_params, params), steps * client.lr), carry["correction"])
         return {"change": minus(new, carry["c_k"])}, {"c_k": new}
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:

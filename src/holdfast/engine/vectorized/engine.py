@@ -240,7 +240,7 @@ class VectorizedEngine:
             self.carry = stack_like(started.carry, self.lanes)
         for name, weights in started.teachers.items():
             # Every client has the same global teacher: it is not stacked but read where it lies.
-            if weights is not started.client.sent and name not in self.teachers:
+            if weights is not started.client.global_params and name not in self.teachers:
                 self.programs.forget()
                 sent, whole = {**self.frozen_buffers, **self.sent}, {**started.client.buffers, **weights}
                 self.teachers[name] = {
