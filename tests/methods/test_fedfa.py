@@ -87,7 +87,9 @@ def test_the_anchor_loss_of_two_classes_in_a_batch(kind: str) -> None:
     h = np.random.default_rng(0).normal(size=(3, 6))
     d = [np.sum((h[i] - carry["anchors"][c].numpy()) ** 2) for i, c in enumerate((0, 0, 2))]
     expected = 0.2 / 4 * ((d[0] + d[1]) / 2 + d[2]) if kind == "code" else 0.1 * sum(d) / 3
-    got = method.loss(said(torch.from_numpy(h)), batch_of(0, 0, 2), carry, Local(client.global_params, client.global_params))
+    got = method.loss(
+        said(torch.from_numpy(h)), batch_of(0, 0, 2), carry, Local(client.global_params, client.global_params)
+    )
     assert float(got) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
@@ -129,7 +131,9 @@ def test_calibration_is_the_optimiser_on_the_anchors(calibration: str, bias: boo
         else:
             params, carry = method.after_epoch(params, carry)
     for name, value in params.items():
-        assert torch.allclose(value, ours[name] if name in ours else client.global_params[name], rtol=1e-9, atol=1e-12)
+        assert torch.allclose(
+            value, ours[name] if name in ours else client.global_params[name], rtol=1e-9, atol=1e-12
+        )
 
 
 def test_warmup_rests_the_pull_in_round_one_only() -> None:

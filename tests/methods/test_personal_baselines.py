@@ -135,7 +135,9 @@ def test_fedfomo_client_with_one_sample_holds_none_out() -> None:
     assert len(client.heldout_y) == 0
     state = training.method.init_client_state(client)
     assert same(
-        training.method.initial_params(client.global_params, {"models": {"0": client.global_params}}, state, client),
+        training.method.initial_params(
+            client.global_params, {"models": {"0": client.global_params}}, state, client
+        ),
         client.global_params,
     )
     held, _ = begun(training, 0)
