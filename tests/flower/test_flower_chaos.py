@@ -47,9 +47,9 @@ class Weather:
         self.all_nodes = dict(world.grid.nodes)
 
     def __call__(self, asked: Message, reply: Message) -> list[Message]:
-        if "orders" not in asked.content:
+        if "request" not in asked.content:
             return [reply]
-        round, node = asked.content["orders"]["round"], asked.metadata.dst_node_id
+        round, node = asked.content["request"]["round"], asked.metadata.dst_node_id
         self.network(round)
         rng = generator(self.seed, "chaos", round, node)
         if reply.has_error() or rng.random() >= FAULT_RATE:
@@ -96,7 +96,7 @@ class Weather:
                 return [reply]
 
     def with_a_full_disk(self, asked: Message) -> Message:
-        """The reply of a site that has no space for what its clients remember."""
+        """The reply of a site without disk space for its clients' memories."""
         whole = files.write_all
 
         def full(file: Any, data: bytes) -> None:

@@ -16,8 +16,8 @@ from torch import nn
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.flower import FlowerApp, for_server
-from holdfast.flower.messages import tree_of
-from holdfast.flower.wire import form_of
+from holdfast.flower.messages import tree_from_record
+from holdfast.flower.wire import spec_of
 from holdfast.methods.base import Method
 from holdfast.methods.registry import METHODS, parse_method
 
@@ -111,14 +111,14 @@ def test_several_clients_of_a_node_share_a_message(tmp_path: Path) -> None:
     world = World(tmp_path, nodes=2, method="fedavg", rounds=2).run()
     training = [m for m in world.grid.sent if m.metadata.message_type == "train"]
     assert len(training) == 2 * 2
-    assert sorted(k for m in training[:2] for k in m.content["orders"]["clients"]) == list(range(len(SIZES)))
+    assert sorted(k for m in training[:2] for k in m.content["request"]["clients"]) == list(range(len(SIZES)))
 
 
 def leaving(world: World) -> dict[str, list[str]]:
     """The tensors of the first client's first reply, by their first word."""
     reply = next(m for m in world.grid.received if "client 0" in m.content)
     parts: dict[str, list[str]] = {}
-    for path in form_of(tree_of(reply.content, "client 0")):
+    for path in spec_of(tree_from_record(reply.content, "client 0")):
         head, _, rest = path.partition("/")
         parts.setdefault(head, []).append(rest)
     return parts
@@ -129,7 +129,7 @@ def test_what_a_method_keeps_at_its_client_stays_there(tmp_path: Path) -> None:
     *body, weight, bias = world.model
     assert leaving(world) == {"params": body}
     down = next(m for m in world.grid.sent if m.metadata.message_type == "train").content
-    assert not {weight, bias} & tree_of(down, "sent")["params"].keys()
+    assert not {weight, bias} & tree_from_record(down, "broadcast")["params"].keys()
     proto = World(tmp_path / "proto", method="fedproto").run()
     assert set(leaving(proto)) == {"sums"}
     with_norm = World(tmp_path / "norm", nodes=len(SIZES), app=hospitals(hf.FedProto())).run()
@@ -187,7 +187,7 @@ def test_a_thousand_clients_on_four_nodes(tmp_path: Path) -> None:
     # The server's part of a round is that of the sampled clients.
     assert (
         max(
-            len(m.content["orders"]["clients"]) for m in world.grid.sent if m.metadata.message_type == "train"
+            len(m.content["request"]["clients"]) for m in world.grid.sent if m.metadata.message_type == "train"
         )
         <= 20
     )
@@ -199,7 +199,7 @@ def test_a_thousand_clients_on_four_nodes(tmp_path: Path) -> None:
         ({"learning_rate": 0.1}, "unknown key of .*learning-rate"),
         ({"method": "fedavgg"}, "unknown method 'fedavgg'"),
         ({"rounds": 0}, "rounds is 0"),
-        ({"clients": 9}, "client 6, 7, 8 of 9 is not there"),
+        ({"clients": 9}, "client 6, 7, 8 of 9 is not connected"),
         ({"out": ""}, "needs 'out'"),
         ({"lr": "fast"}, "lr is 'fast'"),
     ],
@@ -226,5 +226,5 @@ def test_a_site_that_preprocesses_otherwise(tmp_path: Path) -> None:
 
     other = replace(among, dataset=replace(among.dataset, preprocess=hf.Preprocess(flip=True)))
     app = FlowerApp(lambda node, run: other, lambda run: for_server(among.dataset))
-    with pytest.raises(HoldfastError, match="preprocesses samples otherwise"):
+    with pytest.raises(HoldfastError, match="preprocesses samples differently"):
         World(tmp_path, app=app, method="fedavg").run()

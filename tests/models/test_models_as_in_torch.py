@@ -261,5 +261,5 @@ def test_what_is_wrapped_around_a_module_is_taken_off(wrap):
 def test_of_any_model_it_is_known_how_wide_it_is(name):
     shape, make, _ = MODELS[name]
     network = Network(make())
-    assert network.most_values(torch.zeros(2, *shape)) >= network.head.features
+    assert network.max_activation_size(torch.zeros(2, *shape)) >= network.head.features
     assert not any(module._forward_hooks for module in network.net.modules())

@@ -60,10 +60,10 @@ def test_what_does_not_commute_stays() -> None:
 def test_a_copy_on_another_device_shares_nothing() -> None:
     network = Network(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
     network.params = {name: p + 1 for name, p in network.params.items()}
-    twin = network.to(torch.device("cpu"))
-    assert all(torch.equal(twin.params[name], p) for name, p in network.params.items())
-    twin.params["1.weight"].zero_()
-    assert not torch.equal(twin.params["1.weight"], network.params["1.weight"])
+    copied = network.to(torch.device("cpu"))
+    assert all(torch.equal(copied.params[name], p) for name, p in network.params.items())
+    copied.params["1.weight"].zero_()
+    assert not torch.equal(copied.params["1.weight"], network.params["1.weight"])
 
 
 class Doubled(nn.BatchNorm1d):
@@ -111,7 +111,7 @@ def test_layers_that_are_not_quite_torchs_usual_ones_do_as_in_torch(layer: nn.Mo
 
 
 def test_statistics_of_a_batch_norm_of_ones_own_are_not_dropped() -> None:
-    with pytest.raises(HoldfastError, match="the batch norm '1' is one of your own"):
+    with pytest.raises(HoldfastError, match="the layer '1' is a BatchNorm of your own"):
         Network(nn.Sequential(nn.Linear(3, 4), Doubled(4), nn.Linear(4, 2)), norm="drop")
 
 
@@ -121,9 +121,9 @@ def test_where_a_network_is_widest_and_its_maps_are_smallest() -> None:
         nn.Flatten(), nn.Linear(8, 4),
     )  # fmt: skip
     network, x = Network(net), torch.zeros(2, 3, 8, 8)
-    assert network.most_values(x) == 6 * 8 * 8  # before pooling; an image has 3 * 8 * 8
-    assert network.smallest_map(x) == 1  # a 2 x 2 map by a 2 x 2 kernel
+    assert network.max_activation_size(x) == 6 * 8 * 8  # before pooling; an image has 3 * 8 * 8
+    assert network.min_batchnorm_values(x) == 1  # a 2 x 2 map by a 2 x 2 kernel
     assert not any(module._forward_hooks for module in network.net.modules())
-    assert Network(nn.Linear(5, 4)).smallest_map(torch.zeros(1, 5)) is None
+    assert Network(nn.Linear(5, 4)).min_batchnorm_values(torch.zeros(1, 5)) is None
     scripted = nn.Sequential(torch.jit.script(nn.Linear(5, 9)), nn.Linear(9, 4))
-    assert Network(scripted).most_values(torch.zeros(1, 5)) == 9
+    assert Network(scripted).max_activation_size(torch.zeros(1, 5)) == 9

@@ -312,13 +312,13 @@ def test_a_description_without_a_name_is_refused():
 @pytest.mark.parametrize("name", sorted(PAPER_SHAPES))
 def test_papers_networks_name_the_shape_they_want(name):
     wanted = "x".join(map(str, PAPER_SHAPES[name]))
-    with pytest.raises(HoldfastError, match=f"'{name}' wants images of {wanted} .* has shape 2x9x9"):
+    with pytest.raises(HoldfastError, match=f"'{name}' takes images of {wanted} .* has shape 2x9x9"):
         MODELS[name]().build((2, 9, 9), 10, seed=0)
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet18", "ntd-cifar"])
 def test_models_for_images_refuse_vectors(name):
-    with pytest.raises(HoldfastError, match=r"wants images .* has shape 20; .*'mlp'"):
+    with pytest.raises(HoldfastError, match=r"takes images .* has shape 20; .*'mlp'"):
         MODELS[name]().build((20,), 10, seed=0)
 
 

@@ -97,7 +97,7 @@ class RoundLoop:
         self.engine, self.settings, self.memories = engine, settings, memories
         self.test, self.local_test, self.side = test, local_test, side
         network = context.network
-        state = tensors_only(method.init_server_state(context), method, "init_server_state")
+        state = tensors_only(method.init_server_state(context), method.name, "init_server_state")
         self.server = Server(dict(network.params), dict(network.buffers), state)
         self.before: np.ndarray | None = None  # [C] accuracy by class of the model last tested
         self.before_local: np.ndarray | None = None  # of the model to be sent, on local models' samples
@@ -198,7 +198,7 @@ class RoundLoop:
             self.stream.before_training()
         stage = self.stage(number)
         present, lost = self._draw(number)
-        payload = tensors_only(method.broadcast(server), method, "broadcast")
+        payload = tensors_only(method.broadcast(server), method.name, "broadcast")
         sent = Broadcast(number, server.params, server.buffers, payload)
         jobs = [self._job(int(k), stage) for k in present]
         gathered, local, probe = UploadSums(), LocalRecords(self), self._begin_probe(number)
@@ -250,7 +250,7 @@ class RoundLoop:
         return record
 
     def _job(self, client: int, stage: int) -> Job:
-        down = tensors_only(self.method.broadcast_to(self.server, client), self.method, "broadcast_to")
+        down = tensors_only(self.method.broadcast_to(self.server, client), self.method.name, "broadcast_to")
         return Job(client, self.federation.client(client, stage), stage, down, self.memories.get(client))
 
     def _begin_probe(self, number: int) -> Probe | None:
@@ -325,9 +325,9 @@ class RoundLoop:
             raise HoldfastError(
                 f"{method.name}: aggregate must give every parameter of the model, and no others"
             )
-        server = Server(params, buffers, tensors_only(state, method, "aggregate"), server.round)
+        server = Server(params, buffers, tensors_only(state, method.name, "aggregate"), server.round)
         state = method.update(server, gathered.sums, gathered.uploads, self.context)
-        server.state = tensors_only(state, method, "update")
+        server.state = tensors_only(state, method.name, "update")
         self.server = method.refine(server, gathered.uploads, self.context)
 
     # Testing --------------------------------------------------------------------------------------------

@@ -35,17 +35,13 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.spec import as_number
+from holdfast.core.trees import Tensors as Tensors
+from holdfast.core.trees import Tree as Tree
 from holdfast.methods.functional import cross_entropy
 from holdfast.models.network import Output
 
 if TYPE_CHECKING:
     from holdfast.methods.context import Client, RunContext
-
-Tensors = dict[str, Tensor]
-"""A flat dictionary of tensors, such as a model's parameters by name."""
-
-Tree = dict[str, Any]
-"""A dictionary whose values are tensors or further such dictionaries."""
 
 
 @dataclass

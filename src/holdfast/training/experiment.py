@@ -21,7 +21,7 @@ from holdfast.core.spec import as_number
 if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset
     from holdfast.data.federation import Federation
-    from holdfast.models.network import NormPolicy
+    from holdfast.models.network import BatchNormPolicy
     from holdfast.training.run import Run
     from holdfast.training.train import SubmitWrite, Tracker
 
@@ -291,7 +291,7 @@ class Experiment(Settings):
                     SequentialEngine, settings=settings
                 ),  # the least that trains: one copy of the model
                 device="cpu",
-                batchnorm=cast("NormPolicy", self.batchnorm),
+                batchnorm=cast("BatchNormPolicy", self.batchnorm),
                 classifier=self.classifier,
             )
 
