@@ -15,7 +15,7 @@ CUDA = torch.device("cuda")
 def card(monkeypatch):
     """A GPU of 80 GiB of which others have 20; this process uses 4 and torch keeps 6 for it."""
     limits = []
-    monkeypatch.setattr(device, "_processes", 1)
+    monkeypatch.setattr(device, "_gpu_processes", 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * GIB))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (54 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 4 * GIB)

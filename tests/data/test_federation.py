@@ -185,9 +185,9 @@ def test_a_file_that_does_not_fit_is_refused(toy, tmp_path):
     with pytest.raises(HoldfastError, match="cannot read the federation"):
         Federation.load(tmp_path / "none.json", toy)
     for key, value, words in (
-        ("indices", [0, "one"], "'one' among its indices is no whole number"),
-        ("offsets", [0, [1]], r"\[1\] among its offsets"),
-        ("public", [2**80], "among its public is no whole number"),
+        ("indices", [0, "one"], r"indices\[1\] is 'one', not a whole number"),
+        ("offsets", [0, [1]], r"offsets\[1\] is \[1\]"),
+        ("public", [2**80], r"public\[0\] is \d+, not a whole number"),
         ("leaves", None, "'leaves' is missing or damaged"),
         ("stages", "2", "'stages' is missing or damaged"),
         ("stages", 0, "offsets must begin with 0"),
@@ -211,13 +211,13 @@ def test_given_ids_are_taken_as_they_are(toy):
     [
         ([], {}, "at least 1 client"),
         ([[1, 2], [2, 3]], {}, "sample 2 is given 2 times among the clients"),
-        ([[1, 400]], {}, "between 0 and 399, but run from 1 to 400"),
+        ([[1, 400]], {}, "between 0 and 399, but range from 1 to 400"),
         ([[-1]], {}, "between 0 and 399"),
         ([[0.5]], {}, "flat list of whole numbers"),
         ([[1], [2]], {"clients": 3}, "sample ids of 2 clients are given, but clients is 3"),
-        ([[1], [2]], {"public": [2]}, "sample 2 is both public and held by a client"),
+        ([[1], [2]], {"public": [2]}, "sample 2 is both public and a client's"),
         ([[1], [2]], {"public": 0.1}, "give the public ones as ids too"),
-        ([[1], [2]], {"long_tail": LongTail(0.5)}, "would take samples away"),
+        ([[1], [2]], {"long_tail": LongTail(0.5)}, "would remove some"),
     ],
 )
 def test_given_ids_that_cannot_be_are_refused(toy, parts, more, message):

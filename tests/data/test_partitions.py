@@ -258,7 +258,7 @@ def test_a_vanishing_alpha_gives_everything_to_somebody(kind):
 
 
 def test_unreachable_min_size_is_told_after_bounded_work(monkeypatch):
-    monkeypatch.setattr(candidates, "MOST_SHARES", 100_000)
+    monkeypatch.setattr(candidates, "MAX_SHARES", 100_000)
     with pytest.raises(HoldfastError, match=r"none of \d+ draws gave every client 28 samples .* min_size="):
         Dirichlet(0.05, min_size=28).assign(pool_of(300, 3), 10, generator(0, "test"))
 
@@ -512,8 +512,8 @@ def test_a_line_that_makes_no_sense_is_refused(text, message):
         (Dirichlet(0.1), 11, "need 110 samples"),
         (ClassShards(3), 7, "cannot be shared equally by 4 classes; take 4 or 8 clients"),
         (ClassesPerClient(5), 4, "cannot hold 5 classes: the data has 4"),
-        (ByWriter(), 5, "does not say the writer of a sample"),
-        (ByDomain(), 5, "does not say the domain of a sample"),
+        (ByWriter(), 5, "this data set has no group 'writer'"),
+        (ByDomain(), 5, "this data set has no group 'domain'"),
     ],
 )
 def test_a_partition_that_cannot_be_made_is_refused(partition, clients, message):

@@ -130,7 +130,7 @@ def test_can_be_captured_in_a_cuda_graph():
         (lambda: Preprocess(MEAN, STD).check((1, 8, 8)), "3 channels"),
         (lambda: Preprocess(crop=8, crop_mode="reflect").check((1, 8, 8)), "larger"),
         (lambda: preprocess_for("cifar10", "fednt"), "did you mean fedntd"),
-        (lambda: preprocess_for("svhn", "fedka"), "does not say how to preprocess 'svhn'"),
+        (lambda: preprocess_for("svhn", "fedka"), "does not include 'svhn'"),
     ],
 )
 def test_mistakes_are_named(make, words):

@@ -258,7 +258,7 @@ def test_mixed_digits_gives_every_domain_clients_of_its_own():
         ([], "one or more data sets"),
         ([images(name="a"), images(name="a")], "different names"),
         ([images(name="a"), images(name="b", classes=5)], "have different classes"),
-        ([images(name="a", channels=2)], "not one of grey or three-channel images"),
+        ([images(name="a", channels=2)], "does not consist of grey or three-channel images"),
     ],
 )
 def test_domains_that_cannot_be_mixed_are_refused(domains, message):

@@ -569,7 +569,7 @@ def test_unknown_names(name, words):
 
 
 def test_presets_that_do_not_fit_are_refused_before_reading(root):
-    with pytest.raises(HoldfastError, match="does not say how to preprocess 'mnist'"):
+    with pytest.raises(HoldfastError, match="does not include 'mnist'"):
         load("mnist", root=root, preprocess="fedka")
 
 

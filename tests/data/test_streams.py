@@ -218,7 +218,7 @@ def test_a_stream_comes_back_from_its_file(toy, tmp_path, schedule):
             {"clients": 200},
             "each of the 1000 tasks counts as a client: .* need 1000 samples, but there are 600",
         ),
-        ({"clients": 200, "chunks": True}, "holds 3 samples, too few for 5 tasks"),
+        ({"clients": 200, "chunks": True}, "has 3 samples, too few for 5 tasks"),
         ({"joins": [0]}, "'joins' must hold one stage for each of 4 clients"),
         ({"leaves": [5, 5, 5, 6]}, "'leaves' must hold one stage"),
         ({"joins": [0, 3, 0, 0], "leaves": [5, 3, 5, 5]}, "client 1 leaves before it has joined"),
@@ -226,7 +226,7 @@ def test_a_stream_comes_back_from_its_file(toy, tmp_path, schedule):
         ({"stage_classes": [0, 1, 2, 3, 4]}, r"must look like \[\[0, 1\], \[2\]\], a list for each stage"),
         ({"stage_classes": [[0]]}, "classes of 5 stages, not 1"),
         ({"stage_classes": [[0], [1], [2], [3], [6]]}, "stage 4 names a class outside 0 to 5"),
-        ({"stage_classes": [[0]] * 5, "chunks": True}, "cannot be given with them"),
+        ({"stage_classes": [[0]] * 5, "chunks": True}, "cannot be combined with stage_classes"),
         ({"stage_classes": [[0], [1], [2], [3], [4]], "clients": 101}, "stage 0 of the stream: 101 clients"),
     ],
 )

@@ -22,7 +22,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 import holdfast as hf
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
-from holdfast.flower.messages import tree_to_record, tree_from_record
+from holdfast.flower.messages import tree_from_record, tree_to_record
 from holdfast.methods.registry import METHODS
 
 LIAR = 2  # the client whose replies are tampered with, in round 2
@@ -156,7 +156,9 @@ def test_a_lie_about_the_final_model_is_named_too(
 def test_nobody_speaks_of_the_final_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.flower.engine.PAUSE_SECONDS", 0.0)
     world = World(tmp_path, method="ccvr")
-    world.grid.fault = lambda asked, reply: [] if asked.metadata.message_type == "query.statistics" else [reply]
+    world.grid.fault = lambda asked, reply: (
+        [] if asked.metadata.message_type == "query.statistics" else [reply]
+    )
     with pytest.raises(HoldfastError, match=r"round 3: no usable update is left .*client 0: late"):
         world.run()
     assert [r["round"] for r in world.records] == [1, 2]

@@ -16,7 +16,7 @@ from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
 from holdfast.engine.rounds import validate_update
 from holdfast.flower.app import AppConfig
 from holdfast.flower.engine import FlowerEngine
-from holdfast.flower.messages import RoundRequest, tree_to_record, tree_from_record
+from holdfast.flower.messages import RoundRequest, tree_from_record, tree_to_record
 from holdfast.flower.nodes import Nodes
 from holdfast.flower.population import Population, SiteReport
 from holdfast.flower.server import FlowerTraining

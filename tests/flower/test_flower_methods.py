@@ -187,7 +187,9 @@ def test_a_thousand_clients_on_four_nodes(tmp_path: Path) -> None:
     # The server's part of a round is that of the sampled clients.
     assert (
         max(
-            len(m.content["request"]["clients"]) for m in world.grid.sent if m.metadata.message_type == "train"
+            len(m.content["request"]["clients"])
+            for m in world.grid.sent
+            if m.metadata.message_type == "train"
         )
         <= 20
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from holdfast.core.trees import leaves
-from holdfast.flower.wire import DTYPES, PackedArray, WireError, spec_of, pack, unpack
+from holdfast.flower.wire import DTYPES, PackedArray, WireError, pack, spec_of, unpack
 
 INPUTS = int(os.environ.get("HOLDFAST_FUZZ", "30000"))  # docs/reliability.md was written with a million
 

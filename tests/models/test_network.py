@@ -112,7 +112,7 @@ def test_layers_that_are_not_quite_torchs_usual_ones_do_as_in_torch(layer: nn.Mo
 
 def test_statistics_of_a_batch_norm_of_ones_own_are_not_dropped() -> None:
     with pytest.raises(HoldfastError, match="the layer '1' is a BatchNorm of your own"):
-        Network(nn.Sequential(nn.Linear(3, 4), Doubled(4), nn.Linear(4, 2)), norm="drop")
+        Network(nn.Sequential(nn.Linear(3, 4), Doubled(4), nn.Linear(4, 2)), batchnorm="drop")
 
 
 def test_where_a_network_is_widest_and_its_maps_are_smallest() -> None:

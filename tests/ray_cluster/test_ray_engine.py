@@ -53,6 +53,18 @@ def net(norm: bool = False) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(8, CLASSES))
 
 
+def training_on(cluster: Any, method: str, settings: Settings) -> Training:
+    return Training(
+        parse_method(method),
+        net(),
+        federation(),
+        settings,
+        engine="ray",
+        ray_address=cluster.address,
+        device="cpu",
+    )
+
+
 def learnt(
     method: Method, engine: str, address: str | None = None, rounds: int = 2, norm: bool = False, **more: Any
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
@@ -106,16 +118,16 @@ def test_every_method_learns_the_same(name: str, cluster: Any) -> None:
 
 def test_batch_norm_and_sampling(cluster: Any) -> None:
     method = parse_method("fedntd+fedprox")
-    expected, before = learnt(method, "sequential", norm=True, sample=3)
-    found, after = learnt(method, "ray", cluster.address, norm=True, sample=3)
+    expected, before = learnt(method, "sequential", norm=True, clients_per_round=3)
+    found, after = learnt(method, "ray", cluster.address, norm=True, clients_per_round=3)
     assert_close(expected, found)
     assert [r["participants"] for r in before] == [r["participants"] for r in after]
 
 
 def test_both_nodes_work(cluster: Any) -> None:
-    from holdfast.engine.ray import pool
+    from holdfast.engine.ray import worker_pool
 
-    workers = [ray.get(member.actor.ready.remote()) for member in pool(cluster.address, "CPU").members]
+    workers = [ray.get(w.actor.ready.remote()) for w in worker_pool(cluster.address, "CPU").workers]
     assert len(workers) == len(set(workers)) == 2
     assert len({actor["NodeID"] for actor in _actors()}) == 2
 
@@ -207,10 +219,10 @@ def test_a_client_that_diverges_is_left_out(cluster: Any, tmp_path: Path) -> Non
 
 
 def test_the_runs_of_a_comparison_share_the_cluster(cluster: Any, tmp_path: Path) -> None:
-    from holdfast.engine.ray import pool
+    from holdfast.engine.ray import worker_pool
 
     def workers() -> set[int]:
-        return {ray.get(member.actor.ready.remote()) for member in pool(cluster.address, "CPU").members}
+        return {ray.get(w.actor.ready.remote()) for w in worker_pool(cluster.address, "CPU").workers}
 
     experiment = Experiment(
         data="digits",
@@ -236,7 +248,7 @@ def test_from_the_command_line(cluster: Any, tmp_path: Path) -> None:
     # The tests' own workers hold both CPUs.
     busy = subprocess.run(command, capture_output=True, text=True)
     assert busy.returncode == 2
-    assert "2 CPUs none is free" in busy.stderr
+    assert "none of the Ray cluster's 2 CPUs is free" in busy.stderr
     ray.shutdown()
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -248,16 +260,7 @@ def test_the_object_store_does_not_fill(cluster: Any) -> None:
     settings = Settings(
         rounds=200, local_epochs=1, batch_size=8, lr=0.05, evaluate_locals=False, evaluate_every=200
     )
-    training = Training(
-        parse_method("scaffold"),
-        net(),
-        federation(),
-        settings,
-        engine="ray",
-        ray_address=cluster.address,
-        device="cpu",
-    )
-    loop = training.loop(StateCache(None, None))
+    loop = training_on(cluster, "scaffold", settings).loop(StateCache(None, None))
     used = []
     for number in range(1, 201):
         loop.round(number)
@@ -285,20 +288,13 @@ def test_a_run_directory_is_as_any_other(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_workers_round_as_the_process_that_asks(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.engine.ray import inner_engine
+    from holdfast.engine.ray import make_engine
 
-    training = Training(
-        parse_method("fedavg"),
-        net(),
-        federation(),
-        Settings(rounds=1),
-        engine="ray",
-        ray_address=cluster.address,
-    )
+    training = training_on(cluster, "fedavg", Settings(rounds=1))
     setup = ray.get(training.engine.setup)  # type: ignore[attr-defined]
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)  # as in a new process
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    inner_engine(setup)
+    make_engine(setup)
     assert torch.backends.cudnn.deterministic
     assert not torch.backends.cudnn.allow_tf32
 
@@ -308,16 +304,7 @@ def test_a_machine_that_goes_away_takes_nothing_with_it(cluster: Any) -> None:
     settings = Settings(rounds=3, local_epochs=2, batch_size=3, lr=0.05, evaluate_locals=False)
 
     def rounds(loss: bool) -> dict[str, torch.Tensor]:
-        training = Training(
-            parse_method("fedavg"),
-            net(),
-            federation(),
-            settings,
-            engine="ray",
-            ray_address=cluster.address,
-            device="cpu",
-        )
-        loop = training.loop(StateCache(None, None))
+        loop = training_on(cluster, "fedavg", settings).loop(StateCache(None, None))
         loop.round(1)
         if loss:
             node = next(n for n in cluster.list_all_nodes() if n is not cluster.head_node)
