@@ -1,4 +1,4 @@
-"""Several processes on one GPU take no more than their share, each by its own reckoning."""
+"""Several processes on one GPU limit themselves to equal shares of its memory."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture
 def card(monkeypatch):
-    """A GPU of 80 GiB of which others have 20; this process uses 4 and torch keeps 6 for it."""
+    """A GPU of 80 GiB, of which others use 20; torch has allocated 4 and reserved 6 for this process."""
     limits = []
     monkeypatch.setattr(device, "_gpu_processes", 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * GIB))
@@ -24,12 +24,12 @@ def card(monkeypatch):
     return limits
 
 
-def test_alone_it_may_take_what_is_free_and_what_torch_keeps_for_it(card):
+def test_a_single_process_may_use_free_and_cached_memory(card):
     assert device.gpu_share_bytes(CUDA) == 80 * GIB
     assert device.free_gpu_bytes(CUDA) == (54 + 2) * GIB
 
 
-def test_one_of_eight_has_an_eighth(card):
+def test_eight_processes_have_equal_shares(card):
     device.share_gpu(8)
     assert card == [1 / 8]  # torch holds it to that
     assert device.gpu_share_bytes(CUDA) == 10 * GIB
@@ -38,7 +38,7 @@ def test_one_of_eight_has_an_eighth(card):
 
 @pytest.fixture
 def work(monkeypatch):
-    """A sweep's worker without its work, on a device; and the shares that were taken."""
+    """A function that starts a sweep's worker without work on a device, and the list of shares it takes."""
     from holdfast.papers import sweep
 
     shares = []
@@ -61,7 +61,7 @@ def test_workers_of_a_sweep_on_a_gpu_share_it(work):
     assert shares == [12]
 
 
-def test_one_worker_says_that_they_take_turns(work, monkeypatch, tmp_path):
+def test_one_worker_reports_time_slicing(work, monkeypatch, tmp_path):
     begin, _ = work
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))  # where no daemon listens
     told = []

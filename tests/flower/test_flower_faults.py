@@ -1,4 +1,5 @@
-"""Sites that fail, lie, come late or come back; servers that are killed: the run goes on or says why not."""
+"""Sites that fail, send invalid replies, are late or reconnect, and servers that are killed: the run continues or stops
+with an error."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ LIAR = 2  # the client whose replies are tampered with, in round 2
 
 
 def tampered(world: World, change: Callable[[RecordDict], Any], round: int | None = 2) -> None:
-    """Change the reply of the liar's node in one round, or about the final model if ``round`` is None."""
+    """Change the reply of the liar's node in one round, or the reply with statistics if ``round`` is None."""
 
     def fault(asked: Message, reply: Message) -> list[Message]:
         request, statistics = asked.content.get("request"), asked.metadata.message_type == "query.statistics"
@@ -46,7 +47,7 @@ def tampered(world: World, change: Callable[[RecordDict], Any], round: int | Non
 
 
 def array(content: RecordDict, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Change the values that lie under the first manifest."""
+    """Change the values of the first manifest."""
     record = content[f"client {LIAR}"]
     manifest = next(iter(record))
     record[manifest] = Array(change(record[manifest].numpy().copy()))
@@ -143,7 +144,7 @@ def test_a_lie_is_named_and_left_out(kind: str, lie: Callable[[RecordDict], Any]
 def test_a_lie_about_the_final_model_is_named_too(
     kind: str, change: Callable[[RecordDict], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CCVR asks every client once more; whoever answers first does not decide what is right."""
+    """CCVR requests statistics from every client; the first reply does not determine the expected spec."""
     monkeypatch.setattr(f"{__name__}.LIAR", 0)
     world = World(tmp_path, method="ccvr")
 
@@ -179,7 +180,7 @@ def test_the_report_counts_and_names_what_went_wrong(tmp_path: Path) -> None:
 
 
 def test_a_refused_client_goes_on_from_what_the_server_knows_of(tmp_path: Path) -> None:
-    """SCAFFOLD's control variate of the refused round is forgotten at the site too."""
+    """The site does not use SCAFFOLD's control variate of the refused round."""
     world = World(tmp_path, method="scaffold")
     tampered(world, lambda c: set_fact(c, "weight", -1.0))
     world.run()
@@ -412,7 +413,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Take all the space that is left."""
+    """Use all free space."""
     with suppress(OSError), open(disk / "ballast", "wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
@@ -461,7 +462,7 @@ def test_a_server_whose_disk_is_full(disk: Path, tmp_path: Path) -> None:
 
 
 class Countdown:
-    """Kills this process at the n-th of the moments that matter: before and after sending, and at every rename."""
+    """Kills this process at the n-th event: before and after sending, and before and after every rename."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -473,7 +474,7 @@ class Countdown:
 
 
 def serve_until(world: World, moment: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run the server in a child that is killed at a moment; gives how the child ended."""
+    """Run the server in a child process that is killed at an event; returns the child's exit code."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -550,7 +551,7 @@ def test_a_full_disk_at_the_server_stops_the_run_and_loses_no_round(
 
 
 def test_no_reply_whatever_stops_the_server(tmp_path: Path) -> None:
-    """Replies damaged at random: every one is either used or named, and the other clients are not touched."""
+    """Randomly damaged replies are used or reported, and do not affect the other clients."""
     rng = np.random.default_rng(0)
     rounds = 40
     world = World(tmp_path, method="scaffold", rounds=rounds, nodes=6)

@@ -1,4 +1,4 @@
-"""Whatever a node or a server says, it is used or refused by name; nothing else happens."""
+"""Randomly damaged messages are either used or refused with the defined error."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_replies(tmp_path: Path) -> None:
     whole, rng, used = reply.content, np.random.default_rng(0), 0
     for _ in range(INPUTS):
         reply.__dict__["_content"] = damaged(whole, rng)
-        for said in engine._read_reply(job, sent, {nodes.of_client[0]: reply}, {}, engine._read_result):
-            if isinstance(said, Incident):
-                assert said.kind in KINDS
+        for item in engine._read_reply(job, sent, {nodes.of_client[0]: reply}, {}, engine._read_result):
+            if isinstance(item, Incident):
+                assert item.kind in KINDS
             else:
-                assert isinstance(said, ClientResult)
-                assert validate_update(said, server) in (None, "not finite")
+                assert isinstance(item, ClientResult)
+                assert validate_update(item, server) in (None, "not finite")
                 used += 1
     assert 0 < used < INPUTS
 

@@ -1,4 +1,4 @@
-"""What comes from another machine is either what was sent or a named error."""
+"""Received tensors are either those that were sent or a `WireError`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_tensors_do_not_keep_each_other_in_memory() -> None:
     assert tree["small"].untyped_storage().nbytes() == 4
 
 
-def test_views_and_transposes_travel_by_value() -> None:
+def test_views_and_transposes_are_sent_by_value() -> None:
     whole = torch.arange(12.0).reshape(3, 4)
     assert torch.equal(unpack(pack({"t": whole.T}))["t"], whole.T)
     assert torch.equal(unpack(pack({"t": whole[:, 1]}))["t"], whole[:, 1])
@@ -154,7 +154,7 @@ DAMAGED = {
 @pytest.mark.parametrize(
     ("kind", "damaged"), [(kind, each) for kind, several in DAMAGED.items() for each in several]
 )
-def test_damage_is_named(kind: str, damaged: dict[str, PackedArray]) -> None:
+def test_damaged_messages_raise_errors(kind: str, damaged: dict[str, PackedArray]) -> None:
     with pytest.raises(WireError) as raised:
         unpack(damaged, spec_of(TREE))
     assert raised.value.kind == kind
@@ -196,7 +196,7 @@ def test_damage_is_named(kind: str, damaged: dict[str, PackedArray]) -> None:
         "a ",  # a scalar
     ],
 )
-def test_a_manifest_must_make_sense_and_fit_its_array(manifest: str) -> None:
+def test_invalid_manifests_raise_errors(manifest: str) -> None:
     with pytest.raises(WireError):
         unpack({manifest: EMPTY})
 
@@ -209,7 +209,7 @@ def test_a_manifest_is_bounded_before_it_is_read(monkeypatch: pytest.MonkeyPatch
     assert raised.value.kind == "absurd size"
 
 
-def test_one_group_may_be_free() -> None:
+def test_one_group_may_be_unchecked() -> None:
     spec = {path: of for path, of in spec_of(TREE).items() if not path.startswith("params/")}
     assert same(unpack(pack(TREE), spec, unchecked="params"), TREE)
     for odd in ({"more": torch.zeros(1)}, {"params": torch.zeros(1)}, {"paramsx": {"y": torch.zeros(1)}}):
@@ -218,19 +218,19 @@ def test_one_group_may_be_free() -> None:
         assert raised.value.kind == "wrong keys"
 
 
-def test_the_whole_is_bounded() -> None:
+def test_the_size_of_a_message_is_bounded() -> None:
     with pytest.raises(WireError) as raised:
         unpack(pack(TREE), max_bytes=100)
     assert raised.value.kind == "absurd size"
 
 
-def test_types_that_do_not_travel_are_refused_before_sending() -> None:
+def test_unsupported_dtypes_raise_errors_before_sending() -> None:
     with pytest.raises(Exception, match="cannot be sent"):
         pack({"z": torch.zeros(2, dtype=torch.complex64)})
 
 
 def test_any_bytes_give_a_tree_or_the_one_error() -> None:
-    """Random damage to real messages; nothing but `WireError` may come out, and what is accepted is whole."""
+    """Random damage to real messages; only a `WireError` may be raised, and accepted trees are complete."""
     rng = np.random.default_rng(0)
     whole, spec = pack(TREE), spec_of(TREE)
     names, letters = [*DTYPES, "object", "<f4", "", "complex64", "float128", "void"], "params/bw 0123,\n\0é"

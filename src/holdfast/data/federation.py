@@ -312,8 +312,9 @@ def split_public(
         fraction = float(np.asarray(public))
         if not 0 <= fraction < 1:
             raise HoldfastError(f"the public fraction must be at least 0 and below 1, not {fraction}")
-        wanted = np.rint(fraction * np.bincount(labels[ids], minlength=dataset.num_classes)).astype(np.int64)
-        chosen = draw_per_class(labels[ids], wanted, generator(seed, "public data"))
+        counts = np.bincount(labels[ids], minlength=dataset.num_classes)
+        sizes = np.rint(fraction * counts).astype(np.int64)
+        chosen = draw_per_class(labels[ids], sizes, generator(seed, "public data"))
         public_ids, ids = ids[chosen], np.delete(ids, chosen)
     return ids, np.sort(public_ids)
 

@@ -42,9 +42,9 @@ def shuffled_by_class(labels: Ints, rng: np.random.Generator) -> Ints:
     return order[stable_argsort(labels[order])]
 
 
-def draw_per_class(labels: Ints, wanted: Ints, rng: np.random.Generator) -> Ints:
-    """Random positions of ``wanted[c]`` samples of class c (or all, if there are fewer), in ascending order."""
-    counts = np.bincount(labels, minlength=len(wanted))
+def draw_per_class(labels: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
+    """Random positions of ``sizes[c]`` samples of class c (or all, if there are fewer), in ascending order."""
+    counts = np.bincount(labels, minlength=len(sizes))
     order = shuffled_by_class(labels, rng)
     starts = offsets_of(counts)[:-1]
-    return np.sort(order[ranges(starts, np.minimum(counts, wanted))])
+    return np.sort(order[ranges(starts, np.minimum(counts, sizes))])

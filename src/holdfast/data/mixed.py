@@ -100,9 +100,9 @@ def mixed_digits(
 def _chosen(dataset: Dataset, per_class: int | None, seed: int, domain: int) -> Tensor:
     if per_class is None:
         return torch.arange(len(dataset.y_train))
-    wanted = np.full(dataset.num_classes, per_class)
+    sizes = np.full(dataset.num_classes, per_class)
     rng = generator(seed, "domain samples", domain)
-    return torch.from_numpy(draw_per_class(dataset.y_train.numpy(), wanted, rng))
+    return torch.from_numpy(draw_per_class(dataset.y_train.numpy(), sizes, rng))
 
 
 def _same_shape(images: Tensor, size: int) -> Tensor:

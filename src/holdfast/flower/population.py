@@ -1,4 +1,4 @@
-"""What the server knows of the clients' samples, which it never receives: the number of each class, and when."""
+"""Descriptions of the clients' data for the server, which never receives it: samples per client, stage and class."""
 
 from __future__ import annotations
 
