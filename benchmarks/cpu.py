@@ -27,7 +27,7 @@ from multiprocessing import get_context
 import numpy as np
 import torch
 
-from holdfast.core.memory import peak_bytes
+from holdfast.core.device import peak_bytes
 from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.engine.rounds import RoundLoop

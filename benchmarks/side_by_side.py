@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.device import share_with, takes_turns
+from holdfast.core.device import gpu_is_time_sliced, share_gpu
 from holdfast.core.settings import Settings
 from holdfast.methods.registry import parse_method
 from holdfast.models import parse_model
@@ -55,7 +55,7 @@ class Work:
 def train(method: str, device: str, beside: int, ready: Any, rates: Any) -> None:
     """One process: images a second, once all of them are ready."""
     if device == "cuda":
-        share_with(beside)
+        share_gpu(beside)
     work = Work(method, device)
     work.round()
     ready.wait()
@@ -119,7 +119,7 @@ def main() -> None:
         "images a second": {},
     }
     if device == "cuda":
-        report["take turns"] = takes_turns()
+        report["take turns"] = gpu_is_time_sliced()
     if arguments.profile:
         report["profile"] = profile(method, device)
         print(f"{report['profile']['us a step']:.0f} us a step")

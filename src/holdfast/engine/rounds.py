@@ -65,7 +65,7 @@ class RoundLoop:
         self.test, self.local_test, self.side = test, local_test, side
         self.probe_batch = probe_batch
         self.sampler = ClientSampler(federation, settings)
-        state = tensors_only(method.init_server_state(context), method, "init_server_state")
+        state = tensors_only(method.init_server_state(context), method.name, "init_server_state")
         self.server = Server(dict(context.network.params), dict(context.network.buffers), state)
         self.before: np.ndarray | None = None  # [C] accuracy by class of the model last tested
         self.before_local: np.ndarray | None = None  # of the model to be sent, on the samples of local tests
@@ -108,7 +108,7 @@ class RoundLoop:
             self.stream.before_training()
         stage = self.stage(number)
         present, lost = self.sampler.sample(number)
-        payload = tensors_only(method.broadcast(server), method, "broadcast")
+        payload = tensors_only(method.broadcast(server), method.name, "broadcast")
         sent = Broadcast(number, server.params, server.buffers, payload)
         jobs = [self._job(int(k), stage) for k in present]
         overlap = Overlap(partial(self.upcoming, number + 1), self._test_last_model)
@@ -158,7 +158,9 @@ class RoundLoop:
         return record
 
     def _job(self, client: int, stage: int) -> Job:
-        payload = tensors_only(self.method.broadcast_to(self.server, client), self.method, "broadcast_to")
+        payload = tensors_only(
+            self.method.broadcast_to(self.server, client), self.method.name, "broadcast_to"
+        )
         return Job(client, self.federation.client(client, stage), stage, payload, self.memories.get(client))
 
     def _new_probe(self, number: int) -> Probe | None:
@@ -204,9 +206,9 @@ class RoundLoop:
             raise HoldfastError(
                 f"{method.name}: aggregate must give every parameter of the model, and no others"
             )
-        server = Server(params, buffers, tensors_only(state, method, "aggregate"), server.round)
+        server = Server(params, buffers, tensors_only(state, method.name, "aggregate"), server.round)
         state = method.update(server, uploads.sums, uploads.uploads, self.context)
-        server.state = tensors_only(state, method, "update")
+        server.state = tensors_only(state, method.name, "update")
         self.server = method.refine(server, uploads.uploads, self.context)
 
     # Evaluation -----------------------------------------------------------------------------------------

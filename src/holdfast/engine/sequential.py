@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from holdfast.core.memory import keep_freed_memory
+from holdfast.core.device import keep_freed_memory
 from holdfast.core.settings import Settings
 from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import (
@@ -111,7 +111,7 @@ class SequentialEngine:
     def _teach(self, weights: Tensors, started: PreparedClient, x: Tensor) -> Output:
         with torch.no_grad():
             out = self.context.network.apply(
-                weights, started.client.buffers, self.context.network.arranged(x)
+                weights, started.client.buffers, self.context.network.to_fast_layout(x)
             )
         self.net.train()
         return out
@@ -121,7 +121,7 @@ class SequentialEngine:
         local = Local(self.params, sent)
         extra = method.extra_inputs(carry)
         x = batch.x if extra is None else torch.cat([extra, batch.x])
-        out = self.context.network.call(self.net, self.context.network.arranged(x))
+        out = self.context.network.call(self.net, self.context.network.to_fast_layout(x))
         if extra is not None:
             out = split_extra(out, len(extra))
         loss = method.task_loss(out, batch, carry)

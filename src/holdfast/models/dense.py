@@ -1,4 +1,4 @@
-"""Fully connected layers: whole models of them, and the top of every other model."""
+"""Fully connected layers: models of them, and the head of every other model."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,10 +12,10 @@ Layers = dict[str, nn.Module]
 
 
 def head(width: int, num_classes: int, hidden: Sequence[int] = (), projection: int | None = None) -> Layers:
-    """From ``width`` features to logits: hidden layers with ReLU, then the classifier, an ``nn.Linear``.
+    """The layers from ``width`` features to logits: hidden layers with ReLU, then the classifier, an ``nn.Linear``.
 
-    ``projection`` puts one linear layer of that width, without ReLU, before the classifier; its output is
-    then the feature that methods see.
+    ``projection`` adds a linear layer of that width, without ReLU, before the classifier; its outputs are then the
+    model's features.
     """
     layers: Layers = {}
     for number, (inputs, outputs) in enumerate(pairwise((width, *hidden)), start=1):
@@ -30,7 +30,7 @@ def head(width: int, num_classes: int, hidden: Sequence[int] = (), projection: i
 
 
 def sequence(layers: Layers) -> nn.Sequential:
-    """The layers one after another, under their names."""
+    """An ``nn.Sequential`` of named layers."""
     model = nn.Sequential()
     for name, layer in layers.items():
         model.add_module(name, layer)

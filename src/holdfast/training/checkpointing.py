@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.trees import leaves, unflatten
-from holdfast.engine.clients import on_device
+from holdfast.core.trees import leaves, to_device, unflatten
 from holdfast.engine.rounds import RoundLoop
 from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Server, Tensors
@@ -43,7 +42,7 @@ def close(directory: RunDirectory, last: Snapshot | None, model: State, opened: 
 def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device) -> None:
     """Put the server where the checkpoint left it."""
     tree = unflatten(dict(checkpoint.tensors))
-    params, buffers, state = (on_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))
+    params, buffers, state = (to_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))
     _refuse_another_model({**params, **buffers}, {**loop.server.params, **loop.server.buffers})
     loop.server = Server(params, buffers, state, checkpoint.round)
     loop.restore_evaluation_state({k: v.numpy() for k, v in tree.get("before", {}).items()})

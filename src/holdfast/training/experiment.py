@@ -31,7 +31,7 @@ from holdfast.core.spec import field_hints, parse_options, parse_text, parse_val
 if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset
     from holdfast.data.federation import Federation
-    from holdfast.models.network import NormPolicy
+    from holdfast.models.network import BatchNormPolicy
     from holdfast.training.run import Run
     from holdfast.training.train import SubmitWrite, Tracker
 
@@ -262,7 +262,7 @@ class Experiment(ExperimentSettings):
                     SequentialEngine, settings=settings
                 ),  # the least that trains: one copy of the model
                 device="cpu",
-                batchnorm=cast("NormPolicy", self.batchnorm),
+                batchnorm=cast("BatchNormPolicy", self.batchnorm),
                 classifier=self.classifier,
             )
 

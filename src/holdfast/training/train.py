@@ -19,8 +19,8 @@ from torch import nn
 
 from holdfast import __version__, kernels
 from holdfast.core import files
+from holdfast.core.device import choose_device, choose_precision, peak_bytes
 from holdfast.core.errors import HoldfastError, HoldfastWarning
-from holdfast.core.memory import peak_bytes
 from holdfast.core.random import generator
 from holdfast.core.settings import Settings
 from holdfast.core.trees import add_
@@ -31,7 +31,7 @@ from holdfast.engine.aggregation import too_few_updates
 from holdfast.engine.base import Engine
 from holdfast.engine.clients import Broadcast, ClientRunner, DeviceData, Incident, Job
 from holdfast.engine.evaluation import TestSet
-from holdfast.engine.factory import choose_device, choose_engine, choose_precision
+from holdfast.engine.factory import choose_engine
 from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.rounds import PendingRound, RoundLoop
 from holdfast.engine.run_context import device_data, make_run_context
@@ -39,9 +39,9 @@ from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Method, Tree, check_public
 from holdfast.methods.context import RunContext
 from holdfast.methods.registry import is_known, parse_method
-from holdfast.models.network import NormPolicy
-from holdfast.models.own import network_of
+from holdfast.models.network import BatchNormPolicy
 from holdfast.models.registry import ModelSpec, parse_model
+from holdfast.models.wrapping import build_network
 from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
 from holdfast.training.checkpointing import close, restore, snapshot
@@ -101,7 +101,7 @@ def train(
     precision: str = "auto",
     parallel_clients: int | None = None,
     ray_address: str | None = None,
-    batchnorm: NormPolicy = "average",
+    batchnorm: BatchNormPolicy = "average",
     classifier: str | None = None,
     evaluate_every: int = 1,
     evaluate_locals: bool = True,
@@ -200,7 +200,7 @@ class Training:
         precision: str = "auto",
         parallel_clients: int | None = None,
         ray_address: str | None = None,
-        batchnorm: NormPolicy = "average",
+        batchnorm: BatchNormPolicy = "average",
         classifier: str | None = None,
         own_kernels: bool | None = None,
     ) -> None:
@@ -217,7 +217,9 @@ class Training:
         if federation.schedule is not None:
             check_schedule(federation.schedule, federation.stages, settings.rounds)
         shape, classes = dataset.shape, dataset.num_classes
-        network = network_of(model, shape, classes, settings.seed, self.device, dtype, classifier, batchnorm)
+        network = build_network(
+            model, shape, classes, settings.seed, self.device, dtype, classifier, batchnorm
+        )
         warn_of_unused(network.unused)
         if own_kernels is None:
             share = (
