@@ -27,7 +27,7 @@ from multiprocessing import get_context
 import numpy as np
 import torch
 
-from holdfast.core.memory import peak_bytes
+from holdfast.core.device import peak_bytes
 from holdfast.models import parse_model
 from holdfast.training.description import machine
 from work import BareLoop, cifar_shaped, equal_federation, prepare, rounds_of

@@ -217,7 +217,7 @@ def training_seconds(experiment: Experiment) -> float:
     loop = rounds_of(prepare(method, model, experiment.build_federation(), device="cuda", **settings))
     start = time.perf_counter()
     for number in range(1, experiment.rounds + 1):
-        loop.launch(number)
+        loop.start_round(number)
     torch.cuda.synchronize()
     return time.perf_counter() - start
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.device import share_with, takes_turns
+from holdfast.core.device import gpu_is_time_sliced, share_gpu
 from holdfast.training.description import machine
 from work import cifar_shaped, equal_federation, prepare, rounds_of
 
@@ -48,7 +48,7 @@ class Work:
 def train(method: str, device: str, processes: int, ready: Any, rates: Any) -> None:
     """In each process: wait until all are ready, and measure images per second."""
     if device == "cuda":
-        share_with(processes)
+        share_gpu(processes)
     work = Work(method, device)
     work.round()
     ready.wait()
@@ -112,7 +112,7 @@ def main() -> None:
         "images a second": {},
     }
     if device == "cuda":
-        report["take turns"] = takes_turns()
+        report["take turns"] = gpu_is_time_sliced()
     if arguments.profile:
         report["profile"] = profile(method, device)
         print(f"{report['profile']['us a step']:.0f} us a step")

@@ -1,4 +1,4 @@
-"""Trees of tensors: adding, and writing to and copying from many lanes at once."""
+"""Trees of tensors: addition, and copies to and from lanes."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def tree(value: float) -> dict:
     }
 
 
-def test_sums_take_a_copy_first_and_then_add():
+def test_add_copies_new_leaves_and_adds_to_others():
     first, total = tree(1), {}
     add_(total, first)
     add_(total, tree(2))
@@ -40,7 +40,7 @@ def test_lanes_are_written_and_copied_by_number(lanes):
 
 
 @pytest.mark.parametrize("lanes", [[1, 2, 3], [0, 2]])
-def test_what_all_lanes_share_reaches_each_of_them_and_no_other(lanes):
+def test_a_shared_tensor_is_written_to_the_given_lanes_only(lanes):
     stacked, shared = stack_like(tree(0), 5), tree(7)
     write_lanes(stacked, [shared] * len(lanes), lanes)
     assert [lane for lane in range(5) if stacked["b"]["c"][lane, 0, 0] == 8] == lanes
@@ -48,7 +48,7 @@ def test_what_all_lanes_share_reaches_each_of_them_and_no_other(lanes):
     assert stacked["a"].sum().item() == 4 * 3 * len(lanes)
 
 
-def test_a_part_is_copied_to_where_it_belongs():
+def test_copy_writes_a_part_of_a_tree():
     target, part = tree(1), {"b": {"n": torch.tensor(9)}}
     copy_(target, part)
     assert target["b"]["n"].item() == 9

@@ -171,7 +171,7 @@ class OwnPast(Method):
     teachers: ClassVar[tuple[str, ...]] = ("past",)
 
     def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:
-        return state.get("past", client.sent)  # type: ignore[return-value]
+        return state.get("past", client.global_params)  # type: ignore[return-value]
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> torch.Tensor:
         return batch.mean((out.logits - batch.teacher["past"].logits).square().mean(-1))

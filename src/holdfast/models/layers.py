@@ -38,7 +38,7 @@ class BatchNorm(nn.Module):
         self.fresh: dict[str, Tensor] = {}
 
     @staticmethod
-    def stands_for(norm: nn.Module) -> bool:
+    def can_replace(norm: nn.Module) -> bool:
         """Whether this can take the place of a batch norm: one of torch's own, with statistics that move as usual."""
         return kernels.is_plain(norm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm) and (
             norm.momentum is not None

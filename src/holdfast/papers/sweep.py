@@ -86,7 +86,7 @@ class Sweep:
 
     def _check(self, cells: Sequence[Cell]) -> None:
         """Raise once, before any training, what would make every cell fail."""
-        from holdfast.engine.factory import choose_device
+        from holdfast.core.device import choose_device
 
         results = Results(self.results)
         if any(results.get(cell) is None for cell in cells):
@@ -134,7 +134,7 @@ class Sweep:
     def _fits_deadline(self, cell: Cell, results: Results) -> bool:
         if self.deadline is None:
             return True
-        from holdfast.engine.factory import choose_device
+        from holdfast.core.device import choose_device
 
         estimates = Estimates(results.all(), choose_device(self.device).type)
         return time.time() + self.processes * estimates.seconds(cell) <= self.deadline
@@ -142,7 +142,7 @@ class Sweep:
     def _run_cell(self, cell: Cell, results: Results, log: Log) -> bool:
         """Run a cell and store the result. Returns False, and stores nothing, if it could not be run."""
         # Imported here because torch takes seconds to load, which listing tables does not need.
-        from holdfast.engine.factory import choose_device
+        from holdfast.core.device import choose_device
         from holdfast.training.experiment import Experiment
 
         device = choose_device(self.device).type
@@ -188,17 +188,16 @@ def _worker(sweep: Sweep, cells: list[Cell], log: Log, threads: int, first: bool
     """The main function of a worker process; ``threads`` are torch's, the rest as for `Sweep.run_cells`."""
     import torch
 
-    from holdfast.core.device import SIDE_BY_SIDE, share_with, takes_turns
-    from holdfast.engine.factory import choose_device
+    from holdfast.core.device import MPS_COMMAND, choose_device, gpu_is_time_sliced, share_gpu
 
     parent = multiprocessing.parent_process()
     if parent is not None:
         Thread(target=_exit_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(threads)
     if choose_device(sweep.device).type == "cuda":
-        share_with(sweep.processes)
-        if first and takes_turns():
-            log(f"the workers take turns on the GPU; to run them concurrently, start {SIDE_BY_SIDE}")
+        share_gpu(sweep.processes)
+        if first and gpu_is_time_sliced():
+            log(f"the workers take turns on the GPU; to run them concurrently, start {MPS_COMMAND}")
     warnings.showwarning = shown_by(log)
     with suppress(KeyboardInterrupt):  # the parent process reports it
         if not sweep.run_cells(cells, log, first):

@@ -19,27 +19,29 @@ from torch import nn
 
 from holdfast import __version__, kernels
 from holdfast.core import files
+from holdfast.core.device import choose_device, choose_precision, peak_bytes
 from holdfast.core.errors import HoldfastError, HoldfastWarning
-from holdfast.core.memory import peak_bytes
 from holdfast.core.random import generator
 from holdfast.core.settings import Settings
 from holdfast.core.trees import add_
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
+from holdfast.engine.aggregation import too_few_updates
+from holdfast.engine.base import Engine
 from holdfast.engine.clients import Broadcast, ClientRunner, DeviceData, Incident, Job
 from holdfast.engine.evaluation import TestSet
-from holdfast.engine.factory import choose_device, choose_engine, choose_precision
+from holdfast.engine.factory import choose_engine
 from holdfast.engine.probe import PER_CLASS
-from holdfast.engine.rounds import Engine, PendingRound, RoundLoop, too_few_updates
+from holdfast.engine.rounds import PendingRound, RoundLoop
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Method, Tree, check_public
 from holdfast.methods.context import RunContext
 from holdfast.methods.registry import is_known, parse_method
-from holdfast.models.network import NormPolicy
-from holdfast.models.own import network_of
+from holdfast.models.network import BatchNormPolicy
 from holdfast.models.registry import ModelSpec, parse_model
+from holdfast.models.wrapping import build_network
 from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
 from holdfast.training.checkpointing import close, restore, snapshot
@@ -53,7 +55,7 @@ from holdfast.training.checks import (
     warn_of_unused,
 )
 from holdfast.training.description import describe_federation, machine, write_federation
-from holdfast.training.resuming import WRITTEN, made_of, refuse_change, where_to_go_on
+from holdfast.training.resuming import IDENTITY, made_of, refuse_change, where_to_go_on
 from holdfast.training.run import Run
 
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
@@ -99,7 +101,7 @@ def train(
     precision: str = "auto",
     parallel_clients: int | None = None,
     ray_address: str | None = None,
-    batchnorm: NormPolicy = "average",
+    batchnorm: BatchNormPolicy = "average",
     classifier: str | None = None,
     evaluate_every: int = 1,
     evaluate_locals: bool = True,
@@ -198,7 +200,7 @@ class Training:
         precision: str = "auto",
         parallel_clients: int | None = None,
         ray_address: str | None = None,
-        batchnorm: NormPolicy = "average",
+        batchnorm: BatchNormPolicy = "average",
         classifier: str | None = None,
         own_kernels: bool | None = None,
     ) -> None:
@@ -215,7 +217,9 @@ class Training:
         if federation.schedule is not None:
             check_schedule(federation.schedule, federation.stages, settings.rounds)
         shape, classes = dataset.shape, dataset.num_classes
-        network = network_of(model, shape, classes, settings.seed, self.device, dtype, classifier, batchnorm)
+        network = build_network(
+            model, shape, classes, settings.seed, self.device, dtype, classifier, batchnorm
+        )
         warn_of_unused(network.unused)
         if own_kernels is None:
             share = (
@@ -346,8 +350,8 @@ class Training:
                 tracker.start(experiment)
                 stack.callback(tracker.finish)  # also when the run is interrupted
 
-            def keep(launched: PendingRound, save: bool) -> None:
-                record = loop.settle(launched)
+            def keep(pending: PendingRound, save: bool) -> None:
+                record = loop.finish_round(pending)
                 if record["round"] == self.settings.rounds:
                     self._conclude(loop, record)
                 records.append(record)
@@ -363,8 +367,8 @@ class Training:
             done = len(records)
             self._rounds(loop, done + 1, keep)
             model = self._final_model(loop)
-            if directory is not None and loop.picture is not None:
-                files.replace(directory.path / "probe.json", json.dumps(loop.picture).encode() + b"\n")
+            if directory is not None and loop.probe_features is not None:
+                files.replace(directory.path / "probe.json", json.dumps(loop.probe_features).encode() + b"\n")
             run = Run(experiment, records, model, None, peak_bytes(self.device))
             if directory is not None:
                 run.path = directory.path
@@ -385,21 +389,19 @@ class Training:
             while waiting:
                 keep(waiting.pop(), False)
 
-        loop.while_waiting(keep_last)
         try:
             for number in range(first, self.settings.rounds + 1):
-                launched = loop.launch(number)
+                pending = loop.start_round(number, keep_last)
                 keep_last()
                 late = time.monotonic() - saved >= self.settings.checkpoint_seconds
                 if late and number < self.settings.rounds:
-                    keep(launched, True)
+                    keep(pending, True)
                     saved = time.monotonic()
                 elif self._runs_ahead:
-                    waiting.append(launched)
+                    waiting.append(pending)
                 else:
-                    keep(launched, False)
+                    keep(pending, False)
         finally:
-            loop.while_waiting(None)  # it knows the loop, which must not keep itself alive
             keep_last()  # a round that went well is kept when the next one does not
 
     @property
@@ -411,7 +413,7 @@ class Training:
         if not resume:
             return RunDirectory.create(out, experiment)
         directory = RunDirectory.open(out)
-        refuse_change(out, directory.experiment, {key: experiment[key] for key in WRITTEN})
+        refuse_change(out, directory.experiment, {key: experiment[key] for key in IDENTITY})
         return directory
 
     def _conclude(self, loop: RoundLoop, record: dict[str, Any]) -> None:
@@ -435,7 +437,7 @@ class Training:
             raise too_few_updates(self.settings.rounds, usable, self.settings.min_clients, incidents)
         loop.server = self.method.finalize(before, sums, self.context)
         record["incidents"] += [incident.record() for incident in incidents]
-        record |= loop.test_final()
+        record |= loop.evaluate_final()
 
     def survey(self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree | Incident]:
         """What each client says of the final model, or why it says nothing."""

@@ -32,6 +32,7 @@ from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
+from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.batching import plan_batches
 from holdfast.engine.clients import Broadcast, ClientResult, Job
 from holdfast.methods.base import Method, Server
@@ -123,9 +124,11 @@ class _Recorder:
         self.jobs: Sequence[Job] = ()
         self.results: dict[int, Sent] = {}
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult]:
         self.sent, self.jobs, self.results = sent, jobs, {}
-        for result in self.engine.train(sent, jobs):
+        for result in self.engine.train(sent, jobs, overlap):
             self.results[result.client] = Sent(
                 as_numpy(result.params),
                 as_numpy(result.shared),

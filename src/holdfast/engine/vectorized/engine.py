@@ -27,6 +27,7 @@ from holdfast.core.trees import (
     where,
     write_lanes,
 )
+from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import (
     READY_BYTES,
     Broadcast,
@@ -72,11 +73,6 @@ class VectorizedEngine:
         ready_bytes = data.x.numel() * data.dtype.itemsize
         if not self.graphs and not data.preprocess.augments and ready_bytes <= READY_BYTES:
             self.data = data.made_ready()
-        self.upcoming: Callable[[int], Sequence[Job]] | None = (
-            None  # a later round's clients, if they are known
-        )
-        self.meanwhile: Callable[[], None] | None = None  # what else can be begun while the GPU is at work
-        self.before_waiting: Callable[[], None] | None = None  # what can be done until it has finished
         self.ahead: RoundSchedule | None = None  # of the next round, made while the GPU was at work
         self.programs = StepCache(self.graphs)
         self.sent = {k: self._stacked(v, 1)[0].copy_(v) for k, v in context.network.params.items()}
@@ -113,7 +109,9 @@ class VectorizedEngine:
 
     # A round --------------------------------------------------------------------------------------------
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult]:
         """Train all clients; results come as clients finish, always in the same order."""
         layout = self._take(sent.round, jobs)
         legs = layout.legs
@@ -146,21 +144,20 @@ class VectorizedEngine:
             if at in epochs:
                 self._end_epoch(epochs[at])
             if at == final // 4 and self.graphs:
-                self._look_ahead(sent.round + 1)
+                self._prefetch(sent.round + 1, overlap)
+            if at == final:
+                overlap.finish_last_round()
             ended = ends.get(at, [])
             rest = [leg for leg in ended if patient and leg.last == last_step[leg.lane]]
             yield from self._leave([leg for leg in ended if leg not in rest], lr)
             resting += rest
-        if self.before_waiting is not None:
-            self.before_waiting()
         yield from self._leave(resting, lr)
 
-    def _look_ahead(self, round: int) -> None:
-        """What can be done for the next round while the GPU still has much of this one to do, which hides it."""
-        jobs = self.upcoming(round) if self.upcoming is not None else ()
+    def _prefetch(self, round: int, overlap: Overlap) -> None:
+        """Prepare the next round, and start the last model's test, while the GPU has much of this round queued."""
+        jobs = overlap.next_jobs()
         self.ahead = self._lay_out(round, jobs) if jobs else None
-        if self.meanwhile is not None:
-            self.meanwhile()
+        overlap.test_last_model()
 
     def _take(self, round: int, jobs: Sequence[Job]) -> RoundSchedule:
         """The layout of a round: made ahead, or now."""
@@ -243,7 +240,7 @@ class VectorizedEngine:
             self.carry = stack_like(started.carry, self.lanes)
         for name, weights in started.teachers.items():
             # Every client has the same global teacher: it is not stacked but read where it lies.
-            if weights is not started.client.sent and name not in self.teachers:
+            if weights is not started.client.global_params and name not in self.teachers:
                 self.programs.forget()
                 sent, whole = {**self.frozen_buffers, **self.sent}, {**started.client.buffers, **weights}
                 self.teachers[name] = {
