@@ -111,7 +111,7 @@ def test_the_round_and_the_accuracy_at_which_a_share_of_the_baseline_is_reached(
     assert values == {"fedavg": [4, pytest.approx(50.0)], "fedfa": [1, pytest.approx(41.0)]}
 
 
-def test_cells_that_are_no_targets_make_no_finding(tmp_path):
+def test_excluded_cells_make_no_finding(tmp_path):
     accuracy = {"fedavg": [0.1, 0.2], "fedka": [0.1, 0.3]}
     one = compared(tmp_path, "fedka/table8", ["cifar10:alpha=0.5", "cifar10"], accuracy)
     assert [finding.column for finding in one.findings] == ["cifar10"]
@@ -177,7 +177,7 @@ def test_images_trained_on():
     assert images_trained(cell.settings) == pytest.approx(250 * 10 * 3 * (37_500 / 100) * 20)
 
 
-def test_estimates_follow_what_was_measured():
+def test_estimates_follow_stored_runs():
     avg, ntd = plan(TABLES["fedntd/table1-sharding"], ["cifar10:s=2"], ["fedavg", "fedntd"])
     assert Estimates([]).seconds(avg) == pytest.approx(200 * 0.1 + 4e-6 * 5_000_000)
     assert Estimates([entry(avg, [0.1])]).seconds(avg) == Estimates([]).seconds(avg)  # beside how many?
@@ -191,7 +191,7 @@ def test_estimates_follow_what_was_measured():
     assert Estimates([own]).seconds(avg) == Estimates([]).seconds(avg)  # of how many samples?
 
 
-def test_a_cpu_is_judged_by_what_cpus_took():
+def test_estimates_for_a_cpu_follow_runs_on_cpus():
     avg, ntd = plan(TABLES["fedntd/table1-sharding"], ["cifar10:s=2"], ["fedavg", "fedntd"])
     on_a_gpu = entry(avg, [0.1]) | {"beside": 1}
     on_a_cpu = on_a_gpu | {"device_type": "cpu", "seconds": 4000.0}

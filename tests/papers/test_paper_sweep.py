@@ -141,7 +141,7 @@ def add_every_fourth(folder, first):
         Results(folder).add(cell, entry(cell, [0.5]))
 
 
-def test_results_of_many_are_merged(tmp_path):
+def test_results_of_several_processes_are_merged(tmp_path):
     cells = sweep_worker.cells(2, 20)
     fork = multiprocessing.get_context("fork")  # nothing here computes, and a fork starts at once
     started = [fork.Process(target=add_every_fourth, args=(tmp_path, n)) for n in range(4)]
@@ -165,7 +165,7 @@ def test_another_table_finds_the_same_run(tmp_path):
     assert results.get(unlike) is None
 
 
-def test_a_killed_sweep_goes_on_and_ends_with_the_same_numbers(tmp_path):
+def test_a_killed_sweep_continues_and_ends_with_the_same_numbers(tmp_path):
     rounds = 15
     arguments = [sys.executable, WORKER, tmp_path / "results", tmp_path / "work", str(rounds), "1", "1"]
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
@@ -224,7 +224,7 @@ def test_a_killed_sweep_leaves_no_workers_behind(tmp_path):
     assert len(now) == 2
 
 
-def test_no_cell_is_begun_that_does_not_fit_the_time(tmp_path):
+def test_no_cell_is_started_that_would_miss_the_deadline(tmp_path):
     table = load_tables()["fedntd/table1-sharding"]
     (cell,) = plan(table, ["cifar10:s=2"], ["fedavg"])
     log = []

@@ -23,7 +23,7 @@ def reproduce(*arguments):
     return done.exit_code, done.output
 
 
-def test_the_list_says_what_each_table_needs_and_what_was_run(tmp_path):
+def test_the_list_shows_the_data_and_the_runs_of_each_table(tmp_path):
     (cell,) = plan(load_tables()["fedka/table1"], ["cifar10"], ["fedka"])
     Results(tmp_path / "results").add(cell, entry(cell, [0.5]))
     code, output = reproduce("--json")
@@ -49,7 +49,7 @@ def test_missing_data_makes_cells_that_need_data_and_no_error():
     assert "docs/data.md lists the files" in output
 
 
-def test_ours_are_printed_beside_theirs_with_the_finding(tmp_path):
+def test_published_numbers_and_ours_are_printed_with_the_finding(tmp_path):
     table = load_tables()["fedntd/table1-sharding"]
     for cell in plan(table, ["cifar10:s=2"], ["fedavg", "fedntd"]):
         Results(tmp_path / "results").add(cell, entry(cell, [0.2, 0.42 if cell.row == "fedavg" else 0.54]))
@@ -65,7 +65,7 @@ def test_ours_are_printed_beside_theirs_with_the_finding(tmp_path):
     assert shown["lines"][0]["values"][0]["published"] == 40.14
 
 
-def test_cells_that_are_no_targets_carry_their_reason():
+def test_excluded_cells_are_printed_with_the_reason():
     code, output = reproduce("fedka/table8", "--columns", "cifar10:alpha=0.5", "--status")
     assert code == 0
     assert "not a target [1]" in output
@@ -181,7 +181,7 @@ def make_digits_a_table(monkeypatch, method="fedavg"):
     monkeypatch.setattr("holdfast.papers.results.plan", lambda *chosen, **more: [cell])
 
 
-def test_what_is_printed_while_cells_run_is_no_part_of_the_json(monkeypatch):
+def test_progress_is_not_part_of_the_json(monkeypatch):
     make_digits_a_table(monkeypatch)
     done = CliRunner().invoke(app, ["reproduce", "fedntd/table2", "--device", "cpu", "--json"])
     assert done.exit_code == 0
