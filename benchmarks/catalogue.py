@@ -182,7 +182,7 @@ def results(name: str) -> list[dict[str, Any]]:
 
 HEAD = """# Methods
 
-Every method: when to use it, what it costs, what leaves a client, and what it learnt here. `holdfast methods` prints
+Every method: when to use it, its costs, what leaves a client, and its measured accuracy. `holdfast methods` prints
 this table, `holdfast methods fedka` one method. Combine methods with a plus: `fedntd+fedfa`, `fedfa+ccvr`.
 
 - **work**: a client's matrix products in a round as a multiple of FedAvg's (5 epochs of 100 samples in batches of 50,
@@ -190,19 +190,19 @@ this table, `holdfast methods fedka` one method. Combine methods with a plus: `f
   **aug.**: where inputs are augmented, so that a teacher's outputs cannot be kept.
 - **up**, **down**, **keeps**: what a client sends and receives in a round and keeps between rounds, as multiples of
   the model (`ntd-cifar`: 2.2 million parameters, 8.63 MB, features of width 512, ten classes).
-- **public**: whether the server needs public data. **alone**: whether the server looks at each client's upload by
-  itself; if not, it needs only sums, which secure aggregation can provide. What *leaves a client* is told besides
-  its weights, its buffers and its number of samples.
+- **public**: whether the server needs public data. **alone**: whether the server needs each client's upload by
+  itself; if not, it needs only sums, which secure aggregation can provide. What *leaves a client* is listed apart
+  from its weights, its buffers and its number of samples.
 - **digits**, **fashion**(-mnist): accuracy/forgetting in percent with Dirichlet 0.1, defaults, means over the last
   ten rounds and the seeds run (scaffold with `variant=ntd`, ccvr on fedavg and after the last round). Their number
-  and the other settings stand with each method, deviations in [What each method learns](learning.md).
+  and the other settings are listed with each method, deviations in [What each method learns](learning.md).
 
 All numbers are measured, by `python benchmarks/catalogue.py`, which writes this page.
 """
 
 
 def markdown() -> str:
-    """docs/methods.md."""
+    """The text of docs/methods.md."""
     pages = [describe(name) for name in METHODS]
     numbers = [overview(page) for page in pages]
     links = [row | {"method": f"[{row['method']}](#{row['method']})"} for row in numbers]

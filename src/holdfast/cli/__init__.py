@@ -24,5 +24,4 @@ app.add_typer(flower, rich_help_panel="Deploy")
 
 
 def main() -> None:
-    """Run the ``holdfast`` program."""
     app()

@@ -33,7 +33,6 @@ class Cell:
 
     @cached_property
     def hash(self) -> str:
-        """`hash_of` its settings and seed."""
         return hash_of(self.settings, self.seed)
 
     @property

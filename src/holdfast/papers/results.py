@@ -51,7 +51,6 @@ class Results:
         return next((entries[cell.hash] for _, entries in self._files.values() if cell.hash in entries), None)
 
     def all(self) -> list[Entry]:
-        """Every stored run."""
         return [entry for _, entries in self._files.values() for entry in entries.values()]
 
     def check_writable(self) -> None:

@@ -57,7 +57,6 @@ class ClientStates:
         return state
 
     def put(self, client: int, state: Mapping[str, Tensor]) -> None:
-        """Replace the client's state."""
         self._changed.add(client)
         self._drop_file(client)
         self._keep(client, {name: _owned(tensor) for name, tensor in state.items()})
