@@ -449,7 +449,7 @@ RUN = ["run", "--clients", "5"]
         ([*RUN, "--skew", "rotation=-10,noise=1"], "feature skew: rotation is -10.0; it must be at least 0"),
         (
             [*RUN, "--partition", "by-writer"],
-            "writer of a sample; femnist, or mnist beside QMNIST's labels, does",
+            "has no group 'writer'; femnist, or mnist with QMNIST's labels, has one",
         ),
         (["ui", ".", "--port", "99999"], "there is no port 99999; choose one from 1 to 65535"),
     ],
@@ -496,7 +496,7 @@ def test_a_damaged_federation_file_is_refused(tmp_path):
     content["indices"][5] = "seven"
     (tmp_path / "f.json").write_text(json.dumps(content))
     result = call("run", "--federation", tmp_path / "f.json", "--model", "linear", "--out", tmp_path / "run")
-    assert (result.exit_code, "'seven' among its indices is no whole number" in result.stderr) == (2, True)
+    assert (result.exit_code, "indices[5] is 'seven', not a whole number" in result.stderr) == (2, True)
 
 
 def test_diagnose_says_what_a_file_must_be(tmp_path):
