@@ -122,8 +122,8 @@ def doctor(as_json: Json = False) -> None:
 def _examine() -> dict[str, dict[str, str]]:
     import torch
 
-    from holdfast import __version__
     from holdfast.core.device import MPS_COMMAND, gpu_is_time_sliced
+    from holdfast.core.version import __version__
     from holdfast.data.sources.files import search_roots
 
     cuda = torch.cuda.is_available()
