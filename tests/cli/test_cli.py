@@ -496,7 +496,7 @@ def test_a_damaged_federation_file_is_refused(tmp_path):
     content["indices"][5] = "seven"
     (tmp_path / "f.json").write_text(json.dumps(content))
     result = call("run", "--federation", tmp_path / "f.json", "--model", "linear", "--out", tmp_path / "run")
-    assert (result.exit_code, "is 'seven', not a whole number" in result.stderr) == (2, True)
+    assert (result.exit_code, "indices[5] is 'seven', not a whole number" in result.stderr) == (2, True)
 
 
 def test_diagnose_refuses_other_files(tmp_path):

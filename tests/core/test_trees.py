@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from holdfast.core.trees import add_, changes, copies_of_lanes, copy_, stack_like, write_lanes
+from holdfast.core.trees import (
+    add_,
+    changes,
+    copies_of_lanes,
+    copy_,
+    leaves,
+    stack_like,
+    tree_map,
+    unflatten,
+    where,
+    write_lanes,
+)
 
 
 def tree(value: float) -> dict:
@@ -60,3 +71,17 @@ def test_changes_are_the_new_tensors_at_any_depth():
     new = {"a": old["a"], "b": old["b"] | {"n": torch.tensor(9)}}
     assert changes(new, old) == {"b": {"n": new["b"]["n"]}}
     assert changes({"a": new["b"]["c"], "b": old["b"]}, old) == {"a": new["b"]["c"]}
+
+
+def test_tree_map_applies_a_function_to_leaves_at_the_same_path():
+    part = {"b": {"c": torch.ones(2, 2)}}
+    assert tree_map(lambda a, b: (a + b).tolist(), part, tree(1)) == {"b": {"c": [[3, 3], [3, 3]]}}
+    assert tree_map(torch.numel, tree(0)) == {"a": 3, "b": {"c": 4, "n": 1}}
+    chosen = where(torch.tensor(False), part, tree(1))
+    assert chosen["b"]["c"].tolist() == [[2, 2], [2, 2]]
+
+
+def test_unflatten_is_the_inverse_of_leaves():
+    flat = dict(leaves(tree(1)))
+    assert list(flat) == ["a", "b/c", "b/n"]
+    assert dict(leaves(unflatten(flat))) == flat

@@ -268,9 +268,9 @@ def test_ccvr_class_with_one_sample_or_none() -> None:
 def test_ccvr_union_of_clients_has_the_moments_of_all_their_samples() -> None:
     training = prepared(CCVR(draws=20_000), world([0, 0, 0, 0], [0, 0, 0], [0]))
     clients = [begun(training, k)[0] for k in range(3)]
-    sums = [training.method.final_statistics(c.sent, c) for c in clients]
+    sums = [training.method.final_statistics(c.global_params, c) for c in clients]
     total = {k: sum(s[k] for s in sums) for k in sums[0]}
-    features = torch.cat([c.forward(c.sent).features for c in clients]).numpy()
+    features = torch.cat([c.forward(c.global_params).features for c in clients]).numpy()
     drawn = training.method._draw(
         0, *(total[k][0] for k in ("count", "sum", "moment")), training.context
     ).numpy()

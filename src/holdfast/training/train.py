@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from holdfast import __version__, kernels
+from holdfast import kernels
 from holdfast.core import files
 from holdfast.core.device import choose_device, choose_precision, peak_bytes
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.random import generator
 from holdfast.core.settings import Settings
 from holdfast.core.trees import add_
+from holdfast.core.version import __version__
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
