@@ -29,10 +29,11 @@ from holdfast.data.preprocess import Preprocess
 from holdfast.engine.base import NO_OVERLAP, Engine, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
 from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods import METHODS, CReFF, Method
 from holdfast.methods.catalogue import MEASUREMENTS, costs_in_words, describe, overview
 from holdfast.models import parse_model
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN_AS = {

@@ -19,10 +19,11 @@ import torch
 
 from holdfast.core.device import gpu_is_time_sliced, share_gpu
 from holdfast.core.settings import Settings
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.registry import parse_method
 from holdfast.models import parse_model
 from holdfast.training.description import machine
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 from work import cifar_shaped, equal_federation
 
 CLIENTS, SAMPLES, BATCH, EPOCHS = 10, 960, 32, 4

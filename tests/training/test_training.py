@@ -16,7 +16,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.engine.rounds import RoundLoop
 from holdfast.runs import RunDirectory
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 DIGITS = hf.load("digits")
 SMALL = {"rounds": 3, "clients_per_round": 4, "local_epochs": 1, "batch_size": 32, "lr": 0.1, "device": "cpu"}
