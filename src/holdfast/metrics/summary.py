@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from holdfast.metrics.arrays import as_array, deviation_measured, mean_measured
+import numpy as np
+
+from holdfast.metrics.arrays import deviation_measured
 
 UNKNOWN = "–"
 
@@ -17,9 +19,11 @@ def mean_and_deviation(values: Iterable[float | None]) -> tuple[float | None, fl
         The mean, None if no value is known; the deviation (divisor n − 1), None for fewer than 2 known values
         and for an infinite mean.
     """
-    array = as_array(list(values), "values", "S")
-    mean, deviation = float(mean_measured(array)), float(deviation_measured(array))
-    return _none_if_nan(mean), _none_if_nan(deviation)
+    known = np.array([value for value in values if value is not None and not math.isnan(value)])
+    if not known.size:
+        return None, None
+    deviation = float(deviation_measured(known))
+    return float(known.mean()), None if math.isnan(deviation) else deviation
 
 
 def format_mean(mean: float | None, deviation: float | None, digits: int = 2) -> str:
@@ -28,7 +32,3 @@ def format_mean(mean: float | None, deviation: float | None, digits: int = 2) ->
         return UNKNOWN
     spread = "" if deviation is None else f" ± {deviation:.{digits}f}"
     return f"{mean:.{digits}f}{spread}"
-
-
-def _none_if_nan(value: float) -> float | None:
-    return None if math.isnan(value) else value

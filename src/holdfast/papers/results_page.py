@@ -11,6 +11,7 @@ import numpy as np
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
+from holdfast.metrics.summary import UNKNOWN
 from holdfast.papers import wording
 from holdfast.papers.cells import Cell
 from holdfast.papers.findings import TableComparison, compare
@@ -77,7 +78,7 @@ def _summary(
         pairs = {(cell.column, cell.row) for cell in cells[table.id]}
         done = {(cell.column, cell.row) for cell in cells[table.id] if found.get(cell) is not None}
         findings = compared[table.id].findings
-        held = f"{sum(f.holds for f in findings)} of {len(findings)}" if findings else wording.NOTHING
+        held = f"{sum(f.holds for f in findings)} of {len(findings)}" if findings else UNKNOWN
         link = f"[{table.id}](#{_anchor(table)})"
         lines.append(f"| {link} | {table.title} | {len(done)} of {len(pairs)} | {held} |")
     return "\n".join(lines)
@@ -135,7 +136,7 @@ def _grid(one: TableComparison, position: int) -> str:
         for key in table.columns:
             line = at.get((key, row.key))
             if line is None:
-                texts.append(wording.NOTHING)
+                texts.append(UNKNOWN)
                 continue
             value = line.values[position]
             mine = f"**{wording.ours(value, each, line)}**" if line.seeds else "not run"

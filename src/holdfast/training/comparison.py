@@ -16,13 +16,11 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.methods.registry import parse_method
+from holdfast.metrics.progress import TARGET_SHARE, default_target
 from holdfast.runs import RunDirectory
 from holdfast.training.experiment import Experiment
 
 PUBLIC = 0.025  # what every method gets when one of them learns from public data and none was given
-TARGET_SHARE = (
-    0.95  # of the best method's highest accuracy, its mean over seeds: the target of "rounds to target"
-)
 
 Records = list[dict[str, Any]]
 
@@ -89,8 +87,7 @@ def compare(
     variants = {name: replace(experiment, method=name) for name in methods}
     runs, paths = _run_all(variants, chosen, out, on_start, on_round)
     if target is None:
-        best = max(np.mean([max(_accuracy(r)) for r in of_method.values()]) for of_method in runs.values())
-        target = TARGET_SHARE * float(best)
+        target = default_target([[max(_accuracy(r)) for r in by_seed.values()] for by_seed in runs.values()])
         notes.append(f"target: {target:.1%} accuracy, {TARGET_SHARE:.0%} of the best method's highest")
     rows: list[MethodSummary] = []
     for name in methods:
@@ -195,7 +192,7 @@ def _row(name: str, runs: dict[int, Records], target: float, first: MethodSummar
             for records in tested.values()
         ],
         rounds_to_target=[
-            next((r["round"] for r in records if r["accuracy"] >= target), None)
+            metrics.rounds_to_target([r["accuracy"] for r in records], target, [r["round"] for r in records])
             for records in tested.values()
         ],
         seconds=[sum(r["seconds"]["total"] for r in records) for records in runs.values()],
