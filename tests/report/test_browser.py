@@ -84,7 +84,7 @@ def test_hovering_and_arrow_keys_tell_the_recorded_values(opened, report, compar
     page.mouse.move(0, 0)
     box = page.locator("[data-figure=accuracy] .u-over").first.bounding_box()
     page.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] / 2)
-    tip = page.locator(".tip")
+    tip = page.locator(".tooltip")
     assert tip.is_visible()
     assert "round 24" in tip.inner_text()
     assert expected in tip.inner_text()
@@ -224,9 +224,9 @@ def test_circles_of_a_large_federation_are_drawn_at_once(opened, tmp_path):
     # Every circle is sized by the largest one, which is looked for once.
     assert (
         page.evaluate("""() => {
-        const view = window.holdfastPage.views.get('partition').views[0].view, counts = view.panel.frames[0].counts;
+        const view = window.holdfastPage.views.get('partition').views[0].view, counts = view.panel.steps[0].counts;
         let read = 0;
-        view.panel.frames[0].counts = new Proxy(counts, { get: (rows, key) => (read++, rows[key]) });
+        view.panel.steps[0].counts = new Proxy(counts, { get: (rows, key) => (read++, rows[key]) });
         view.paint();
         return read;
     }""")
@@ -250,7 +250,6 @@ def test_a_single_round_and_flat_curves_are_drawn(opened, tmp_path, value):
         "accuracy": value,
         "class_accuracy": [value] * 10,
         "in_local": value,
-        "personal_accuracy": [value] * 2,
     }
     flat |= {"local_in": [value] * 2, "local_forgetting": [value] * 2, "weight_divergence": [value] * 2}
     flat |= {"locals": {"class_accuracy": [[value] * 10] * 2, "accuracy": [value] * 2}, "loss": value}
@@ -267,5 +266,5 @@ def test_names_stay_names_in_the_report(opened, tmp_path):
     page = opened(write_report([path], tmp_path / "report.html").as_uri())
     page.locator("[data-figure=classes] .plot").first.focus()
     page.keyboard.press("ArrowRight")
-    assert EVIL in page.locator(".tip").inner_text()
+    assert EVIL in page.locator(".tooltip").inner_text()
     assert page.evaluate("window.pwned") is None

@@ -107,7 +107,7 @@ def test_runs_are_searched_sorted_compared_and_kept_in_the_address(served, opene
     choose(page, "other")
     choose(page, "short")
     page.wait_for_function("() => document.querySelectorAll('#leaderboard tbody tr').length === 2")
-    page.get_by_role("navigation").get_by_text("Who holds what").click()
+    page.get_by_role("navigation").get_by_text("Samples by client and class").click()
     assert page.evaluate("location.hash") == "#run=other&run=short"
     page.reload()
     page.wait_for_function("() => document.querySelectorAll('#leaderboard tbody tr').length === 2")

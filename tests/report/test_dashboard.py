@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from synthetic_runs import write_run
 
 from holdfast.core.errors import HoldfastError
-from holdfast.report.dashboard import LIVE_FIGURES, MOST_COMPARED, Pages, create_app, serve
+from holdfast.report.dashboard import LIVE_FIGURES, MAX_COMPARED_RUNS, Pages, create_app, serve
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_growing_run_sends_its_new_rounds(root):
 def test_half_a_line_waits_and_a_rewound_file_is_read_anew(root):
     pages, path = Pages(root), root / "fedavg"
     text = (path / "metrics.jsonl").read_text()
-    rounds = lambda: len(pages._look("fedavg")[1].records)  # noqa: E731
+    rounds = lambda: len(pages._read("fedavg")[1].records)  # noqa: E731
     assert rounds() == 4
     append(path, {"round": 5}, whole=False)
     assert rounds() == 4
@@ -185,30 +185,30 @@ def test_half_a_line_waits_and_a_rewound_file_is_read_anew(root):
 
 def test_a_run_that_was_resumed_and_grew_past_where_it_was_is_read_anew(root):
     pages, path = Pages(root), root / "fedavg"
-    assert len(pages._look("fedavg")[1].records) == 4
+    assert len(pages._read("fedavg")[1].records) == 4
     kept = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()[:2]]
     again = [{**kept[1], "round": number, "seconds": {"total": 0.123456 * number}} for number in range(3, 9)]
     with open(path / "metrics.jsonl", "r+") as file:  # in place, as rewinding does
         file.truncate(0)
         file.write("".join(json.dumps(record) + "\n" for record in (*kept, *again)))
-    assert [record["round"] for record in pages._look("fedavg")[1].records] == list(range(1, 9))
-    assert pages._look("fedavg")[1].records[3]["seconds"]["total"] == 0.123456 * 4
+    assert [record["round"] for record in pages._read("fedavg")[1].records] == list(range(1, 9))
+    assert pages._read("fedavg")[1].records[3]["seconds"]["total"] == 0.123456 * 4
 
 
 def test_a_run_removed_and_made_anew_is_told_by_its_new_name(root):
     pages = Pages(root)
-    assert pages._look("fedavg")[1].method == "fedavg"
+    assert pages._read("fedavg")[1].method == "fedavg"
     shutil.rmtree(root / "fedavg")
-    assert "no run" in pages._look("fedavg")[2]
+    assert "no run" in pages._read("fedavg")[2]
     write_run(root / "fedavg", "fedntd", rounds=7)
-    _, run, problem = pages._look("fedavg")
+    _, run, problem = pages._read("fedavg")
     assert (run.method, len(run.records), problem) == ("fedntd", 7, "")
 
 
 def test_growth_is_noticed_in_the_largest_selection_that_is_allowed(tmp_path):
-    names = [f"r{number}" for number in range(MOST_COMPARED)]
+    names = [f"r{number}" for number in range(MAX_COMPARED_RUNS)]
     for name in names:
-        write_run(tmp_path / name, rounds=1, clients=2, sample=1, probe=False)
+        write_run(tmp_path / name, rounds=1, clients=2, clients_per_round=1, probe=False)
     pages = Pages(tmp_path)
     before = pages._versions(names)
     assert pages._versions(names) == before

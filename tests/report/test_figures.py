@@ -12,7 +12,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import FIGURES, build_figure
 from holdfast.report.loading import group_runs, load_runs
-from holdfast.report.panels import Line, grid_bytes, numbers, thin
+from holdfast.report.panels import Line, cell_bytes, rounded, thin
 
 
 def records_of(path):
@@ -71,9 +71,9 @@ def test_seeds_of_different_length_are_averaged_where_they_are_known(tmp_path):
 
 def test_heat_map_has_a_row_a_class_and_a_column_a_round(compared):
     panel = built("classes", compared).panels[1]  # fedntd, seed 0
-    assert list(panel.frames[0].rows) == CLASSES
+    assert list(panel.steps[0].rows) == CLASSES
     expected = np.array([record["class_accuracy"] for record in records_of(compared[2])]).T
-    np.testing.assert_allclose(panel.frames[0].values, expected)
+    np.testing.assert_allclose(panel.steps[0].values, expected)
 
 
 def test_the_class_that_was_forgotten_most_is_named_with_its_best_round(compared, tmp_path):
@@ -121,14 +121,14 @@ def test_strip_shows_the_model_before_every_local_and_the_model_after(compared):
         records_of(compared[0]),
         json.loads((compared[0] / "federation.json").read_text())["label_counts"],
     )
-    frame = next(frame for frame in panel.frames if frame.name == "round 10")
-    np.testing.assert_allclose(frame.values[0], told[8]["class_accuracy"])
-    np.testing.assert_allclose(frame.values[1:-1], told[9]["locals"]["class_accuracy"])
-    np.testing.assert_allclose(frame.values[-1], told[9]["class_accuracy"])
+    step = next(step for step in panel.steps if step.name == "round 10")
+    np.testing.assert_allclose(step.values[0], told[8]["class_accuracy"])
+    np.testing.assert_allclose(step.values[1:-1], told[9]["locals"]["class_accuracy"])
+    np.testing.assert_allclose(step.values[-1], told[9]["class_accuracy"])
     held = [[counts[client][c] > 0 for c in range(10)] for client in told[9]["participants"]]
-    np.testing.assert_array_equal(frame.marked[1:-1], held)
-    assert frame.rows[1] == f"client {told[9]['participants'][0]}"
-    assert panel.frames[0].name == "round 2"  # round 1 has no model before it
+    np.testing.assert_array_equal(step.marked[1:-1], held)
+    assert step.rows[1] == f"client {told[9]['participants'][0]}"
+    assert panel.steps[0].name == "round 2"  # round 1 has no model before it
 
 
 def test_local_models_are_held_against_the_model_sent_out_on_the_same_samples(tmp_path):
@@ -141,9 +141,9 @@ def test_local_models_are_held_against_the_model_sent_out_on_the_same_samples(tm
         del record["accuracy"], record["class_accuracy"]
     (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
     strip = built("strip", [path])
-    assert [frame.name for frame in strip.panels[0].frames] == ["round 5", "round 6"]
-    np.testing.assert_allclose(strip.panels[0].frames[0].values[0], 0.5)
-    np.testing.assert_allclose(strip.panels[0].frames[0].values[-1], 0.9)
+    assert [step.name for step in strip.panels[0].steps] == ["round 5", "round 6"]
+    np.testing.assert_allclose(strip.panels[0].steps[0].values[0], 0.5)
+    np.testing.assert_allclose(strip.panels[0].steps[0].values[-1], 0.9)
     lost = [
         (0.1 * record["round"] - np.array(record["locals"]["class_accuracy"])).clip(0).mean()
         for record in told[4:]
@@ -158,8 +158,8 @@ def test_an_earlier_round_is_not_taken_for_the_model_sent_out(tmp_path):
     told = records_of(path)
     del told[3]["accuracy"], told[3]["class_accuracy"]
     (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
-    frames = built("strip", [path]).panels[0].frames
-    assert [frame.name for frame in frames] == ["round 2", "round 3", "round 6"]
+    steps = built("strip", [path]).panels[0].steps
+    assert [step.name for step in steps] == ["round 2", "round 3", "round 6"]
 
 
 def test_forgetting_counts_losses_only_and_its_distribution_ends_at_one(compared):
@@ -202,8 +202,8 @@ def test_divergence_pairs_each_client_with_its_own_distance(compared):
     told = records_of(compared[0])
     far = np.concatenate([record["distribution_distance"] for record in told])
     moved = np.concatenate([record["weight_divergence"] for record in told])
-    np.testing.assert_allclose(panels[0].clouds[0].x, far)
-    np.testing.assert_allclose(panels[0].clouds[0].y, moved)
+    np.testing.assert_allclose(panels[0].point_sets[0].x, far)
+    np.testing.assert_allclose(panels[0].point_sets[0].y, moved)
     assert f"{np.corrcoef(far, moved)[0, 1]:.2f}" in built("divergence", [compared[0]]).summary
 
 
@@ -212,9 +212,9 @@ def test_features_are_shown_by_class_and_by_client_with_the_pairs(compared):
     probe = json.loads((compared[0] / "probe.json").read_text())
     places, labels, clients = (np.array(probe[key]) for key in ("tsne", "labels", "clients"))
     for panel, numbers_, wanted in ((by_class, labels, 3), (by_client, clients, 2)):
-        cloud = panel.clouds[wanted]
+        cloud = panel.point_sets[wanted]
         np.testing.assert_array_equal(np.c_[cloud.x, cloud.y], places[numbers_ == wanted])
-    assert by_class.clouds[3].name == "cat"
+    assert by_class.point_sets[3].name == "cat"
     counts = np.array(probe["pairs"]["positive"])
     np.testing.assert_allclose(pairs.lines[0].y[:-1], counts / counts.sum())
     middle = np.arange(-0.975, 1, 0.05)
@@ -238,7 +238,7 @@ def test_stream_accuracy_on_all_classes_and_on_each_task(streamed):
     assert panels[1].lines[0].x.tolist() == [5, 10, 15, 20, 25, 30]
     np.testing.assert_allclose(panels[1].lines[1].y, [record["stream"]["A_glo_t"] for record in ends])
     expected = [np.mean(record["stream"]["task_accuracy"], axis=0) for record in told[25:30]]
-    np.testing.assert_allclose(panels[3].frames[0].values, expected)
+    np.testing.assert_allclose(panels[3].steps[0].values, expected)
 
 
 def test_forgetting_and_transfer_of_each_client_at_the_end(streamed):
@@ -323,8 +323,8 @@ def test_unknown_figures_and_empty_runs_are_clear_errors(tmp_path, compared):
 
 
 def test_numbers_on_the_page():
-    assert numbers(np.array([0.123456, np.nan, 2.0])) == [0.1235, None, 2.0]
-    assert grid_bytes(np.array([[0.0, 0.5], [1.0, np.nan]])).tolist() == [[0, 100], [200, 255]]
+    assert rounded(np.array([0.123456, np.nan, 2.0])) == [0.1235, None, 2.0]
+    assert cell_bytes(np.array([[0.0, 0.5], [1.0, np.nan]])).tolist() == [[0, 100], [200, 255]]
     kept = thin(10_000, 600)
     assert len(kept) <= 600
     assert kept[0] == 0

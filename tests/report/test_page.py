@@ -61,23 +61,23 @@ def test_the_same_runs_give_the_same_bytes(compared, tmp_path):
 
 
 def test_200_rounds_of_100_clients_stay_under_5_mib(tmp_path):
-    path = write_run(tmp_path / "big", rounds=200, clients=100, sample=100)
+    path = write_run(tmp_path / "big", rounds=200, clients=100, clients_per_round=100)
     out = write_report([path], tmp_path / "report.html")
     assert out.stat().st_size < 2 * 1024**2
-    frames = next(f for f in model_of(out.read_text())["figures"] if f["name"] == "strip")["panels"][0][
-        "frames"
+    steps = next(f for f in model_of(out.read_text())["figures"] if f["name"] == "strip")["panels"][0][
+        "steps"
     ]
-    assert len(frames) == 199  # every round can be chosen
+    assert len(steps) == 199  # every round can be chosen
 
 
 def test_a_long_comparison_thins_the_rounds_of_the_slider(compared, monkeypatch):
     whole = built_strip(compared)
-    monkeypatch.setattr(forgetting_figures, "MOST_CELLS", 600)
+    monkeypatch.setattr(forgetting_figures, "MAX_CELLS", 600)
     thinned = built_strip(compared)
-    assert [len(panel.frames) for panel in whole] == [23, 23, 23]
+    assert [len(panel.steps) for panel in whole] == [23, 23, 23]
     for panel in thinned:
-        assert 2 <= len(panel.frames) < 6
-        assert (panel.frames[0].name, panel.frames[-1].name) == ("round 2", "round 24")
+        assert 2 <= len(panel.steps) < 6
+        assert (panel.steps[0].name, panel.steps[-1].name) == ("round 2", "round 24")
 
 
 def test_names_cannot_become_markup(tmp_path):
@@ -88,7 +88,7 @@ def test_names_cannot_become_markup(tmp_path):
     page = write_report([path], tmp_path / "report.html").read_text()
     assert page.count("<script") == page.count("</script") == 2
     assert "<img" not in page
-    assert model_of(page)["figures"][1]["panels"][0]["frames"][0]["rows"][0] == evil
+    assert model_of(page)["figures"][1]["panels"][0]["steps"][0]["rows"][0] == evil
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(compared, tmp_path):

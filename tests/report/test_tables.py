@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from synthetic_runs import write_run
 
+import holdfast as hf
 from holdfast.core.errors import HoldfastError
-from holdfast.report.tables import table
+from holdfast.report.loading import group_runs, load_runs
+from holdfast.report.tables import baseline_of, leaderboard, table
 
 
 def told(path):
@@ -82,7 +84,7 @@ def test_a_single_seed_has_no_deviation_and_no_p(tmp_path):
     assert "| p |" not in text
 
 
-def test_p_is_a_paired_t_test_against_the_best(tmp_path):
+def test_p_is_a_paired_t_test_against_the_baseline(tmp_path):
     from scipy.stats import ttest_rel
 
     paths = [
@@ -93,8 +95,46 @@ def test_p_is_a_paired_t_test_against_the_best(tmp_path):
     finals = {path.name: told(path)[-1]["accuracy"] for path in paths}
     expected = ttest_rel(*([finals[f"{m}-{s}"] for s in range(4)] for m in ("low", "high"))).pvalue
     rows = {row["method"]: row for row in csv.DictReader(table(paths, "csv").splitlines())}
-    assert float(rows["low"]["p"]) == pytest.approx(expected)
-    assert rows["high"]["p"] == ""
+    assert float(rows["high"]["p"]) == pytest.approx(expected)
+    difference = np.mean([finals[f"high-{s}"] - finals[f"low-{s}"] for s in range(4)])
+    assert float(rows["high"]["difference (%)"]) == pytest.approx(100 * difference)
+    assert rows["low"]["p"] == rows["low"]["difference (%)"] == ""  # the first method given
+    assert "p: paired t-test against low over shared seeds." in table(paths)
+
+
+def test_fedavg_is_the_baseline_wherever_it_is_in_the_order(tmp_path):
+    paths = [
+        write_run(tmp_path / f"{method}-{seed}", method, seed=seed, rounds=3)
+        for method in ("fedprox", "fedavg", "fedntd")
+        for seed in range(2)
+    ]
+    assert baseline_of(group_runs(load_runs(paths))).label == "fedavg"
+    assert baseline_of(group_runs(load_runs(paths[4:] + paths[:2]))).label == "fedntd"
+
+
+@pytest.mark.parametrize("methods", [("fedavg", "fedprox:mu=1"), ("fedprox:mu=1", "fedavg")])
+def test_the_leaderboard_of_a_comparison_has_its_differences_and_p_values(tmp_path, methods):
+    experiment = hf.Experiment(
+        clients=4,
+        clients_per_round=2,
+        model="linear",
+        rounds=3,
+        lr=0.1,
+        device="cpu",
+        partition="dirichlet:0.3",
+    )
+    compared = hf.compare(methods, experiment, 3, out=tmp_path)
+    expected = {row.method.partition(":")[0]: (row.difference, row.p_value) for row in compared.rows}
+    assert expected[methods[0].partition(":")[0]] == (None, None)
+    for paths in ([tmp_path], compared.paths, compared.paths[::-1]):
+        board = leaderboard(group_runs(load_runs(paths)))
+        found = {
+            group.runs[0].method: (test.difference, test.p_value)
+            for group, test in zip(board.groups, board.tests, strict=True)
+        }
+        assert found.keys() == expected.keys()
+        for method, values in expected.items():
+            assert found[method] == (values if None in values else pytest.approx(values))
 
 
 def test_stream_and_domain_columns_appear_where_recorded(streamed):

@@ -14,7 +14,7 @@ from holdfast.report.trackers import CsvTracker, scalars, tracker
 @pytest.fixture
 def told():
     counts = np.full((1, 6, 10), 20)
-    return list(records(counts, 0.5, 0, rounds=12, sample=3, total=10))
+    return list(records(counts, 0.5, 0, rounds=12, clients_per_round=3, total=10))
 
 
 EXPERIMENT = {"name": "demo", "method": {"name": "fedavg"}, "seed": 0, "classes": CLASSES}

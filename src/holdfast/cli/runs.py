@@ -21,10 +21,10 @@ from holdfast.cli.printing import bar, console, print_json, print_table
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
+    from holdfast.report.trackers import Tracker
     from holdfast.training.comparison import Comparison
     from holdfast.training.experiment import Experiment
     from holdfast.training.run import Run
-    from holdfast.training.train import Tracker
 
 Track = Annotated[
     list[str] | None, typer.Option(help="Also tell a tracker: csv, tensorboard, wandb or mlflow.")

@@ -209,15 +209,13 @@ def _draw(table: Table, cells: Sequence[Cell], found: Results, folder: Path) -> 
 
 
 def _accuracy_lines(table: Table, runs: Mapping[str, Sequence[Entry]]) -> list[Line]:
-    from holdfast.report.panels import Line
+    from holdfast.report.curves import mean_line
 
     lines: list[Line] = []
     for colour, row in _coloured(table, runs):
         curves = np.stack([accuracies(entry) for entry in runs[row]])
-        mean, spread = curves.mean(0), curves.std(0, ddof=1) if len(curves) > 1 else None
-        band = {} if spread is None else {"low": mean - spread, "high": mean + spread}
-        rounds = np.arange(1, len(mean) + 1, dtype=float)
-        lines.append(Line(table.rows[row].label, rounds, mean, colour, **band))
+        rounds = np.arange(1, curves.shape[1] + 1, dtype=float)
+        lines.append(mean_line(table.rows[row].label, rounds, curves, colour))
     return lines
 
 

@@ -18,6 +18,7 @@ from holdfast.data.federation import Federation
 from holdfast.methods.registry import parse_method
 from holdfast.metrics.progress import TARGET_SHARE, default_target
 from holdfast.runs import RunDirectory
+from holdfast.runs.comparison import write_baseline
 from holdfast.training.experiment import Experiment
 
 PUBLIC = 0.025  # what every method gets when one of them learns from public data and none was given
@@ -89,6 +90,8 @@ def compare(
     if target is None:
         target = default_target([[max(_accuracy(r)) for r in by_seed.values()] for by_seed in runs.values()])
         notes.append(f"target: {target:.1%} accuracy, {TARGET_SHARE:.0%} of the best method's highest")
+    if out is not None:
+        write_baseline(Path(out), _folder(methods[0]))
     rows: list[MethodSummary] = []
     for name in methods:
         rows.append(_row(name, runs[name], target, rows[0] if rows else None))

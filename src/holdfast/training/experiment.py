@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset
     from holdfast.data.federation import Federation
     from holdfast.models.network import NormPolicy
+    from holdfast.report.trackers import Tracker
     from holdfast.training.run import Run
-    from holdfast.training.train import SubmitWrite, Tracker
+    from holdfast.training.train import SubmitWrite
 
 RECORDED = ("hash", "shape", "classes", "own_kernels", "versions", "machine")
 """What a run adds to its experiment.yaml: found, not asked for."""

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from holdfast.methods.registry import is_known, parse_method
 from holdfast.models.network import NormPolicy
 from holdfast.models.own import network_of
 from holdfast.models.registry import ModelSpec, parse_model
+from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
 from holdfast.training.checkpointing import close, restore, snapshot
@@ -59,19 +60,6 @@ from holdfast.training.run import Run
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
 
 SubmitWrite = Callable[[Callable[[], None]], object]
-
-
-class Tracker(Protocol):
-    """Something that is told of a run as it goes: TensorBoard, a CSV file."""
-
-    def start(self, experiment: Mapping[str, Any]) -> None:
-        """Before the first round."""
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        """After each round."""
-
-    def finish(self) -> None:
-        """After the last round."""
 
 
 def train(
