@@ -1,10 +1,11 @@
-"""Writes run directories that look like those of real training, without training.
+"""Run directories with the files of real training, written without training.
 
-The global model's per-class accuracy climbs and is thrown back whenever a round's participants lack a class;
-``keeps`` in [0, 1] is how much of such a class local training preserves.
+The global model's class accuracies rise, and fall whenever a round's participants lack a class; ``keeps`` in [0, 1]
+is the share of such a class's accuracy that local training preserves.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +57,10 @@ def write_run(
     if domains:
         federation["domains"] = {"names": ["mnist", "svhn"], "clients": [k % 2 for k in range(clients)]}
     (path / "federation.json").write_text(json.dumps(federation))
-    lines = [
-        json.dumps(record)
-        for record in records(counts, keeps, seed, rounds, clients_per_round, total, probe, stream, domains)
-    ]
-    (path / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    write_records(
+        path,
+        synthetic_records(counts, keeps, seed, rounds, clients_per_round, total, probe, stream, domains),
+    )
     if probe:
         (path / "probe.json").write_text(json.dumps(features(keeps, seed, clients=5, classes=total)))
     if finished:
@@ -68,8 +68,20 @@ def write_run(
     return path
 
 
-def records(counts, keeps, seed, rounds, clients_per_round, total, probe=True, stream=False, domains=False):
-    """The lines of metrics.jsonl, one a round."""
+def read_records(path: Path) -> list[dict]:
+    """The records of a run directory."""
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_records(path: Path, records: Iterable[dict]) -> None:
+    """Replace the records of a run directory."""
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def synthetic_records(
+    counts, keeps, seed, rounds, clients_per_round, total, probe=True, stream=False, domains=False
+):
+    """The records of metrics.jsonl, one per round."""
     stages, clients = counts.shape[:2]
     skill = generator(seed, "synthetic skill").uniform(0.55, 0.95, total)
     before = np.zeros(total)

@@ -1,4 +1,4 @@
-"""The report as a file: self-contained, small, safe; what a browser shows of it is in test_browser.py."""
+"""The report as a file: self-contained, small, safe; test_browser.py has what a browser draws of it."""
 
 import base64
 import errno
@@ -28,7 +28,7 @@ def page(compared, tmp_path_factory):
     return write_report(compared, tmp_path_factory.mktemp("page") / "new" / "report.html").read_text()
 
 
-def test_the_page_asks_for_nothing(page):
+def test_the_page_loads_nothing_else(page):
     assert not re.search(r"""(src|href)=["'](?!#|data:)""", page)
     assert "@import" not in page
     assert "url(" not in page
@@ -43,7 +43,7 @@ def test_its_policy_allows_its_own_script_and_style_only(page):
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_it_holds_every_figure_or_says_why_not(page):
+def test_it_contains_every_figure_or_the_reason_for_its_absence(page):
     model = model_of(page)
     shown = {figure["name"] for figure in model["figures"]}
     left_out = {title for title, _ in model["missing"]}
@@ -91,7 +91,7 @@ def test_names_cannot_become_markup(tmp_path):
     assert model_of(page)["figures"][1]["panels"][0]["steps"][0]["rows"][0] == evil
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(compared, tmp_path):
+def test_a_path_that_cannot_be_written_is_one_sentence(compared, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(HoldfastError, match=r"cannot write .*report.html: a file stands"):
         write_report(compared[:1], tmp_path / "file" / "report.html")

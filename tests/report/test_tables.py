@@ -1,11 +1,10 @@
-"""The leaderboard against arithmetic done here."""
+"""The leaderboard, against arithmetic on the records."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
-from synthetic_runs import write_run
+from synthetic_runs import read_records, write_records, write_run
 
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
@@ -13,13 +12,9 @@ from holdfast.report.loading import group_runs, load_runs
 from holdfast.report.tables import baseline_of, leaderboard, table
 
 
-def told(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_csv_has_means_deviations_and_costs(compared):
     rows = {row["method"]: row for row in csv.DictReader(table(compared, "csv").splitlines())}
-    runs = [told(path) for path in compared[2:4]]  # fedntd
+    runs = [read_records(path) for path in compared[2:4]]  # fedntd
     finals = np.array([run[-1]["accuracy"] for run in runs])
     row = rows["fedntd"]
     assert float(row["final accuracy (%)"]) == pytest.approx(100 * finals.mean())
@@ -36,7 +31,7 @@ def test_csv_has_means_deviations_and_costs(compared):
 
 def test_rounds_to_target_count_to_95_percent_of_the_best_method(compared):
     rows = {row["method"]: row for row in csv.DictReader(table(compared, "csv").splitlines())}
-    curves = {path.name: [record["accuracy"] for record in told(path)] for path in compared}
+    curves = {path.name: [record["accuracy"] for record in read_records(path)] for path in compared}
     best = max(
         np.mean([max(curves[f"{m}-{s}"]) for s in range(2)]) for m in ("fedavg", "fedntd", "flashback")
     )
@@ -67,8 +62,8 @@ def test_markdown_and_latex_set_the_best_in_bold_and_escape_names(tmp_path):
 def test_what_is_equal_as_it_is_shown_is_equally_good(tmp_path):
     paths = [write_run(tmp_path / name, name, rounds=3) for name in "abc"]
     for path, sent in zip(paths, (5_000_000, 5_000_001, 9_000_000), strict=True):
-        records = [json.loads(line) | {"bytes_up": sent} for line in (path / "metrics.jsonl").open()]
-        (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        records = [record | {"bytes_up": sent} for record in read_records(path)]
+        write_records(path, records)
     rows = table(paths, "markdown").splitlines()[2:5]
     assert [("**27.0**" in row, "| 39.0 |" in row) for row in rows] == [
         (True, False),
@@ -92,7 +87,7 @@ def test_p_is_a_paired_t_test_against_the_baseline(tmp_path):
         for method, keeps in (("low", 0.2), ("high", 0.9))
         for seed in range(4)
     ]
-    finals = {path.name: told(path)[-1]["accuracy"] for path in paths}
+    finals = {path.name: read_records(path)[-1]["accuracy"] for path in paths}
     expected = ttest_rel(*([finals[f"{m}-{s}"] for s in range(4)] for m in ("low", "high"))).pvalue
     rows = {row["method"]: row for row in csv.DictReader(table(paths, "csv").splitlines())}
     assert float(rows["high"]["p"]) == pytest.approx(expected)
