@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from holdfast import kernels
 from holdfast.core.errors import HoldfastError
-from holdfast.models.layers import CHANNEL_DROPOUTS, BatchNorm, CounterDropout, VmapLinear, pool_first
+from holdfast.models.layers import CHANNEL_DROPOUTS, BatchNorm, CounterDropout, VmapLinear, pool_before_relu
 
 NormPolicy = Literal["average", "local", "drop"]
 
@@ -118,7 +118,7 @@ class Network:
             name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         }
         for name, module in norms.items():
-            if BatchNorm.stands_for(module):
+            if BatchNorm.can_replace(module):
                 _replace(self.net, name, BatchNorm(module, tracks=norm != "drop"))
             elif norm == "drop":
                 raise HoldfastError(
@@ -163,7 +163,7 @@ class Network:
         linear.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
         some = next(iter(self.params.values()))
         if kernels.unavailable(some.device, some.dtype) is not None:  # they do both at once
-            pool_first(self.net)
+            pool_before_relu(self.net)
         self.channels_last = some.device.type == "cpu" and any(p.dim() == 4 for p in self.params.values())
         self.own_kernels = True  # whether lanes may use ours, where they are available
         self.ignores_padding = True  # whether what fills up a batch leaves the other samples as they are
