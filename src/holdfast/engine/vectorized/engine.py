@@ -243,7 +243,7 @@ class VectorizedEngine:
         self.conv_filters.refresh_fp16_copies(slice(min(lanes), max(lanes) + 1))
 
     def _allocate(self, prepared: PreparedClient, slot: LaneSlot) -> None:
-        """Allocate the lanes' carry, teachers and tables if this client needs more; all clients have the same shapes."""
+        """Allocate the lanes' carry, teachers and tables as this client needs; shapes are the same for all clients."""
         if not self.carry and prepared.carry:
             self.step_cache.clear()  # its steps were compiled without
             self.carry = stack_like(prepared.carry, self.lanes)
