@@ -26,14 +26,24 @@ from holdfast.core.trees import size_in_bytes
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
+from holdfast.engine.base import NO_OVERLAP, Engine, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
-from holdfast.engine.rounds import Engine, RoundLoop
+from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods import METHODS, CReFF, Method
-from holdfast.methods.catalogue import CATALOGUE, FACTS, costs_in_words, describe, overview
+from holdfast.methods.catalogue import MEASUREMENTS, costs_in_words, describe, overview
 from holdfast.models import parse_model
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 ROOT = Path(__file__).resolve().parent.parent
+RUN_AS = {
+    "scaffold": ("scaffold:variant=ntd",),
+    "fedka": ("fedka", "fedka:beta=0.01", "fedka:logits=centred,beta=0.01", "fedka:logits=centred,beta=0.1"),
+    "fedmlp": ("fedmlp", "fedmlp:head=shared"),
+    "ccvr": ("fedavg+ccvr",),
+}
+"""How methods were run for the measured results, where not by their name alone."""
+
 CLIENTS, ROUND = 6, 3  # by round 3 everything is sent that ever will be; 6 clients, as FedFomo sends 5 models
 
 
@@ -128,8 +138,10 @@ class Watched:
         self.operations = 0
         self.sends: set[str] = set()
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult | Incident]:
-        results = self.engine.train(sent, jobs)
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult | Incident]:
+        results = self.engine.train(sent, jobs, overlap)
         for _ in jobs:
             before = self._count()
             result = next(results)
@@ -163,7 +175,7 @@ def results(name: str) -> list[dict[str, Any]]:
     rows = [r for r in rows if r["setting"] == learning.words(r["data"])]
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        if row["method"] in (CATALOGUE[name].run_as or (name,)):
+        if row["method"] in RUN_AS.get(name, (name,)):
             groups.setdefault((row["data"], row["split"], row["method"]), []).append(row)
     return [
         {
@@ -225,9 +237,9 @@ def main() -> None:
     parser.add_argument("--results", action="store_true", help="only take up new results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    facts = json.loads(FACTS.read_text())["costs"] if arguments.results else costs()
+    facts = json.loads(MEASUREMENTS.read_text())["costs"] if arguments.results else costs()
     written = {"costs": facts, "results": {name: results(name) for name in METHODS}}
-    FACTS.write_text(json.dumps(written, indent=1) + "\n")
+    MEASUREMENTS.write_text(json.dumps(written, indent=1) + "\n")
     (ROOT / "docs/methods.md").write_text(markdown())
 
 

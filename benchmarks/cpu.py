@@ -27,14 +27,15 @@ from multiprocessing import get_context
 import numpy as np
 import torch
 
-from holdfast.core.memory import peak_bytes
+from holdfast.core.device import peak_bytes
 from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods import parse_method
 from holdfast.models import parse_model
 from holdfast.training.description import machine
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 from work import BareLoop, cifar_shaped, equal_federation
 
 CPU = torch.device("cpu")

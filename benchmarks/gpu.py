@@ -22,10 +22,11 @@ from torch import Tensor
 from holdfast import Dirichlet, Experiment, compare, federate, methods
 from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.registry import parse_method
 from holdfast.models import parse_model
 from holdfast.training.description import machine
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 from work import BareLoop, cifar_shaped, equal_federation, seconds, seconds_in_turns
 
 CUDA = torch.device("cuda")
@@ -213,7 +214,7 @@ def training_seconds(experiment: Experiment) -> float:
     loop = training.loop(StateCache(None, None))
     began = time.perf_counter()
     for number in range(1, experiment.rounds + 1):
-        loop.launch(number)
+        loop.start_round(number)
     torch.cuda.synchronize()
     return time.perf_counter() - began
 

@@ -20,9 +20,10 @@ import torch
 from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods import FedAvg, FedFA, FedKA, FedNTD, Method
 from holdfast.models import parse_model
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 from work import cifar_shaped, equal_federation
 
 CLIENTS = 2

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from holdfast.core.settings import Settings
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 from work import BareLoop, cifar_shaped, equal_federation
 
 CASES = {

@@ -24,9 +24,10 @@ from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.engine import state_cache as memories
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods import FedAvg, parse_method
 from holdfast.models import parse_model
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 from work import cifar_shaped
 
 STATE_ROUNDS, STATE_BUDGET = 10, 256 << 20

@@ -15,7 +15,8 @@ from ray.cluster_utils import Cluster
 import holdfast as hf
 from holdfast.core.settings import Settings
 from holdfast.engine.ray import Ray
-from holdfast.training.train import StateCache, Training
+from holdfast.engine.state_cache import StateCache
+from holdfast.training.session import Training
 
 CLIENTS, SAMPLES, ROUNDS = 16, 100, 8
 WANTED = 1.6

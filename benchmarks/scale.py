@@ -22,9 +22,10 @@ from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 from work import cifar_shaped
 
 SAMPLED, REGISTERED = (10, 30, 100, 300, 1000), (100, 1_000, 10_000, 100_000, 1_000_000)

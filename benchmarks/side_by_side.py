@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from holdfast.core.device import share_with, takes_turns
+from holdfast.core.device import gpu_is_time_sliced, share_gpu
 from holdfast.core.settings import Settings
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.registry import parse_method
 from holdfast.models import parse_model
 from holdfast.training.description import machine
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 from work import cifar_shaped, equal_federation
 
 CLIENTS, SAMPLES, BATCH, EPOCHS = 10, 960, 32, 4
@@ -55,7 +56,7 @@ class Work:
 def train(method: str, device: str, beside: int, ready: Any, rates: Any) -> None:
     """One process: images a second, once all of them are ready."""
     if device == "cuda":
-        share_with(beside)
+        share_gpu(beside)
     work = Work(method, device)
     work.round()
     ready.wait()
@@ -119,7 +120,7 @@ def main() -> None:
         "images a second": {},
     }
     if device == "cuda":
-        report["take turns"] = takes_turns()
+        report["take turns"] = gpu_is_time_sliced()
     if arguments.profile:
         report["profile"] = profile(method, device)
         print(f"{report['profile']['us a step']:.0f} us a step")

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from holdfast.core.settings import Settings
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
 from holdfast.training.description import machine
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 from work import BareLoop, cifar_shaped, equal_federation
 
 LR, MOMENTUM = 0.01, 0.9

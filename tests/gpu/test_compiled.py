@@ -18,9 +18,10 @@ import torch
 import holdfast as hf
 from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
+from holdfast.engine.state_cache import StateCache
 from holdfast.models import parse_model
 from holdfast.models.resnet import ResNet
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",

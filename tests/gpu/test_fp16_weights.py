@@ -14,8 +14,9 @@ from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.optim import sgd_
+from holdfast.engine.state_cache import StateCache
 from holdfast.kernels.fp16_weights import Fp16Filters
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 pytestmark = [pytest.mark.gpu, needs_triton]
 

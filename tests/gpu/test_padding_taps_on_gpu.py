@@ -14,7 +14,8 @@ from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.optim import sgd_
-from holdfast.training.train import StateCache, Training
+from holdfast.engine.state_cache import StateCache
+from holdfast.training.session import Training
 
 pytestmark = [pytest.mark.gpu, needs_triton]
 

@@ -122,8 +122,8 @@ def doctor(as_json: Json = False) -> None:
 def _examine() -> dict[str, dict[str, str]]:
     import torch
 
-    from holdfast import __version__
-    from holdfast.core.device import SIDE_BY_SIDE, takes_turns
+    from holdfast.core.device import MPS_COMMAND, gpu_is_time_sliced
+    from holdfast.core.version import __version__
     from holdfast.data.sources.files import search_roots
 
     cuda = torch.cuda.is_available()
@@ -138,8 +138,8 @@ def _examine() -> dict[str, dict[str, str]]:
         free, total = (value / 2**30 for value in torch.cuda.mem_get_info())
         device["cuda"] = f"{torch.cuda.get_device_name()}, {free:.0f} of {total:.0f} GiB free"
         device["several processes"] = (
-            f"take turns on the GPU; side by side after {SIDE_BY_SIDE}"
-            if takes_turns()
+            f"take turns on the GPU; side by side after {MPS_COMMAND}"
+            if gpu_is_time_sliced()
             else "compute side by side on the GPU: CUDA's multi-process service is at work"
         )
     else:

@@ -20,10 +20,10 @@ from holdfast.cli.printing import bar, console, mean_and_deviation, print_json, 
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
+    from holdfast.report.trackers import Tracker
     from holdfast.training.comparison import Comparison
     from holdfast.training.experiment import Experiment
     from holdfast.training.run import Run
-    from holdfast.training.train import Tracker
 
 Track = Annotated[
     list[str] | None, typer.Option(help="Also tell a tracker: csv, tensorboard, wandb or mlflow.")

@@ -134,7 +134,7 @@ class TestSet:
                     out, _ = network.pure(params, buffers, x, train=False)
                 yield out
             else:
-                yield network.apply(params, buffers, network.arranged(x))
+                yield network.apply(params, buffers, network.to_fast_layout(x))
 
     def _inputs(self, models: int = 1) -> Iterator[Tensor]:
         batch = max(128, self.context.evaluation_batch // models)

@@ -86,7 +86,7 @@ class Sweep:
 
     def _check(self, cells: Sequence[Cell]) -> None:
         """What would stop every cell is said once, and before the first has been trained."""
-        from holdfast.engine.factory import choose_device
+        from holdfast.core.device import choose_device
 
         results = Results(self.results)
         if any(results.get(cell) is None for cell in cells):
@@ -133,7 +133,7 @@ class Sweep:
     def _fits(self, cell: Cell, results: Results) -> bool:
         if self.deadline is None:
             return True
-        from holdfast.engine.factory import choose_device
+        from holdfast.core.device import choose_device
 
         estimates = Estimates(results.all(), choose_device(self.device).type)
         return time.time() + self.beside * estimates.seconds(cell) <= self.deadline
@@ -141,7 +141,7 @@ class Sweep:
     def _run(self, cell: Cell, results: Results, tell: Tell) -> bool:
         """Run a cell and store it; False where it could not be run, which leaves nothing stored."""
         # Imported here: they load torch, and a person may only want to see what there is.
-        from holdfast.engine.factory import choose_device
+        from holdfast.core.device import choose_device
         from holdfast.training.experiment import Experiment
 
         device = choose_device(self.device).type
@@ -187,17 +187,16 @@ def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int, speaks: b
     """One of several processes; the arguments are those of `Sweep.work_off`."""
     import torch
 
-    from holdfast.core.device import SIDE_BY_SIDE, share_with, takes_turns
-    from holdfast.engine.factory import choose_device
+    from holdfast.core.device import MPS_COMMAND, choose_device, gpu_is_time_sliced, share_gpu
 
     parent = multiprocessing.parent_process()
     if parent is not None:
         Thread(target=_end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(threads)
     if choose_device(sweep.device).type == "cuda":
-        share_with(sweep.beside)
-        if speaks and takes_turns():
-            tell(f"the workers take turns on the GPU; side by side they get more done: {SIDE_BY_SIDE}")
+        share_gpu(sweep.beside)
+        if speaks and gpu_is_time_sliced():
+            tell(f"the workers take turns on the GPU; side by side they get more done: {MPS_COMMAND}")
     warnings.showwarning = shown_by(tell)
     with suppress(KeyboardInterrupt):  # the process that started this one says so
         if not sweep.work_off(cells, tell, speaks):

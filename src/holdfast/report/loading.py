@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
+from holdfast.core.settings import MACHINE_SETTINGS, RECORDED
 from holdfast.report.panels import Numbers
 from holdfast.runs import RunDirectory, list_runs
 from holdfast.runs.directory import EXPERIMENT, METRICS
 
-# What may differ between two runs of one experiment: everything else makes them different experiments.
-NOT_SETTINGS = frozenset(
-    {"name", "seed", "partition_seed", "hash", "classes", "shape", "own_kernels", "versions", "machine"}
-    | {"engine", "device", "parallel_clients", "ray_address", "checkpoint_seconds"}
-)
+NOT_SETTINGS = frozenset({"name", "seed", "partition_seed", *RECORDED, *MACHINE_SETTINGS})
+"""Entries that may differ between two runs of one experiment."""
+
 TASK = ("data", "partition", "stream", "long_tail", "skew")  # settings that make accuracies not comparable
 MOST_TOLD = 4  # settings in a label
 

@@ -27,6 +27,7 @@ from holdfast.core.trees import (
     where,
     write_lanes,
 )
+from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import (
     READY_BYTES,
     Broadcast,
@@ -71,11 +72,6 @@ class VectorizedEngine:
         ready_bytes = data.x.numel() * data.dtype.itemsize
         if not self.graphs and not data.preprocess.augments and ready_bytes <= READY_BYTES:
             self.data = data.made_ready()
-        self.upcoming: Callable[[int], Sequence[Job]] | None = (
-            None  # a later round's clients, if they are known
-        )
-        self.meanwhile: Callable[[], None] | None = None  # what else can be begun while the GPU is at work
-        self.before_waiting: Callable[[], None] | None = None  # what can be done until it has finished
         self.next_schedule: RoundSchedule | None = None  # prepared while the GPU was busy
         self.step_cache = StepCache(self.graphs)
         self.sent = {k: self._empty_lanes(v, 1)[0].copy_(v) for k, v in context.network.params.items()}
@@ -111,7 +107,9 @@ class VectorizedEngine:
 
     # A round --------------------------------------------------------------------------------------------
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult]:
         """Train all clients and yield their results as they finish, always in the same order."""
         schedule = self._schedule(sent.round, jobs)
         slots = schedule.slots
@@ -145,21 +143,20 @@ class VectorizedEngine:
             if step in epochs:
                 self._end_epoch(epochs[step])
             if step == final // 4 and self.graphs:
-                self._prefetch(sent.round + 1)
+                self._prefetch(sent.round + 1, overlap)
+            if step == final:
+                overlap.finish_last_round()
             ended = ends.get(step, [])
             lane_done = [slot for slot in ended if may_defer and slot.last == last_step[slot.lane]]
             yield from self._finish_clients([slot for slot in ended if slot not in lane_done], lr)
             deferred += lane_done
-        if self.before_waiting is not None:
-            self.before_waiting()
         yield from self._finish_clients(deferred, lr)
 
-    def _prefetch(self, round: int) -> None:
-        """Prepare the next round while the GPU is busy with most of this one, which hides the time."""
-        jobs = self.upcoming(round) if self.upcoming is not None else ()
+    def _prefetch(self, round: int, overlap: Overlap) -> None:
+        """Prepare the next round, and start the last model's test, while the GPU has much of this round queued."""
+        jobs = overlap.next_jobs()
         self.next_schedule = self._new_schedule(round, jobs) if jobs else None
-        if self.meanwhile is not None:
-            self.meanwhile()
+        overlap.test_last_model()
 
     def _schedule(self, round: int, jobs: Sequence[Job]) -> RoundSchedule:
         """The schedule of a round: the prefetched one if it fits, otherwise a new one."""
@@ -249,7 +246,7 @@ class VectorizedEngine:
             self.carry = stack_like(prepared.carry, self.lanes)
         for name, weights in prepared.teachers.items():
             # The global model, the same teacher for every client, is not stacked but read directly.
-            if weights is not prepared.client.sent and name not in self.teachers:
+            if weights is not prepared.client.global_params and name not in self.teachers:
                 self.step_cache.clear()
                 initial = {**self.frozen_buffers, **self.sent}
                 model = {**prepared.client.buffers, **weights}
