@@ -69,7 +69,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from holdfast import __version__
+        from holdfast.core.version import __version__
 
         print(f"holdfast {__version__}")
         raise typer.Exit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -60,18 +59,6 @@ def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) ->
             break
         widths[widest] -= 1
     return widths
-
-
-def mean_and_deviation(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
-    """``87.31 ± 0.42``: mean and sample deviation; a dash where any is unknown."""
-    known = [value * scale for value in values if math.isfinite(value)]
-    if not known or len(known) < len(values):
-        return "–"
-    mean = sum(known) / len(known)
-    if len(known) == 1:
-        return f"{mean:.{digits}f}"
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
-    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
 class ProgressBar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -16,7 +17,7 @@ import typer
 
 from holdfast.cli.app import INTERRUPTED
 from holdfast.cli.options import Changes, File, Json, experiment_from, with_settings
-from holdfast.cli.printing import bar, console, mean_and_deviation, print_json, print_table
+from holdfast.cli.printing import bar, console, print_json, print_table
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -195,8 +196,8 @@ def _print_comparison(found: Comparison, experiment: Experiment) -> None:
         rows.append(
             [
                 row.method,
-                mean_and_deviation(row.accuracy, 100),
-                mean_and_deviation(row.forgetting, 100),
+                _mean([100 * value for value in row.accuracy]),
+                _mean([100 * value for value in row.forgetting]),
                 _reached(row.rounds_to_target),
                 f"{sum(row.seconds) / len(row.seconds):.1f}",
                 f"{sum(row.megabytes) / len(row.megabytes):.1f}",
@@ -218,7 +219,15 @@ def _reached(rounds: Sequence[int | None]) -> str:
     """Rounds to a target over seeds, of which some may never reach it: ``14 ± 1``, ``15 (2/3)``, ``–``."""
     known = [one for one in rounds if one is not None]
     share = f" ({len(known)}/{len(rounds)})" if 0 < len(known) < len(rounds) else ""
-    return mean_and_deviation(known, digits=0) + share
+    return _mean(known, digits=0) + share
+
+
+def _mean(values: Sequence[float], digits: int = 2) -> str:
+    """``87.31 ± 0.42``; a dash where a value is unknown."""
+    from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
+
+    unknown = any(math.isnan(value) for value in values)
+    return UNKNOWN if unknown else format_mean(*mean_and_deviation(values), digits)
 
 
 def _new_directory(experiment: Experiment) -> Path:

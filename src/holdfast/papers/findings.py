@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from holdfast.metrics.summary import mean_and_deviation
 from holdfast.papers.cells import Cell
 from holdfast.papers.measures import (
     Entry,
@@ -16,7 +17,6 @@ from holdfast.papers.measures import (
     accuracies,
     final_accuracy,
     measure,
-    summarise,
 )
 from holdfast.papers.published import Number, Table, Target
 from holdfast.papers.results import Results
@@ -173,7 +173,7 @@ def _line(
     values = []
     for theirs, one in zip(published, measures, strict=True):
         found = [one.of(entry, target) for entry in sound]
-        values.append(Value(theirs, *summarise(found), sum(value is not None for value in found)))
+        values.append(Value(theirs, *mean_and_deviation(found), sum(value is not None for value in found)))
     return ResultRow(
         column=column,
         row=row,

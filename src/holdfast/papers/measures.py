@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from holdfast import metrics
 from holdfast.core.errors import unknown
+from holdfast.metrics.summary import mean_and_deviation
 
 LAST_EPOCHS = 10  # FedMLP's accuracies are means over the last ten global epochs
 
@@ -58,17 +59,6 @@ def final_accuracy(entry: Entry) -> float:
     return float(accuracies(entry)[-1])
 
 
-def summarise(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Mean and sample deviation over seeds; None where nothing is known, or one seed gives no deviation."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None, None
-    mean = sum(known) / len(known)
-    if len(known) == 1 or math.isinf(mean):
-        return mean, None
-    return mean, math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
-
-
 def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
@@ -98,8 +88,8 @@ def _at_target(entry: Entry, target: float | None) -> float | None:
 
 def _stream(name: str) -> Callable[[Entry, float | None], float | None]:
     def of(entry: Entry, target: float | None) -> float | None:
-        known = [value for value in entry["curves"].get(name, ())[-LAST_EPOCHS:] if value is not None]
-        return 100 * float(np.mean(known)) if known else None
+        mean, _ = mean_and_deviation(entry["curves"].get(name, ())[-LAST_EPOCHS:])
+        return _percent(mean)
 
     return of
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
+from holdfast.metrics.summary import UNKNOWN
 from holdfast.papers import wording
 from holdfast.papers.cells import Cell
 from holdfast.papers.findings import TableComparison, compare
@@ -77,7 +78,7 @@ def _summary(
         pairs = {(cell.column, cell.row) for cell in cells[table.id]}
         done = {(cell.column, cell.row) for cell in cells[table.id] if found.get(cell) is not None}
         findings = compared[table.id].findings
-        held = f"{sum(f.holds for f in findings)} of {len(findings)}" if findings else wording.NOTHING
+        held = f"{sum(f.holds for f in findings)} of {len(findings)}" if findings else UNKNOWN
         link = f"[{table.id}](#{_anchor(table)})"
         lines.append(f"| {link} | {table.title} | {len(done)} of {len(pairs)} | {held} |")
     return "\n".join(lines)
@@ -135,7 +136,7 @@ def _grid(one: TableComparison, position: int) -> str:
         for key in table.columns:
             line = at.get((key, row.key))
             if line is None:
-                texts.append(wording.NOTHING)
+                texts.append(UNKNOWN)
                 continue
             value = line.values[position]
             mine = f"**{wording.ours(value, each, line)}**" if line.seeds else "not run"
@@ -208,15 +209,13 @@ def _draw(table: Table, cells: Sequence[Cell], found: Results, folder: Path) -> 
 
 
 def _accuracy_lines(table: Table, runs: Mapping[str, Sequence[Entry]]) -> list[Line]:
-    from holdfast.report.panels import Line
+    from holdfast.report.curves import mean_line
 
     lines: list[Line] = []
     for colour, row in _coloured(table, runs):
         curves = np.stack([accuracies(entry) for entry in runs[row]])
-        mean, spread = curves.mean(0), curves.std(0, ddof=1) if len(curves) > 1 else None
-        band = {} if spread is None else {"low": mean - spread, "high": mean + spread}
-        rounds = np.arange(1, len(mean) + 1, dtype=float)
-        lines.append(Line(table.rows[row].label, rounds, mean, colour, **band))
+        rounds = np.arange(1, curves.shape[1] + 1, dtype=float)
+        lines.append(mean_line(table.rows[row].label, rounds, curves, colour))
     return lines
 
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 
+from holdfast.metrics.summary import UNKNOWN, format_mean
 from holdfast.papers.findings import ResultRow, Value
 from holdfast.papers.measures import Measure
-
-NOTHING = "–"
 
 
 def published(value: Value, measure: Measure) -> str:
     """``52.61 ± 1.20``, ``never``, or a dash."""
     if value.published is None:
-        return NOTHING
+        return UNKNOWN
     return _number(value.published.value, value.published.deviation, measure.digits)
 
 
 def ours(value: Value, measure: Measure, line: ResultRow) -> str:
     """The same of our runs; ``failed`` where training broke down, a dash where there is nothing yet."""
     if value.ours is None:
-        return "failed" if line.failed else NOTHING
+        return "failed" if line.failed else UNKNOWN
     return _number(value.ours, value.deviation, measure.digits)
 
 
@@ -32,5 +31,4 @@ def difference(value: Value, measure: Measure) -> str:
 def _number(value: float, deviation: float | None, digits: int) -> str:
     if math.isinf(value):
         return "never"
-    spread = "" if deviation is None else f" ± {deviation:.{digits}f}"
-    return f"{value:.{digits}f}{spread}"
+    return format_mean(value, deviation, digits)
