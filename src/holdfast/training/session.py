@@ -107,7 +107,7 @@ class Training:
             trained = (
                 settings.rounds * settings.local_epochs * share * len(federation.indices) / federation.stages
             )
-            own_kernels = kernels.worthwhile(network.net, shape, settings.batch_size, trained)
+            own_kernels = kernels.compilation_pays_off(network.net, shape, settings.batch_size, trained)
         network.own_kernels = own_kernels
         self.batchnorm, self.classifier = batchnorm, classifier
         self.data = device_data(dataset, self.device, dtype)
