@@ -45,10 +45,10 @@ def work(monkeypatch):
     monkeypatch.setattr(device, "choose_device", torch.device)
     monkeypatch.setattr(device, "share_gpu", shares.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(sweep.Sweep, "work_off", lambda *_: True)
+    monkeypatch.setattr(sweep.Sweep, "run_cells", lambda *_: True)
 
     def work(name, tell=print, speaks=False):
-        one = sweep.Sweep(results=None, work=None, device=name, beside=12)
+        one = sweep.Sweep(results=None, work=None, device=name, processes=12)
         sweep._worker(one, [], tell, 1, speaks)
 
     return work, shares

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
 import os
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -116,13 +116,20 @@ def keep_freed_memory() -> None:
 
     The GNU C library keeps blocks up to the largest that was freed before, 32 MiB at most; others ignore this.
     """
-    torch.empty((32 << 20) - 2 * resource.getpagesize(), dtype=torch.uint8)
+    torch.empty((32 << 20) - 2 * mmap.PAGESIZE, dtype=torch.uint8)
 
 
-def peak_bytes(device: torch.device) -> int:
-    """The most memory that this process has held so far: GPU memory if ``device`` is a GPU, else RAM."""
+def peak_bytes(device: torch.device) -> int | None:
+    """The most memory that this process has held so far: GPU memory if ``device`` is a GPU, else RAM.
+
+    None on Windows, for RAM.
+    """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    if sys.platform == "win32":
+        return None
+    import resource
+
     peak = _kilobytes("/proc/self/status", "VmHWM")  # ru_maxrss would count the parent process too
     if peak is None:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
