@@ -99,6 +99,8 @@ def run(data: str, setting: str, split: str, method: str, seed: int, device: str
 
 def page() -> None:
     """Write docs/learning.md: the notes and a table for each data set and partition."""
+    from holdfast.metrics.summary import format_mean, mean_and_deviation
+
     rows = [r for r in json.loads(RESULTS.read_text()) if r["setting"] == words(r["data"])]
     lines = NOTES.read_text().splitlines()
     for data in DATA:
@@ -119,17 +121,14 @@ def page() -> None:
                     100 * np.array([r[key] for r in completed]) for key in ("accuracy", "forgetting", "final")
                 )
                 bold = "**" if set(method.split("+")) & set(FIVE) else ""
-                numbers = [spread(values) for values in (accuracy, forgetting, final)]
+                numbers = [
+                    format_mean(*mean_and_deviation(values), 1) for values in (accuracy, forgetting, final)
+                ]
                 failed = f", {len(runs) - len(completed)} failed" if len(runs) > len(completed) else ""
                 cells = [f"{bold}{method}{bold}", *numbers, f"{len(completed)}{failed}"]
                 table.append((float(accuracy.mean()), f"| {' | '.join(cells)} |"))
             lines += [line for _, line in sorted(table, key=lambda entry: -entry[0])]
     PAGE.write_text("\n".join(lines) + "\n")
-
-
-def spread(values: np.ndarray) -> str:
-    """Mean ± deviation over seeds."""
-    return f"{values.mean():.1f}" + (f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else "")
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 import learning
 from holdfast.data.diagnosis import diagnose
-from holdfast.papers.measures import measure, summarise
+from holdfast.metrics.summary import mean_and_deviation
+from holdfast.papers.measures import measure
 from holdfast.papers.published import load_tables
 from holdfast.papers.rankings import FILE, Ranking, Score
 from holdfast.training.experiment import Experiment
@@ -92,7 +93,7 @@ def ranked(values: Mapping[str, Sequence[float | None]]) -> tuple[Score, ...]:
     """The methods by their mean over seeds, the best first."""
     scores = []
     for method, found in values.items():
-        mean, deviation = summarise(found)
+        mean, deviation = mean_and_deviation(found)
         if mean is not None:
             spread = None if deviation is None else round(deviation, 2)
             scores.append(Score(method, round(mean, 2), spread, len(found)))

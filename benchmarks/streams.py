@@ -17,8 +17,9 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+from holdfast.metrics.summary import format_mean, mean_and_deviation
 from holdfast.papers.cells import Cell, plan
-from holdfast.papers.measures import Entry, measure, summarise
+from holdfast.papers.measures import Entry, measure
 from holdfast.papers.published import Table, load_tables
 from holdfast.papers.results import Results
 from holdfast.papers.sweep import Sweep
@@ -90,12 +91,17 @@ def _rows(column: str, by_row: dict[str, list[Entry]]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row, entries in sorted(by_row.items(), key=lambda item: -_mean(item[1], "A_glo")):
-        values = [_format(*summarise(measure(name).compute(e, None) for e in entries)) for name in MEASURES]
-        forgetting = summarise(100 * e["curves"]["average_forgetting"][-1] for e in entries)
+        values = [
+            format_mean(*mean_and_deviation(measure(name).compute(e, None) for e in entries), 1)
+            for name in MEASURES
+        ]
+        forgetting = mean_and_deviation(100 * e["curves"]["average_forgetting"][-1] for e in entries)
         published = _table().published.get((row, column), ())
         paper = " / ".join(f"{number.value:.1f}" for number in published if number is not None) or "–"
         name = f"**{row}**" if row.startswith("fedmlp") else row
-        lines.append(f"| {name} | {' | '.join([*values, _format(*forgetting)])} | {paper} | {len(entries)} |")
+        lines.append(
+            f"| {name} | {' | '.join([*values, format_mean(*forgetting, 1)])} | {paper} | {len(entries)} |"
+        )
     return lines
 
 
@@ -115,14 +121,8 @@ def _finding(by_row: dict[str, list[Entry]]) -> str:
 
 
 def _mean(entries: Sequence[Entry], name: str) -> float:
-    mean, _ = summarise(measure(name).compute(entry, None) for entry in entries)
+    mean, _ = mean_and_deviation(measure(name).compute(entry, None) for entry in entries)
     return float("-inf") if mean is None else mean
-
-
-def _format(mean: float | None, deviation: float | None) -> str:
-    if mean is None:
-        return "–"
-    return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
 
 
 def _table() -> Table:

@@ -19,7 +19,7 @@ from holdfast.engine.rounds import RoundLoop
 from holdfast.engine.state_cache import StateCache
 from holdfast.methods import Method, parse_method
 from holdfast.models import parse_model
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 MANY = 10**6  # rounds: more than any benchmark runs
 

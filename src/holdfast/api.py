@@ -29,11 +29,12 @@ from holdfast.data.streams import stream
 from holdfast.methods import *  # noqa: F403
 from holdfast.methods import __all__ as _methods
 from holdfast.models import ModelSpec, parse_model
+from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory, RunSummary, list_runs
 from holdfast.training.comparison import Comparison, compare
 from holdfast.training.experiment import Experiment
 from holdfast.training.run import Run
-from holdfast.training.train import Tracker, train
+from holdfast.training.train import train
 
 __all__ = [
     *_methods,

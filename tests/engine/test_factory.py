@@ -16,7 +16,7 @@ from holdfast.engine import factory as choice
 from holdfast.engine.factory import SMALL_STEP, step_bytes
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 
 def trained_by(model: str, shape: tuple[int, ...], **changes: Any) -> Training:

@@ -12,8 +12,9 @@ import holdfast as hf
 from holdfast import metrics
 from holdfast.core.settings import Settings
 from holdfast.data.schedules import EveryN
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.registry import METHODS
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 CLASSES = 4
 SHORT = {"local_epochs": 2, "batch_size": 8, "lr": 0.05, "device": "cpu"}

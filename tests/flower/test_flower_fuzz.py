@@ -14,6 +14,7 @@ from flwr.app import Message
 
 from holdfast.engine.aggregation import validate_update
 from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
+from holdfast.engine.state_cache import StateCache
 from holdfast.flower.app import AppConfig
 from holdfast.flower.engine import FlowerEngine
 from holdfast.flower.messages import RoundRequest, tree_from_record, tree_to_record
@@ -21,7 +22,6 @@ from holdfast.flower.nodes import Nodes
 from holdfast.flower.population import Population, SiteReport
 from holdfast.flower.server import FlowerTraining
 from holdfast.flower.wire import WireError
-from holdfast.training.train import StateCache
 
 INPUTS = int(os.environ.get("HOLDFAST_FUZZ", "20000")) // 10  # docs/reliability.md was written with a million
 KINDS = {

@@ -10,10 +10,11 @@ from holdfast.core.settings import Settings
 from holdfast.core.trees import size_in_bytes
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import federate
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods import METHODS, CReFF
 from holdfast.methods.catalogue import costs_in_words, describe, overview
 from holdfast.models import parse_model
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 # In bytes: the classifier's input has 512 features, there are ten classes and images of 3 x 32 x 32.
 HEAD = 4 * (512 * 10 + 10)

@@ -23,7 +23,7 @@ def test_one_sample_clients_missing_classes_and_partial_rounds(method: Method, b
     assert finite(dict(run.model.state_dict()))
     for record in run.records:
         assert np.isfinite(record["loss"])  # generic
-        assert len(record["personal_accuracy"]) == 2
+        assert len(record["local_in"]) == 2
         assert not record["incidents"]
 
 

@@ -86,7 +86,7 @@ def test_distribution_distance_by_hand():
     np.testing.assert_allclose(printed, [np.sqrt(0.5**2 + 1.5**2)])
 
 
-def test_distribution_distance_of_a_model_that_knows_nothing():
+def test_distribution_distance_of_a_model_without_accuracy():
     np.testing.assert_allclose(distribution_distance([0.0, 0.0], [[1, 0], [1, 1]]), [np.sqrt(0.5), 0.0])
     np.testing.assert_allclose(distribution_distance([0.0, 0.0], [[1, 1]], paper=True), [np.sqrt(0.5)])
 

@@ -58,13 +58,13 @@ def test_counts_must_not_be_negative(counts):
         as_counts(counts, "label_counts", "C")
 
 
-def test_disagreeing_sizes_are_told():
+def test_disagreeing_sizes_are_named():
     agree("C", a=2, b=2)
     with pytest.raises(HoldfastError, match="agree on C: a has 2, b has 3"):
         agree("C", a=2, b=3)
 
 
-def test_means_pass_over_nan_without_a_warning():
+def test_means_leave_out_nan_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         means = mean_measured(np.array([[1.0, np.nan, 3.0], [np.nan] * 3]))

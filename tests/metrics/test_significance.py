@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import betainc
+from scipy.stats import ttest_rel
 
 from holdfast.core.errors import HoldfastError
 from holdfast.metrics import paired_test
@@ -25,6 +26,14 @@ def test_by_hand():
     difference, p = paired_test([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
     assert difference == pytest.approx(2.0)
     assert p == pytest.approx(1 - np.sqrt(12 / 14))
+
+
+def test_two_seeds_are_tested_with_one_degree_of_freedom():
+    a, b = [0.81, 0.86], [0.79, 0.80]
+    difference, p = paired_test(a, b)
+    assert difference == pytest.approx(0.04)
+    assert p == pytest.approx(ttest_rel(a, b).pvalue)
+    assert 0.2 < p < 0.4
 
 
 def test_too_few_seeds_allow_no_test():

@@ -4,10 +4,11 @@ import statistics
 import pytest
 from paper_entries import entry
 
+from holdfast.metrics.summary import mean_and_deviation
 from holdfast.papers.cells import plan
 from holdfast.papers.cost import Estimates, available_data, images_trained, missing_requirement
 from holdfast.papers.findings import Finding, compare
-from holdfast.papers.measures import measure, summarise
+from holdfast.papers.measures import measure
 from holdfast.papers.published import load_tables
 from holdfast.papers.results import Results, _curves
 
@@ -164,9 +165,9 @@ def test_accuracy_is_the_mean_over_domains_where_there_are_domains():
 
 
 def test_summaries_leave_out_what_is_unknown():
-    assert summarise([]) == (None, None)
-    assert summarise([None, 2.0]) == (2.0, None)
-    assert summarise([1.0, math.inf]) == (math.inf, None)
+    assert mean_and_deviation([]) == (None, None)
+    assert mean_and_deviation([None, 2.0]) == (2.0, None)
+    assert mean_and_deviation([1.0, math.inf]) == (math.inf, None)
 
 
 def test_images_trained_on():

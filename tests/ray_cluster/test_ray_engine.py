@@ -22,13 +22,15 @@ from holdfast.core.settings import Settings
 from holdfast.core.trees import leaves
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Batch, Method, Tree
 from holdfast.methods.context import Client
 from holdfast.methods.registry import METHODS, parse_method
 from holdfast.models.network import Output
 from holdfast.training.comparison import compare
 from holdfast.training.experiment import Experiment
-from holdfast.training.train import StateCache, Training, train
+from holdfast.training.session import Training
+from holdfast.training.train import train
 
 ray = pytest.importorskip("ray")
 

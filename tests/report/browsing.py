@@ -1,6 +1,6 @@
-"""What the tests in a browser look at, and a name that would like to be markup."""
+"""Scripts that the tests run in a browser, and a name that contains markup."""
 
-# Coloured pixels of every plot: axes and text are grey, so these are marks.
+# The number of coloured pixels of every plot; axes and text are grey.
 MARKS = """() => [...document.querySelectorAll('.plot')].map(plot => {
   const canvas = plot.querySelector('canvas');
   if (!canvas) return plot.querySelectorAll('rect.bar').length * 100;

@@ -1,4 +1,4 @@
-"""Run directories and a browser, shared by the tests of this folder."""
+"""Run directories and a browser for the tests of this folder."""
 
 import shutil
 import warnings
@@ -50,20 +50,20 @@ def browser():
 
 @pytest.fixture
 def opened(browser):
-    """Opens pages that fail the test when something goes wrong in them or a request leaves the machine."""
-    trouble, pages = [], []
+    """Opens pages; the test fails on an error in them and on a request to another address."""
+    problems, pages = [], []
 
     def open_page(address, **options):
         page = browser.new_page(viewport=options.pop("viewport", {"width": 1280, "height": 900}), **options)
         page.on(
             "console",
-            lambda message: trouble.append(message.text) if message.type in ("error", "warning") else 0,
+            lambda message: problems.append(message.text) if message.type in ("error", "warning") else 0,
         )
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("dialog", lambda dialog: trouble.append(f"dialog: {dialog.message}"))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
         page.on(
             "request",
-            lambda r: None if r.url.startswith((address.split("#")[0], "data:")) else trouble.append(r.url),
+            lambda r: None if r.url.startswith((address.split("#")[0], "data:")) else problems.append(r.url),
         )
         pages.append(page)
         page.goto(address)
@@ -72,4 +72,4 @@ def opened(browser):
     yield open_page
     for page in pages:
         page.close()
-    assert trouble == []
+    assert problems == []

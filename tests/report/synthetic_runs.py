@@ -1,10 +1,11 @@
-"""Writes run directories that look like those of real training, without training.
+"""Run directories with the files of real training, written without training.
 
-The global model's per-class accuracy climbs and is thrown back whenever a round's participants lack a class;
-``keeps`` in [0, 1] is how much of such a class local training preserves.
+The global model's class accuracies rise, and fall whenever a round's participants lack a class; ``keeps`` in [0, 1]
+is the share of such a class's accuracy that local training preserves.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ def write_run(
     seed: int = 0,
     rounds: int = 40,
     clients: int = 20,
-    sample: int = 5,
+    clients_per_round: int = 5,
     classes: list[str] = CLASSES,
     probe: bool = True,
     stream: bool = False,
@@ -41,7 +42,7 @@ def write_run(
         "partition": {"name": "dirichlet", "alpha": 0.1},
         "model": {"name": "cnn"},
         "rounds": rounds,
-        "clients_per_round": sample,
+        "clients_per_round": clients_per_round,
         "seed": seed,
         "classes": classes,
     }
@@ -56,11 +57,10 @@ def write_run(
     if domains:
         federation["domains"] = {"names": ["mnist", "svhn"], "clients": [k % 2 for k in range(clients)]}
     (path / "federation.json").write_text(json.dumps(federation))
-    lines = [
-        json.dumps(record)
-        for record in records(counts, keeps, seed, rounds, sample, total, probe, stream, domains)
-    ]
-    (path / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    write_records(
+        path,
+        synthetic_records(counts, keeps, seed, rounds, clients_per_round, total, probe, stream, domains),
+    )
     if probe:
         (path / "probe.json").write_text(json.dumps(features(keeps, seed, clients=5, classes=total)))
     if finished:
@@ -68,15 +68,27 @@ def write_run(
     return path
 
 
-def records(counts, keeps, seed, rounds, sample, total, probe=True, stream=False, domains=False):
-    """The lines of metrics.jsonl, one a round."""
+def read_records(path: Path) -> list[dict]:
+    """The records of a run directory."""
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_records(path: Path, records: Iterable[dict]) -> None:
+    """Replace the records of a run directory."""
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def synthetic_records(
+    counts, keeps, seed, rounds, clients_per_round, total, probe=True, stream=False, domains=False
+):
+    """The records of metrics.jsonl, one per round."""
     stages, clients = counts.shape[:2]
     skill = generator(seed, "synthetic skill").uniform(0.55, 0.95, total)
     before = np.zeros(total)
     for number in range(1, rounds + 1):
         draw = generator(seed, "synthetic round", number)
         stage = (number - 1) % stages
-        chosen = draw.choice(clients, sample, replace=False)
+        chosen = draw.choice(clients, clients_per_round, replace=False)
         held = counts[stage, chosen]
         share = held / np.maximum(1, held.sum(axis=1, keepdims=True))
         pull = 1 - np.exp(-12 * share)
@@ -99,7 +111,9 @@ def records(counts, keeps, seed, rounds, sample, total, probe=True, stream=False
             "out_local": float((out * now).sum(axis=1).mean()),
             "local_in": (share * after).sum(axis=1).tolist(),
             "local_out": (out * after).sum(axis=1).tolist(),
-            "weight_divergence": (1.5 - keeps + share.std(axis=1) + draw.normal(0, 0.05, sample)).tolist(),
+            "weight_divergence": (
+                1.5 - keeps + share.std(axis=1) + draw.normal(0, 0.05, clients_per_round)
+            ).tolist(),
             "distribution_distance": np.linalg.norm(now / now.sum() - share, axis=1).tolist(),
             "forgetting": None if number == 1 else float((before - now).clip(0).mean()),
             "local_forgetting": (before - after).clip(0).mean(axis=1).tolist(),

@@ -1,10 +1,10 @@
-"""The report in a real browser: what is drawn, and what happens when someone uses it."""
+"""The report in a browser: its drawings and its controls."""
 
 import json
 
 import pytest
 from browsing import EVIL, MARKS, PICTURE
-from synthetic_runs import CLASSES, write_run
+from synthetic_runs import CLASSES, read_records, write_records, write_run
 
 from holdfast.report import write_report
 
@@ -69,49 +69,47 @@ def test_legends_hide_and_show_by_mouse_and_by_keyboard(opened, report):
     assert page.evaluate(PICTURE, "accuracy") == before
 
 
-def test_hovering_and_arrow_keys_tell_the_recorded_values(opened, report, compared):
+def test_hovering_and_arrow_keys_show_the_recorded_values(opened, report, compared):
     page = opened(report)
-    finals = [
-        json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"] for path in compared[:2]
-    ]
+    finals = [read_records(path)[-1]["accuracy"] for path in compared[:2]]
     expected = f"{100 * sum(finals) / 2:.1f} %"
     plot = page.locator("[data-figure=accuracy] .plot").first
     plot.focus()
     page.keyboard.press("End")
-    told = page.locator("[role=status]").last.inner_text()
-    assert told.startswith("round 24: ")
-    assert f"fedavg {expected}" in told
+    announced = page.locator("[role=status]").last.inner_text()
+    assert announced.startswith("round 24: ")
+    assert f"fedavg {expected}" in announced
     page.mouse.move(0, 0)
     box = page.locator("[data-figure=accuracy] .u-over").first.bounding_box()
     page.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] / 2)
-    tip = page.locator(".tip")
+    tip = page.locator(".tooltip")
     assert tip.is_visible()
     assert "round 24" in tip.inner_text()
     assert expected in tip.inner_text()
     page.locator("[data-figure=classes] .plot").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    first = json.loads((compared[0] / "metrics.jsonl").read_text().splitlines()[0])["class_accuracy"][1]
+    first = read_records(compared[0])[0]["class_accuracy"][1]
     assert page.locator("[role=status]").last.inner_text() in (
         f"round 1: class automobile {100 * value / 200:.1f} %" for value in (round(first * 200),)
     )
 
 
-def test_a_value_from_another_round_is_not_told_as_of_this_one(opened, tmp_path):
+def test_a_value_of_another_round_is_labelled_with_its_round(opened, tmp_path):
     paths = [write_run(tmp_path / name, name, rounds=rounds) for name, rounds in (("long", 9), ("short", 4))]
-    told = [json.loads(line) for line in (paths[1] / "metrics.jsonl").read_text().splitlines()]
-    told[1]["accuracy"] = None
-    (paths[1] / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
+    records = read_records(paths[1])
+    records[1]["accuracy"] = None
+    write_records(paths[1], records)
     page = opened(write_report(paths, tmp_path / "report.html").as_uri())
     page.locator("[data-figure=accuracy] .plot").first.focus()
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
     assert (
-        f"short (round 3) {100 * told[2]['accuracy']:.1f} %"
+        f"short (round 3) {100 * records[2]['accuracy']:.1f} %"
         in page.locator("[role=status]").last.inner_text()
     )
     page.keyboard.press("ArrowRight")
-    assert f"short {100 * told[2]['accuracy']:.1f} %" in page.locator("[role=status]").last.inner_text()
+    assert f"short {100 * records[2]['accuracy']:.1f} %" in page.locator("[role=status]").last.inner_text()
     page.keyboard.press("End")
     assert "short" not in page.locator("[role=status]").last.inner_text()
 
@@ -164,7 +162,7 @@ def test_the_leaderboard_sorts_and_the_numbers_open(opened, report):
     assert page.locator("#leaderboard th[aria-sort=ascending]").count() == 1
     page.locator("[data-figure=partition] summary").click()
     rows = page.locator("[data-figure=partition] .numbers table").first.locator("tbody tr")
-    rows.first.wait_for()  # a browser tells of what opened a moment later
+    rows.first.wait_for()  # the toggle event comes a moment later
     assert rows.count() == 20
 
 
@@ -205,7 +203,7 @@ def test_paper_is_white_and_no_figure_is_wider_than_it(opened, report):
     )
     left = page.locator("main").bounding_box()["x"]
     assert max(widths) - left <= 681
-    for host in page.locator(".panels .plot").all():  # and none lies over its neighbour
+    for host in page.locator(".panels .plot").all():  # and none overlaps its neighbour
         assert host.evaluate("e => e.firstElementChild.getBoundingClientRect().width <= e.clientWidth + 1")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert min(page.evaluate(MARKS)) > 60
@@ -221,12 +219,12 @@ def test_circles_of_a_large_federation_are_drawn_at_once(opened, tmp_path):
     federation["label_counts"] = [[client + label for label in range(100)] for client in range(100)]
     (path / "federation.json").write_text(json.dumps(federation))
     page = opened(write_report([path], tmp_path / "report.html").as_uri())
-    # Every circle is sized by the largest one, which is looked for once.
+    # Every circle is sized relative to the largest one, which is searched for once.
     assert (
         page.evaluate("""() => {
-        const view = window.holdfastPage.views.get('partition').views[0].view, counts = view.panel.frames[0].counts;
+        const view = window.holdfastPage.views.get('partition').views[0].view, counts = view.panel.steps[0].counts;
         let read = 0;
-        view.panel.frames[0].counts = new Proxy(counts, { get: (rows, key) => (read++, rows[key]) });
+        view.panel.steps[0].counts = new Proxy(counts, { get: (rows, key) => (read++, rows[key]) });
         view.paint();
         return read;
     }""")
@@ -245,18 +243,16 @@ def test_plots_have_text_alternatives_and_can_be_reached_by_keyboard(opened, rep
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_single_round_and_flat_curves_are_drawn(opened, tmp_path, value):
     path = write_run(tmp_path / "flat", rounds=2, clients_per_round=2)
-    record = json.loads((path / "metrics.jsonl").read_text().splitlines()[0])
+    record = read_records(path)[0]
     flat = {
         "accuracy": value,
         "class_accuracy": [value] * 10,
         "in_local": value,
-        "personal_accuracy": [value] * 2,
     }
     flat |= {"local_in": [value] * 2, "local_forgetting": [value] * 2, "weight_divergence": [value] * 2}
     flat |= {"locals": {"class_accuracy": [[value] * 10] * 2, "accuracy": [value] * 2}, "loss": value}
     for rounds in (1, 2):
-        lines = [json.dumps({**record, **flat, "round": number + 1}) + "\n" for number in range(rounds)]
-        (path / "metrics.jsonl").write_text("".join(lines))
+        write_records(path, [{**record, **flat, "round": number + 1} for number in range(rounds)])
         page = opened(write_report([path], tmp_path / f"{rounds}.html").as_uri())
         assert page.locator("[data-figure]").count() >= 5
         assert page.locator("[data-figure] .summary").first.inner_text()
@@ -267,5 +263,5 @@ def test_names_stay_names_in_the_report(opened, tmp_path):
     page = opened(write_report([path], tmp_path / "report.html").as_uri())
     page.locator("[data-figure=classes] .plot").first.focus()
     page.keyboard.press("ArrowRight")
-    assert EVIL in page.locator(".tip").inner_text()
+    assert EVIL in page.locator(".tooltip").inner_text()
     assert page.evaluate("window.pwned") is None

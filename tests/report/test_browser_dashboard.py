@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: runs that grow, servers that go, and pages that stay open."""
+"""The dashboard in a browser: growing runs, lost connections, pages that stay open."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from browsing import EVIL, MARKS, PICTURE
-from synthetic_runs import CLASSES, write_run
+from synthetic_runs import CLASSES, read_records, write_run
 
 pytestmark = pytest.mark.browser
 
@@ -32,7 +32,7 @@ def start_server(root, port=0):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A root with runs good and bad, and the address of a dashboard that runs in another process."""
+    """A root with valid and damaged runs, and the address of a dashboard in another process."""
     root = tmp_path_factory.mktemp("served")
     write_run(root / "short", "fedavg", rounds=5, finished=False)
     write_run(root / "other", "fedntd", keeps=0.7, rounds=12)
@@ -107,7 +107,7 @@ def test_runs_are_searched_sorted_compared_and_kept_in_the_address(served, opene
     choose(page, "other")
     choose(page, "short")
     page.wait_for_function("() => document.querySelectorAll('#leaderboard tbody tr').length === 2")
-    page.get_by_role("navigation").get_by_text("Who holds what").click()
+    page.get_by_role("navigation").get_by_text("Samples by client and class").click()
     assert page.evaluate("location.hash") == "#run=other&run=short"
     page.reload()
     page.wait_for_function("() => document.querySelectorAll('#leaderboard tbody tr').length === 2")
@@ -137,8 +137,8 @@ def test_names_stay_names_in_the_dashboard(served, opened):
 
 
 def add_round(path):
-    """Write one more round to a run's metrics, as training does."""
-    last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    """Append a round to a run's metrics, as training does."""
+    last = read_records(path)[-1]
     with open(path / "metrics.jsonl", "a") as file:
         file.write(json.dumps({**last, "round": last["round"] + 1}) + "\n")
     return last["round"] + 1
@@ -149,7 +149,7 @@ SHOWS_ROUND = (
 )
 
 
-def test_a_page_goes_on_when_its_server_comes_back(browser, tmp_path):
+def test_a_page_reconnects_when_its_server_is_back(browser, tmp_path):
     path = write_run(tmp_path / "runs" / "x", rounds=4, finished=False)
     server, address = start_server(tmp_path / "runs")
     page = browser.new_page()  # a lost connection is written to its console
@@ -161,7 +161,7 @@ def test_a_page_goes_on_when_its_server_comes_back(browser, tmp_path):
         page.wait_for_function(
             "() => document.querySelector('#live').textContent.startsWith('Connection lost')"
         )
-        # What is asked for in between is lost, and must not keep the page from asking again.
+        # A request that fails in between must not keep the page from reconnecting.
         with page.expect_event("requestfailed", lambda request: "/api/figures" in request.url):
             page.evaluate("dispatchEvent(new Event('hashchange'))")
         server, _ = start_server(tmp_path / "runs", int(address.rstrip("/").rsplit(":", 1)[1]))
@@ -173,7 +173,7 @@ def test_a_page_goes_on_when_its_server_comes_back(browser, tmp_path):
         server.wait(10)
 
 
-def test_a_server_that_refused_is_asked_again(served, browser):
+def test_a_refused_connection_is_retried(served, browser):
     _, address = served
     page = browser.new_page()
     refused = []
@@ -193,19 +193,19 @@ def test_a_server_that_refused_is_asked_again(served, browser):
         page.close()
 
 
-def test_a_page_left_open_holds_on_to_nothing(browser, tmp_path):
+def test_a_page_left_open_does_not_leak_memory(browser, tmp_path):
     write_run(tmp_path / "runs" / "x", rounds=6)
     server, address = start_server(tmp_path / "runs")
     page = browser.new_page()
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
 
-    def held():
+    def listeners_and_nodes():
         session.send("HeapProfiler.collectGarbage")
         measured = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
         return measured["JSEventListeners"], measured["Nodes"]
 
-    def again():  # every figure with a slider is built anew, and the whole page on another choice
+    def redraw():  # figures with a slider are rebuilt, and the whole page after a new selection
         page.evaluate("""async () => {
             for (let i = 0; i < 5; i++) {
                 dispatchEvent(new Event('hashchange'));
@@ -217,10 +217,10 @@ def test_a_page_left_open_holds_on_to_nothing(browser, tmp_path):
     try:
         page.goto(f"{address}#run=x")
         page.wait_for_selector("[data-figure=strip] canvas")
-        again()
-        before = held()
-        again()
-        after = held()
+        redraw()
+        before = listeners_and_nodes()
+        redraw()
+        after = listeners_and_nodes()
         assert after[0] <= before[0] + 5
         assert after[1] <= 1.05 * before[1]
     finally:

@@ -1,4 +1,4 @@
-"""The dashboard's server: what it tells, what it refuses, how fast it is."""
+"""The dashboard's server: its responses, its refusals, its speed."""
 
 import asyncio
 import json
@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from starlette.testclient import TestClient
-from synthetic_runs import write_run
+from synthetic_runs import read_records, write_records, write_run
 
 from holdfast.core.errors import HoldfastError
-from holdfast.report.dashboard import LIVE_FIGURES, MOST_COMPARED, Pages, create_app, serve
+from holdfast.report.dashboard import LIVE_FIGURES, MAX_COMPARED_RUNS, Pages, create_app, serve
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_figures_of_a_selection_and_what_is_wrong_with_the_rest(client):
     "name",
     ["../outside", "/etc", "..", ".", "", "fedavg/../../outside", "link", "fedavg\0", "nested", "a" * 5000],
 )
-def test_names_that_lead_elsewhere_are_refused(client, name):
+def test_names_outside_of_the_root_are_refused(client, name):
     answer = client.get("/api/figures", params={"run": name}).json()
     assert answer["figures"] is None
     assert len(answer["problems"]) == 1
@@ -79,7 +79,7 @@ def test_nothing_can_be_changed(client, root):
     assert sorted((file, file.stat().st_mtime_ns) for file in root.rglob("*")) == before
 
 
-def test_every_answer_keeps_to_itself(client):
+def test_every_response_is_isolated_from_other_sites(client):
     for path in ("/", "/api/runs", "/assets/page.js", "/nowhere"):
         headers = client.get(path).headers
         assert "default-src 'none'; script-src 'self'" in headers["content-security-policy"]
@@ -101,7 +101,7 @@ def test_listening_elsewhere_needs_a_token(root):
     create_app(root, "::1")
 
 
-def test_the_token_is_asked_for_everywhere_and_leaves_the_address(root):
+def test_the_token_is_required_everywhere_and_removed_from_the_address(root):
     client = TestClient(
         create_app(root, "0.0.0.0", "s3cret"), base_url="http://box:1", follow_redirects=False
     )
@@ -144,7 +144,7 @@ def follow(pages, names, enough):
                 if enough(*found[-1]):
                     return found
 
-    with ThreadPoolExecutor(1) as apart:  # a browser's tests leave a loop running in this thread
+    with ThreadPoolExecutor(1) as apart:  # playwright has an event loop running in this thread
         return apart.submit(asyncio.run, asyncio.wait_for(collect(), 20)).result()
 
 
@@ -156,7 +156,7 @@ def append(path, record, whole=True):
 
 def test_a_growing_run_sends_its_new_rounds(root):
     path = root / "fedavg"
-    fifth = {**json.loads((path / "metrics.jsonl").read_text().splitlines()[-1]), "round": 5}
+    fifth = {**read_records(path)[-1], "round": 5}
     rounds = []
 
     def enough(name, model):
@@ -171,10 +171,10 @@ def test_a_growing_run_sends_its_new_rounds(root):
     assert rounds == [[1, 2, 3, 4], [1, 2, 3, 4, 5]]
 
 
-def test_half_a_line_waits_and_a_rewound_file_is_read_anew(root):
+def test_an_incomplete_line_is_ignored_and_a_truncated_file_is_read_again(root):
     pages, path = Pages(root), root / "fedavg"
     text = (path / "metrics.jsonl").read_text()
-    rounds = lambda: len(pages._look("fedavg")[1].records)  # noqa: E731
+    rounds = lambda: len(pages._read("fedavg")[1].records)  # noqa: E731
     assert rounds() == 4
     append(path, {"round": 5}, whole=False)
     assert rounds() == 4
@@ -183,32 +183,32 @@ def test_half_a_line_waits_and_a_rewound_file_is_read_anew(root):
     assert rounds() == 2
 
 
-def test_a_run_that_was_resumed_and_grew_past_where_it_was_is_read_anew(root):
+def test_a_run_that_was_resumed_and_grew_past_the_read_position_is_read_again(root):
     pages, path = Pages(root), root / "fedavg"
-    assert len(pages._look("fedavg")[1].records) == 4
-    kept = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()[:2]]
+    assert len(pages._read("fedavg")[1].records) == 4
+    kept = read_records(path)[:2]
     again = [{**kept[1], "round": number, "seconds": {"total": 0.123456 * number}} for number in range(3, 9)]
     with open(path / "metrics.jsonl", "r+") as file:  # in place, as rewinding does
         file.truncate(0)
         file.write("".join(json.dumps(record) + "\n" for record in (*kept, *again)))
-    assert [record["round"] for record in pages._look("fedavg")[1].records] == list(range(1, 9))
-    assert pages._look("fedavg")[1].records[3]["seconds"]["total"] == 0.123456 * 4
+    assert [record["round"] for record in pages._read("fedavg")[1].records] == list(range(1, 9))
+    assert pages._read("fedavg")[1].records[3]["seconds"]["total"] == 0.123456 * 4
 
 
-def test_a_run_removed_and_made_anew_is_told_by_its_new_name(root):
+def test_a_run_that_was_removed_and_created_again_is_read_again(root):
     pages = Pages(root)
-    assert pages._look("fedavg")[1].method == "fedavg"
+    assert pages._read("fedavg")[1].method == "fedavg"
     shutil.rmtree(root / "fedavg")
-    assert "no run" in pages._look("fedavg")[2]
+    assert "no run" in pages._read("fedavg")[2]
     write_run(root / "fedavg", "fedntd", rounds=7)
-    _, run, problem = pages._look("fedavg")
+    _, run, problem = pages._read("fedavg")
     assert (run.method, len(run.records), problem) == ("fedntd", 7, "")
 
 
 def test_growth_is_noticed_in_the_largest_selection_that_is_allowed(tmp_path):
-    names = [f"r{number}" for number in range(MOST_COMPARED)]
+    names = [f"r{number}" for number in range(MAX_COMPARED_RUNS)]
     for name in names:
-        write_run(tmp_path / name, rounds=1, clients=2, sample=1, probe=False)
+        write_run(tmp_path / name, rounds=1, clients=2, clients_per_round=1, probe=False)
     pages = Pages(tmp_path)
     before = pages._versions(names)
     assert pages._versions(names) == before
@@ -225,16 +225,15 @@ def test_500_runs_are_listed_within_a_second(tmp_path):
         for name in ("experiment.yaml", "metrics.jsonl"):
             (copy / name).write_bytes((model / name).read_bytes())
     client = TestClient(create_app(tmp_path / "runs"), base_url="http://127.0.0.1")
-    started = time.process_time()  # what we cost, whatever else the machine does
+    started = time.process_time()  # CPU time, whatever else the machine does
     assert len(client.get("/api/runs").json()) == 500
     assert time.process_time() - started < 1.0
 
 
 def test_thousands_of_rounds_answer_quickly_and_stay_small(tmp_path):
     path = write_run(tmp_path / "runs" / "long", rounds=2)
-    record = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
-    lines = [json.dumps({**record, "round": number}) + "\n" for number in range(1, 3001)]
-    (path / "metrics.jsonl").write_text("".join(lines))
+    record = read_records(path)[-1]
+    write_records(path, [{**record, "round": number} for number in range(1, 3001)])
     pages = Pages(tmp_path / "runs")
     pages._model(["long"], LIVE_FIGURES)
     append(path, {**record, "round": 3001})

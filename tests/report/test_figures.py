@@ -1,4 +1,4 @@
-"""What the figures show, against arithmetic done here from the records."""
+"""The content of the figures, against arithmetic on the records."""
 
 import json
 from itertools import pairwise
@@ -6,17 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import yaml
-from synthetic_runs import CLASSES, write_run
+from synthetic_runs import CLASSES, read_records, write_records, write_run
 
 from holdfast.core.errors import HoldfastError
 from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import FIGURES, build_figure
 from holdfast.report.loading import group_runs, load_runs
-from holdfast.report.panels import Line, grid_bytes, numbers, thin
-
-
-def records_of(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+from holdfast.report.panels import Line, cell_bytes, rounded, thin
 
 
 def built(name, paths):
@@ -44,8 +40,11 @@ def test_labels_name_what_differs(tmp_path):
 def test_labels_name_the_data_where_methods_did_not_learn_the_same(tmp_path):
     paths = [write_run(tmp_path / method, method, rounds=3) for method in ("fedavg", "fedntd")]
     assert [group.label for group in group_runs(load_runs(paths))] == ["fedavg", "fedntd"]
-    told = yaml.safe_load((paths[1] / "experiment.yaml").read_text()) | {"data": {"name": "svhn"}, "lr": 0.5}
-    (paths[1] / "experiment.yaml").write_text(yaml.safe_dump(told))
+    experiment = yaml.safe_load((paths[1] / "experiment.yaml").read_text()) | {
+        "data": {"name": "svhn"},
+        "lr": 0.5,
+    }
+    (paths[1] / "experiment.yaml").write_text(yaml.safe_dump(experiment))
     assert [group.label for group in group_runs(load_runs(paths))] == [
         "fedavg (data=cifar10)",
         "fedntd (data=svhn)",
@@ -54,7 +53,7 @@ def test_labels_name_the_data_where_methods_did_not_learn_the_same(tmp_path):
 
 def test_accuracy_is_the_mean_over_seeds_with_a_sample_deviation(compared):
     line = built("accuracy", compared).panels[0].lines[0]
-    table = np.array([[record["accuracy"] for record in records_of(path)] for path in compared[:2]])
+    table = np.array([[record["accuracy"] for record in read_records(path)] for path in compared[:2]])
     np.testing.assert_allclose(line.y, table.mean(axis=0))
     np.testing.assert_allclose(line.high - line.y, np.abs(table[0] - table[1]) / np.sqrt(2), atol=1e-12)
     assert line.x.tolist() == list(range(1, 25))
@@ -66,18 +65,18 @@ def test_seeds_of_different_length_are_averaged_where_they_are_known(tmp_path):
     (paths[1] / "metrics.jsonl").write_text("\n".join(lines[:2]) + "\n")
     line = built("accuracy", paths).panels[0].lines[0]
     assert line.x.tolist() == [1, 2, 3, 4]
-    assert line.y[3] == pytest.approx(records_of(paths[0])[3]["accuracy"])
+    assert line.y[3] == pytest.approx(read_records(paths[0])[3]["accuracy"])
 
 
 def test_heat_map_has_a_row_a_class_and_a_column_a_round(compared):
     panel = built("classes", compared).panels[1]  # fedntd, seed 0
-    assert list(panel.frames[0].rows) == CLASSES
-    expected = np.array([record["class_accuracy"] for record in records_of(compared[2])]).T
-    np.testing.assert_allclose(panel.frames[0].values, expected)
+    assert list(panel.steps[0].rows) == CLASSES
+    expected = np.array([record["class_accuracy"] for record in read_records(compared[2])]).T
+    np.testing.assert_allclose(panel.steps[0].values, expected)
 
 
 def test_the_class_that_was_forgotten_most_is_named_with_its_best_round(compared, tmp_path):
-    accuracy = np.array([record["class_accuracy"] for record in records_of(compared[0])])
+    accuracy = np.array([record["class_accuracy"] for record in read_records(compared[0])])
     lost = accuracy.max(axis=0) - accuracy[-1]
     best, weakest = accuracy[:, lost.argmax()], accuracy[-1].argmin()
     assert built("classes", compared[:1]).summary == (
@@ -100,14 +99,16 @@ def test_runs_are_named_apart_and_counted_once(tmp_path):
     assert [run.name for run in load_runs(paths[:1])] == ["seed-0"]
 
 
-def test_a_data_set_in_a_file_is_told_by_its_name(tmp_path):
+def test_a_data_set_in_a_file_is_shown_by_its_name(tmp_path):
     path = write_run(tmp_path / "x", rounds=2)
-    told = yaml.safe_load((path / "experiment.yaml").read_text()) | {"data": "/somewhere/private/mine.npz"}
-    (path / "experiment.yaml").write_text(yaml.safe_dump(told))
+    experiment = yaml.safe_load((path / "experiment.yaml").read_text()) | {
+        "data": "/somewhere/private/mine.npz"
+    }
+    (path / "experiment.yaml").write_text(yaml.safe_dump(experiment))
     assert load_runs([path])[0].dataset == "mine.npz"
 
 
-def test_a_partition_that_differs_by_seed_says_whose_it_is(tmp_path):
+def test_a_partition_that_differs_by_seed_is_labelled_with_its_seed(tmp_path):
     paths = [write_run(tmp_path / f"s{seed}", seed=seed, rounds=2) for seed in (4, 5)]
     assert built("partition", paths).panels[0].title == "Seed 4: Samples per client and class"
     assert built("partition", paths[:1]).panels[0].title == "Samples per client and class"
@@ -117,54 +118,54 @@ def test_a_partition_that_differs_by_seed_says_whose_it_is(tmp_path):
 
 def test_strip_shows_the_model_before_every_local_and_the_model_after(compared):
     panel = built("strip", compared).panels[0]
-    told, counts = (
-        records_of(compared[0]),
+    records, counts = (
+        read_records(compared[0]),
         json.loads((compared[0] / "federation.json").read_text())["label_counts"],
     )
-    frame = next(frame for frame in panel.frames if frame.name == "round 10")
-    np.testing.assert_allclose(frame.values[0], told[8]["class_accuracy"])
-    np.testing.assert_allclose(frame.values[1:-1], told[9]["locals"]["class_accuracy"])
-    np.testing.assert_allclose(frame.values[-1], told[9]["class_accuracy"])
-    held = [[counts[client][c] > 0 for c in range(10)] for client in told[9]["participants"]]
-    np.testing.assert_array_equal(frame.marked[1:-1], held)
-    assert frame.rows[1] == f"client {told[9]['participants'][0]}"
-    assert panel.frames[0].name == "round 2"  # round 1 has no model before it
+    step = next(step for step in panel.steps if step.name == "round 10")
+    np.testing.assert_allclose(step.values[0], records[8]["class_accuracy"])
+    np.testing.assert_allclose(step.values[1:-1], records[9]["locals"]["class_accuracy"])
+    np.testing.assert_allclose(step.values[-1], records[9]["class_accuracy"])
+    held = [[counts[client][c] > 0 for c in range(10)] for client in records[9]["participants"]]
+    np.testing.assert_array_equal(step.marked[1:-1], held)
+    assert step.rows[1] == f"client {records[9]['participants'][0]}"
+    assert panel.steps[0].name == "round 2"  # round 1 has no model before it
 
 
-def test_local_models_are_held_against_the_model_sent_out_on_the_same_samples(tmp_path):
+def test_local_models_are_compared_with_the_global_model_before_on_the_same_samples(tmp_path):
     path = write_run(tmp_path / "x", rounds=6)
-    told = records_of(path)
-    for record in told:  # as tested on a part of the test set, where the global model fares otherwise
+    records = read_records(path)
+    for record in records:  # as tested on a part of the test set, where the global model has another accuracy
         record["locals"]["global_before"] = [0.1 * record["round"]] * 10
         record["locals"]["global_after"] = [0.9] * 10
-    for record in told[:4]:  # and the global model is tested on all of it in the last two rounds alone
+    for record in records[:4]:  # and the global model was tested on all of it in the last two rounds only
         del record["accuracy"], record["class_accuracy"]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
+    write_records(path, records)
     strip = built("strip", [path])
-    assert [frame.name for frame in strip.panels[0].frames] == ["round 5", "round 6"]
-    np.testing.assert_allclose(strip.panels[0].frames[0].values[0], 0.5)
-    np.testing.assert_allclose(strip.panels[0].frames[0].values[-1], 0.9)
+    assert [step.name for step in strip.panels[0].steps] == ["round 5", "round 6"]
+    np.testing.assert_allclose(strip.panels[0].steps[0].values[0], 0.5)
+    np.testing.assert_allclose(strip.panels[0].steps[0].values[-1], 0.9)
     lost = [
         (0.1 * record["round"] - np.array(record["locals"]["class_accuracy"])).clip(0).mean()
-        for record in told[4:]
+        for record in records[4:]
     ]
     assert f"fedavg {np.mean(lost):.1%}" in strip.summary
     degrees = built("forgetting-degree", [path]).panels
     assert degrees[1].lines[0].x.tolist() == [2, 3, 4, 5, 6]
 
 
-def test_an_earlier_round_is_not_taken_for_the_model_sent_out(tmp_path):
+def test_an_untested_round_is_not_replaced_by_an_earlier_one(tmp_path):
     path = write_run(tmp_path / "x", rounds=6)
-    told = records_of(path)
-    del told[3]["accuracy"], told[3]["class_accuracy"]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
-    frames = built("strip", [path]).panels[0].frames
-    assert [frame.name for frame in frames] == ["round 2", "round 3", "round 6"]
+    records = read_records(path)
+    del records[3]["accuracy"], records[3]["class_accuracy"]
+    write_records(path, records)
+    steps = built("strip", [path]).panels[0].steps
+    assert [step.name for step in steps] == ["round 2", "round 3", "round 6"]
 
 
 def test_forgetting_counts_losses_only_and_its_distribution_ends_at_one(compared):
     panels = built("forgetting", [compared[0]]).panels
-    accuracy = np.array([record["class_accuracy"] for record in records_of(compared[0])])
+    accuracy = np.array([record["class_accuracy"] for record in read_records(compared[0])])
     lost = np.array(
         [max(0.0, a - b) for a, b in zip(accuracy[:-1].ravel(), accuracy[1:].ravel(), strict=True)]
     )
@@ -176,16 +177,16 @@ def test_forgetting_counts_losses_only_and_its_distribution_ends_at_one(compared
     assert cdf.y[np.searchsorted(cdf.x, middle, side="right") - 1] == pytest.approx(0.5, abs=0.05)
     local = panels[2].lines[0]
     np.testing.assert_allclose(
-        local.y, [np.mean(record["local_forgetting"]) for record in records_of(compared[0])[1:]]
+        local.y, [np.mean(record["local_forgetting"]) for record in read_records(compared[0])[1:]]
     )
 
 
 def test_forgetting_degree_by_what_the_client_holds(compared):
     bars = built("forgetting-degree", [compared[0]]).panels[0]
-    told = records_of(compared[0])
+    records = read_records(compared[0])
     counts = np.array(json.loads((compared[0] / "federation.json").read_text())["label_counts"])
     found = {"missing": [], "non-dominant": [], "dominant": []}
-    for before, now in pairwise(told):
+    for before, now in pairwise(records):
         for client, after in zip(now["participants"], now["locals"]["class_accuracy"], strict=True):
             for c in range(10):
                 a, b, share = before["class_accuracy"][c], after[c], counts[client, c] / counts[client].sum()
@@ -199,11 +200,11 @@ def test_forgetting_degree_by_what_the_client_holds(compared):
 
 def test_divergence_pairs_each_client_with_its_own_distance(compared):
     panels = built("divergence", [compared[0]]).panels
-    told = records_of(compared[0])
-    far = np.concatenate([record["distribution_distance"] for record in told])
-    moved = np.concatenate([record["weight_divergence"] for record in told])
-    np.testing.assert_allclose(panels[0].clouds[0].x, far)
-    np.testing.assert_allclose(panels[0].clouds[0].y, moved)
+    records = read_records(compared[0])
+    far = np.concatenate([record["distribution_distance"] for record in records])
+    moved = np.concatenate([record["weight_divergence"] for record in records])
+    np.testing.assert_allclose(panels[0].point_sets[0].x, far)
+    np.testing.assert_allclose(panels[0].point_sets[0].y, moved)
     assert f"{np.corrcoef(far, moved)[0, 1]:.2f}" in built("divergence", [compared[0]]).summary
 
 
@@ -212,9 +213,9 @@ def test_features_are_shown_by_class_and_by_client_with_the_pairs(compared):
     probe = json.loads((compared[0] / "probe.json").read_text())
     places, labels, clients = (np.array(probe[key]) for key in ("tsne", "labels", "clients"))
     for panel, numbers_, wanted in ((by_class, labels, 3), (by_client, clients, 2)):
-        cloud = panel.clouds[wanted]
+        cloud = panel.point_sets[wanted]
         np.testing.assert_array_equal(np.c_[cloud.x, cloud.y], places[numbers_ == wanted])
-    assert by_class.clouds[3].name == "cat"
+    assert by_class.point_sets[3].name == "cat"
     counts = np.array(probe["pairs"]["positive"])
     np.testing.assert_allclose(pairs.lines[0].y[:-1], counts / counts.sum())
     middle = np.arange(-0.975, 1, 0.05)
@@ -223,9 +224,9 @@ def test_features_are_shown_by_class_and_by_client_with_the_pairs(compared):
 
 def test_stream_accuracy_by_stage_is_the_mean_of_the_last_ten_epochs(streamed):
     panel = built("stages", [streamed[0]]).panels[0]
-    told = records_of(streamed[0])
+    records = read_records(streamed[0])
     expected = [
-        np.mean([r["stream"]["A_sel"] for r in told if r["stage"] == stage][-10:]) for stage in range(5)
+        np.mean([r["stream"]["A_sel"] for r in records if r["stage"] == stage][-10:]) for stage in range(5)
     ]
     assert panel.lines[0].x.tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_allclose(panel.lines[0].y, expected)
@@ -233,17 +234,17 @@ def test_stream_accuracy_by_stage_is_the_mean_of_the_last_ten_epochs(streamed):
 
 def test_stream_accuracy_on_all_classes_and_on_each_task(streamed):
     panels = built("stages", [streamed[0]]).panels
-    told = records_of(streamed[0])
-    ends = [record for record in told if record["stage"] == 4]
+    records = read_records(streamed[0])
+    ends = [record for record in records if record["stage"] == 4]
     assert panels[1].lines[0].x.tolist() == [5, 10, 15, 20, 25, 30]
     np.testing.assert_allclose(panels[1].lines[1].y, [record["stream"]["A_glo_t"] for record in ends])
-    expected = [np.mean(record["stream"]["task_accuracy"], axis=0) for record in told[25:30]]
-    np.testing.assert_allclose(panels[3].frames[0].values, expected)
+    expected = [np.mean(record["stream"]["task_accuracy"], axis=0) for record in records[25:30]]
+    np.testing.assert_allclose(panels[3].steps[0].values, expected)
 
 
 def test_forgetting_and_transfer_of_each_client_at_the_end(streamed):
     panel = built("stages", [streamed[0]]).panels[-1]
-    last = records_of(streamed[0])[-1]["stream"]["transfer"]
+    last = read_records(streamed[0])[-1]["stream"]["transfer"]
     assert panel.categories == [str(values["client"]) for values in last]
     assert [bar.name for bar in panel.bars] == ["forgetting", "backward transfer", "forward transfer"]
     np.testing.assert_allclose(panel.bars[0].values, [values["average_forgetting"] for values in last])
@@ -258,13 +259,13 @@ def test_every_figure_is_built_from_some_run(compared, streamed):
         assert figure.panels
 
 
-def test_what_was_not_recorded_is_said_not_drawn(tmp_path):
+def test_figures_without_their_records_raise_the_reason(tmp_path):
     path = write_run(tmp_path / "plain", rounds=3, probe=False)
-    lines = records_of(path)
+    lines = read_records(path)
     for record in lines:
         for key in ("locals", "local_in", "local_out", "in_local", "out_local", "local_forgetting"):
             del record[key]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    write_records(path, lines)
     (path / "federation.json").unlink()
     for name in (
         "strip",
@@ -280,18 +281,18 @@ def test_what_was_not_recorded_is_said_not_drawn(tmp_path):
     assert len(built("forgetting", [path]).panels) == 2  # global only
 
 
-def test_a_single_round_is_not_said_to_lack_what_it_has(tmp_path):
+def test_a_strip_needs_a_second_round(tmp_path):
     with pytest.raises(NotRecorded, match="a second round"):
         built("strip", [write_run(tmp_path / "one", rounds=1)])
 
 
-def test_what_a_stream_did_not_record_is_named_with_its_remedy(tmp_path):
+def test_missing_records_of_a_stream_are_named_with_the_option_for_them(tmp_path):
     path = write_run(tmp_path / "stream", rounds=5, stream=True)
-    lines = records_of(path)
+    lines = read_records(path)
     for record in lines:
         for key in ("stream", "weight_divergence"):
             del record[key]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    write_records(path, lines)
     for name in ("stages", "divergence"):
         with pytest.raises(NotRecorded, match=r"train with --evaluate-locals"):
             built(name, [path])
@@ -299,14 +300,14 @@ def test_what_a_stream_did_not_record_is_named_with_its_remedy(tmp_path):
         built("stages", [write_run(tmp_path / "static", rounds=2)])
 
 
-def test_rounds_without_evaluation_leave_no_hole(tmp_path):
+def test_rounds_without_evaluation_leave_no_gap(tmp_path):
     path = write_run(tmp_path / "sparse", rounds=9)
-    lines = records_of(path)
+    lines = read_records(path)
     for record in lines:
         if record["round"] % 3:
             for key in ("accuracy", "class_accuracy", "loss"):
                 record[key] = None
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    write_records(path, lines)
     assert built("accuracy", [path]).panels[0].lines[0].x.tolist() == [3, 6, 9]
     assert built("classes", [path]).panels[0].columns == ["3", "6", "9"]
 
@@ -323,8 +324,8 @@ def test_unknown_figures_and_empty_runs_are_clear_errors(tmp_path, compared):
 
 
 def test_numbers_on_the_page():
-    assert numbers(np.array([0.123456, np.nan, 2.0])) == [0.1235, None, 2.0]
-    assert grid_bytes(np.array([[0.0, 0.5], [1.0, np.nan]])).tolist() == [[0, 100], [200, 255]]
+    assert rounded(np.array([0.123456, np.nan, 2.0])) == [0.1235, None, 2.0]
+    assert cell_bytes(np.array([[0.0, 0.5], [1.0, np.nan]])).tolist() == [[0, 100], [200, 255]]
     kept = thin(10_000, 600)
     assert len(kept) <= 600
     assert kept[0] == 0
@@ -333,5 +334,5 @@ def test_numbers_on_the_page():
 
 def test_a_band_on_the_page_is_as_exact_as_its_curve():
     mean, spread = np.array([2.307412, 0.114206]), np.array([0.0, 0.0012])
-    told = Line("x", np.arange(2.0), mean, 0, mean - spread, mean + spread).to_json()
-    np.testing.assert_allclose(np.array(told["high"]) - told["y"], spread, atol=2e-6)
+    page = Line("x", np.arange(2.0), mean, 0, mean - spread, mean + spread).to_json()
+    np.testing.assert_allclose(np.array(page["high"]) - page["y"], spread, atol=2e-6)

@@ -1,4 +1,4 @@
-"""The report as a file: self-contained, small, safe; what a browser shows of it is in test_browser.py."""
+"""The report as a file: self-contained, small, safe; test_browser.py has what a browser draws of it."""
 
 import base64
 import errno
@@ -28,7 +28,7 @@ def page(compared, tmp_path_factory):
     return write_report(compared, tmp_path_factory.mktemp("page") / "new" / "report.html").read_text()
 
 
-def test_the_page_asks_for_nothing(page):
+def test_the_page_loads_nothing_else(page):
     assert not re.search(r"""(src|href)=["'](?!#|data:)""", page)
     assert "@import" not in page
     assert "url(" not in page
@@ -43,7 +43,7 @@ def test_its_policy_allows_its_own_script_and_style_only(page):
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_it_holds_every_figure_or_says_why_not(page):
+def test_it_contains_every_figure_or_the_reason_for_its_absence(page):
     model = model_of(page)
     shown = {figure["name"] for figure in model["figures"]}
     left_out = {title for title, _ in model["missing"]}
@@ -61,23 +61,23 @@ def test_the_same_runs_give_the_same_bytes(compared, tmp_path):
 
 
 def test_200_rounds_of_100_clients_stay_under_5_mib(tmp_path):
-    path = write_run(tmp_path / "big", rounds=200, clients=100, sample=100)
+    path = write_run(tmp_path / "big", rounds=200, clients=100, clients_per_round=100)
     out = write_report([path], tmp_path / "report.html")
     assert out.stat().st_size < 2 * 1024**2
-    frames = next(f for f in model_of(out.read_text())["figures"] if f["name"] == "strip")["panels"][0][
-        "frames"
+    steps = next(f for f in model_of(out.read_text())["figures"] if f["name"] == "strip")["panels"][0][
+        "steps"
     ]
-    assert len(frames) == 199  # every round can be chosen
+    assert len(steps) == 199  # every round can be chosen
 
 
 def test_a_long_comparison_thins_the_rounds_of_the_slider(compared, monkeypatch):
     whole = built_strip(compared)
-    monkeypatch.setattr(forgetting_figures, "MOST_CELLS", 600)
+    monkeypatch.setattr(forgetting_figures, "MAX_CELLS", 600)
     thinned = built_strip(compared)
-    assert [len(panel.frames) for panel in whole] == [23, 23, 23]
+    assert [len(panel.steps) for panel in whole] == [23, 23, 23]
     for panel in thinned:
-        assert 2 <= len(panel.frames) < 6
-        assert (panel.frames[0].name, panel.frames[-1].name) == ("round 2", "round 24")
+        assert 2 <= len(panel.steps) < 6
+        assert (panel.steps[0].name, panel.steps[-1].name) == ("round 2", "round 24")
 
 
 def test_names_cannot_become_markup(tmp_path):
@@ -88,10 +88,10 @@ def test_names_cannot_become_markup(tmp_path):
     page = write_report([path], tmp_path / "report.html").read_text()
     assert page.count("<script") == page.count("</script") == 2
     assert "<img" not in page
-    assert model_of(page)["figures"][1]["panels"][0]["frames"][0]["rows"][0] == evil
+    assert model_of(page)["figures"][1]["panels"][0]["steps"][0]["rows"][0] == evil
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(compared, tmp_path):
+def test_a_path_that_cannot_be_written_is_one_sentence(compared, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(HoldfastError, match=r"cannot write .*report.html: a file stands"):
         write_report(compared[:1], tmp_path / "file" / "report.html")

@@ -1,4 +1,4 @@
-"""The palettes against the eye: contrast on both pages, and colour vision deficiencies simulated."""
+"""Contrast of the palettes on both backgrounds, and their colours under simulated colour vision deficiencies."""
 
 from itertools import combinations
 
@@ -49,7 +49,7 @@ def test_series_stand_out_from_the_page(page):
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("vision", VISION)
-def test_series_can_be_told_apart(page, vision):
+def test_series_can_be_distinguished(page, vision):
     seen = [lab(np.clip(VISION[vision] @ linear(colour), 0, 1)) for colour in PAGES[page][1]]
     closest = min(np.linalg.norm(a - b) for a, b in combinations(seen, 2))
     assert closest > 12, closest  # a just noticeable difference is about 2.3

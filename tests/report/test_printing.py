@@ -36,7 +36,7 @@ def test_every_kind_of_panel_is_drawn(name, compared, tmp_path):
 @pytest.mark.parametrize("name", ["classes", "strip", "partition"])
 def test_names_of_a_hundred_classes_do_not_overlap(name, tmp_path):
     classes = [str(number) for number in range(100)]
-    path = write_run(tmp_path / "x", rounds=3, clients=60, sample=50, classes=classes, probe=False)
+    path = write_run(tmp_path / "x", rounds=3, clients=60, clients_per_round=50, classes=classes, probe=False)
     panel = build_figure(name, group_runs(load_runs([path]))).panels[0]
     wide = 7.0 if name == "partition" else 3.4
     drawing = Drawing(figsize=(wide, 8.0), dpi=100, layout="constrained")
@@ -52,7 +52,7 @@ def test_names_of_a_hundred_classes_do_not_overlap(name, tmp_path):
         assert np.abs(np.diff(places)).min() > letters
     if name == "strip":
         dots = next(marks for marks in axes.collections if len(marks.get_offsets()))
-        assert len(dots.get_offsets()) == panel.frames[-1].marked.sum() > 0
+        assert len(dots.get_offsets()) == panel.steps[-1].marked.sum() > 0
 
 
 def test_vector_files_hold_text_and_are_the_same_every_time(compared, tmp_path):

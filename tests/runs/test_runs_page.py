@@ -34,5 +34,5 @@ def test_values_by_client_have_an_entry_for_each():
         told = {key: record[key] for key in BY_CLIENT if key in record and isinstance(record[key], list)}
         told |= {key: values for key, values in record["locals"].items() if not key.startswith("global")}
         assert {len(values) for values in told.values()} == {len(record["participants"])} == {3}
-        assert told.keys() >= {"local_forgetting", "personal_accuracy", "class_accuracy"}
+        assert told.keys() >= {"local_forgetting", "local_in", "class_accuracy"}
         assert [len(record["locals"][key]) for key in ("global_before", "global_after")] == [10, 10]

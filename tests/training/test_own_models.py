@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import holdfast as hf
 from holdfast.core.settings import Settings
 from holdfast.engine.evaluation import TestSet
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3

@@ -16,7 +16,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.engine.rounds import RoundLoop
 from holdfast.runs import RunDirectory
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 DIGITS = hf.load("digits")
 SMALL = {"rounds": 3, "clients_per_round": 4, "local_epochs": 1, "batch_size": 32, "lr": 0.1, "device": "cpu"}
@@ -366,7 +366,7 @@ def test_a_run_without_a_checkpoint_says_that_it_begins_again(federation, begun)
 def test_a_resumed_run_is_computed_as_it_was_begun(federation, tmp_path, monkeypatch):
     hf.train("fedavg", "linear", federation, out=tmp_path, engine="vectorized", parallel_clients=2, **SMALL)
     made, prepare = [], hf.FedAvg.prepare
-    monkeypatch.setattr("holdfast.kernels.REPAID_AFTER", 0)  # now kernels would be thought to repay
+    monkeypatch.setattr("holdfast.kernels.MIN_SAMPLES_TO_COMPILE", 0)  # now kernels would be thought to repay
     monkeypatch.setattr(
         hf.FedAvg, "prepare", lambda self, context: made.append(context) or prepare(self, context)
     )

@@ -11,6 +11,7 @@ import typer
 
 from holdfast.cli.options import Json
 from holdfast.cli.printing import console, print_json, print_table
+from holdfast.core.defaults import DASHBOARD_PORT
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def ui(
     host: Annotated[str, typer.Option(help="Address to listen on; other machines need a token.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8642,
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = DASHBOARD_PORT,
     token: Annotated[str | None, typer.Option(help="The token for access from other machines.")] = None,
 ) -> None:
     """Serve a dashboard that shows runs live while they train, read-only.

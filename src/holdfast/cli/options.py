@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from holdfast.core.settings import FEDERATION_SETTINGS, ExperimentSettings, Group
+from holdfast.core.settings import FEDERATION_SETTINGS, ExperimentSettings, HelpGroup
 from holdfast.core.spec import field_hints, option_type
 from holdfast.training.experiment import Experiment, read_yaml
 
@@ -58,7 +58,7 @@ def with_settings(
 def _options(names: Collection[str] | None, hidden: Collection[str]) -> dict[str, Parameter]:
     hints, settings = field_hints(ExperimentSettings), {f.name: f for f in fields(ExperimentSettings)}
     options = {}
-    for group in Group:
+    for group in HelpGroup:
         for name, field in settings.items():
             if field.metadata["group"] is not group or (names is not None and name not in names):
                 continue

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from statistics import fmean, stdev
 from typing import Any
 
 from rich.cells import cell_len
@@ -61,15 +59,6 @@ def _column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], availa
             break
         widths[widest] -= 1
     return widths
-
-
-def mean_and_deviation(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
-    """Format as ``87.31 ± 0.42``, mean and sample deviation; a dash if there are no values or any is not finite."""
-    if not values or not all(map(math.isfinite, values)):
-        return "–"
-    scaled = [value * scale for value in values]
-    mean = f"{fmean(scaled):.{digits}f}"
-    return f"{mean} ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else mean
 
 
 class ProgressBar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -17,14 +18,14 @@ import typer
 
 from holdfast.cli.app import INTERRUPTED
 from holdfast.cli.options import Changes, File, Json, experiment_from, with_settings
-from holdfast.cli.printing import console, mean_and_deviation, print_json, print_table, progress_bar
+from holdfast.cli.printing import console, print_json, print_table, progress_bar
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
+    from holdfast.report.trackers import Tracker
     from holdfast.training.comparison import Comparison
     from holdfast.training.experiment import Experiment
     from holdfast.training.run import Run
-    from holdfast.training.train import Tracker
 
 Track = Annotated[
     list[str] | None, typer.Option(help="Also log to a tracker: csv, tensorboard, wandb or mlflow.")
@@ -199,8 +200,8 @@ def _print_comparison(comparison: Comparison, experiment: Experiment) -> None:
         rows.append(
             [
                 row.method,
-                mean_and_deviation(row.accuracy, 100),
-                mean_and_deviation(row.forgetting, 100),
+                _mean([100 * value for value in row.accuracy]),
+                _mean([100 * value for value in row.forgetting]),
                 _format_rounds(row.rounds_to_target),
                 f"{fmean(row.seconds):.1f}",
                 f"{fmean(row.megabytes):.1f}",
@@ -222,7 +223,15 @@ def _format_rounds(rounds: Sequence[int | None]) -> str:
     """Rounds to the target: ``14 ± 1``; ``15 (2/3)`` if two of three seeds reach it; a dash if none does."""
     reached = [one for one in rounds if one is not None]
     share = f" ({len(reached)}/{len(rounds)})" if 0 < len(reached) < len(rounds) else ""
-    return mean_and_deviation(reached, digits=0) + share
+    return _mean(reached, digits=0) + share
+
+
+def _mean(values: Sequence[float], digits: int = 2) -> str:
+    """``87.31 ± 0.42``; a dash if any value is unknown."""
+    from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
+
+    unknown = any(math.isnan(value) for value in values)
+    return UNKNOWN if unknown else format_mean(*mean_and_deviation(values), digits)
 
 
 def _new_directory(experiment: Experiment) -> Path:

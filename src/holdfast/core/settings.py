@@ -24,7 +24,7 @@ Described = str | Mapping[str, Any]
 """A thing as text, ``fedntd:beta=0.5``, or as a mapping, ``{name: fedntd, beta: 0.5}``."""
 
 
-class Group(Enum):
+class HelpGroup(Enum):
     """The groups in which help shows settings."""
 
     DATA = "Data and clients"
@@ -44,7 +44,7 @@ class Role(Enum):
     MACHINE = auto()  # where a run is computed and saved; results agree up to rounding
 
 
-def setting(group: Group, help: str, default: Any = MISSING, role: Role = Role.RESULT) -> Any:
+def setting(group: HelpGroup, help: str, default: Any = MISSING, role: Role = Role.RESULT) -> Any:
     """A dataclass field that is a setting."""
     return field(default=default, metadata={"group": group, "help": help, "role": role})
 
@@ -56,48 +56,52 @@ class Settings:
     The learning rate in round t (from 1) is ``lr * lr_decay ** (t - 1)``.
     """
 
-    rounds: PositiveCount = setting(Group.SCHEDULE, "Rounds of communication.")
+    rounds: PositiveCount = setting(HelpGroup.SCHEDULE, "Rounds of communication.")
     clients_per_round: Annotated[int, Range(ge=1, unit="client a round")] | None = setting(
-        Group.SCHEDULE, "Clients sampled for each round (default: all).", None
+        HelpGroup.SCHEDULE, "Clients sampled for each round (default: all).", None
     )
-    local_epochs: PositiveCount = setting(Group.SCHEDULE, "Epochs of local training in each round.", 1)
-    batch_size: PositiveCount = setting(Group.SCHEDULE, "Samples in each local step.", 32)
+    local_epochs: PositiveCount = setting(HelpGroup.SCHEDULE, "Epochs of local training in each round.", 1)
+    batch_size: PositiveCount = setting(HelpGroup.SCHEDULE, "Samples in each local step.", 32)
     drop_last: bool = setting(
-        Group.SCHEDULE, "Leave out an epoch's last batch if it is not full, unless it is the only one.", False
+        HelpGroup.SCHEDULE,
+        "Leave out an epoch's last batch if it is not full, unless it is the only one.",
+        False,
     )
-    lr: Positive = setting(Group.SCHEDULE, "Learning rate in the first round.", 0.01)
+    lr: Positive = setting(HelpGroup.SCHEDULE, "Learning rate in the first round.", 0.01)
     lr_decay: PositiveFraction = setting(
-        Group.SCHEDULE, "Factor by which the learning rate changes after each round.", 1.0
+        HelpGroup.SCHEDULE, "Factor by which the learning rate changes after each round.", 1.0
     )
-    momentum: Momentum = setting(Group.SCHEDULE, "Momentum of local SGD.", 0.0)
+    momentum: Momentum = setting(HelpGroup.SCHEDULE, "Momentum of local SGD.", 0.0)
     keep_momentum: bool = setting(
-        Group.SCHEDULE, "Keep a client's momentum from one of its rounds to the next.", False
+        HelpGroup.SCHEDULE, "Keep a client's momentum from one of its rounds to the next.", False
     )
-    weight_decay: NonNegative = setting(Group.SCHEDULE, "Weight decay of local SGD.", 0.0)
-    max_grad_norm: Positive | None = setting(Group.SCHEDULE, "Clip local gradients to this norm.", None)
+    weight_decay: NonNegative = setting(HelpGroup.SCHEDULE, "Weight decay of local SGD.", 0.0)
+    max_grad_norm: Positive | None = setting(HelpGroup.SCHEDULE, "Clip local gradients to this norm.", None)
     client_dropout: Momentum = setting(
-        Group.SCHEDULE, "Probability that a sampled client fails in a round.", 0.0
+        HelpGroup.SCHEDULE, "Probability that a sampled client fails in a round.", 0.0
     )
     deadline: Annotated[float, Range(gt=0, unit="seconds")] | None = setting(
-        Group.SCHEDULE,
+        HelpGroup.SCHEDULE,
         "Seconds after which a round closes without clients that are not ready.",
         None,
         Role.LIMIT,
     )
     min_clients: PositiveCount = setting(
-        Group.SCHEDULE, "Usable updates below which the run stops.", 1, Role.LIMIT
+        HelpGroup.SCHEDULE, "Usable updates below which the run stops.", 1, Role.LIMIT
     )
-    seed: int = setting(Group.SCHEDULE, "Seed of all random choices.", 0)
-    evaluate_every: PositiveCount = setting(Group.TESTING, "Rounds between tests of the global model.", 1)
-    evaluate_locals: bool = setting(Group.TESTING, "Test every participating client's local model too.", True)
+    seed: int = setting(HelpGroup.SCHEDULE, "Seed of all random choices.", 0)
+    evaluate_every: PositiveCount = setting(HelpGroup.TESTING, "Rounds between tests of the global model.", 1)
+    evaluate_locals: bool = setting(
+        HelpGroup.TESTING, "Test every participating client's local model too.", True
+    )
     local_test_samples: Annotated[int, Range(ge=1, unit="sample")] | None = setting(
-        Group.TESTING, "Test samples for each local model (default: all on a GPU, 100 on a CPU).", None
+        HelpGroup.TESTING, "Test samples for each local model (default: all on a GPU, 100 on a CPU).", None
     )
     probe_every: Annotated[int, Range(ge=0, unit="rounds")] = setting(
-        Group.TESTING, "Rounds between measurements of drift and alignment; 0 for none.", 0
+        HelpGroup.TESTING, "Rounds between measurements of drift and alignment; 0 for none.", 0
     )
     checkpoint_seconds: NonNegative = setting(
-        Group.TESTING, "Seconds between checkpoints.", 30.0, Role.MACHINE
+        HelpGroup.TESTING, "Seconds between checkpoints.", 30.0, Role.MACHINE
     )
 
     def __post_init__(self) -> None:
@@ -114,59 +118,62 @@ class Settings:
 class ExperimentSettings(Settings):
     """Everything that makes a run, and nothing about where it is kept."""
 
-    rounds: PositiveCount = setting(Group.SCHEDULE, "Rounds of communication.", 100)
+    rounds: PositiveCount = setting(HelpGroup.SCHEDULE, "Rounds of communication.", 100)
     data: str = setting(
-        Group.DATA, "A data set (see `holdfast datasets`), a .npz file or a folder of images.", "digits",
+        HelpGroup.DATA, "A data set (see `holdfast datasets`), a .npz file or a folder of images.", "digits",
         Role.SOURCE,
     )  # fmt: skip
     preprocess: Described = setting(
-        Group.DATA, "Preprocessing preset: plain, fedntd, fedka, flashback, fedfa, pfllib, moon, fedmlp.", "plain",
+        HelpGroup.DATA, "Preprocessing preset: plain, fedntd, fedka, flashback, fedfa, pfllib, moon, fedmlp.", "plain",
         Role.SOURCE,
     )  # fmt: skip
     partition: Described | None = setting(
-        Group.DATA, f"Partition: iid, shards:2, dirichlet:0.1, … (default: {DEFAULT_PARTITION}).", None,
+        HelpGroup.DATA, f"Partition: iid, shards:2, dirichlet:0.1, … (default: {DEFAULT_PARTITION}).", None,
         Role.FEDERATION,
     )  # fmt: skip
-    clients: int | None = setting(Group.DATA, "Number of clients.", None, Role.FEDERATION)
+    clients: int | None = setting(HelpGroup.DATA, "Number of clients.", None, Role.FEDERATION)
     partition_seed: int | None = setting(
-        Group.DATA, "Seed of the partition (default: that of --seed).", None, Role.FEDERATION
+        HelpGroup.DATA, "Seed of the partition (default: that of --seed).", None, Role.FEDERATION
     )
     public: float = setting(
-        Group.DATA, "Share of the training data that the server holds.", 0.0, Role.FEDERATION
+        HelpGroup.DATA, "Share of the training data that the server holds.", 0.0, Role.FEDERATION
     )
     long_tail: float | None = setting(
-        Group.DATA, "Size of the rarest class relative to the largest, such as 0.05.", None, Role.FEDERATION
+        HelpGroup.DATA,
+        "Size of the rarest class relative to the largest, such as 0.05.",
+        None,
+        Role.FEDERATION,
     )
     skew: Described | None = setting(
-        Group.DATA, "Feature skew between clients, such as rotation=30,noise=0.1.", None, Role.FEDERATION
+        HelpGroup.DATA, "Feature skew between clients, such as rotation=30,noise=0.1.", None, Role.FEDERATION
     )
     stream: Described | None = setting(
-        Group.DATA,
+        HelpGroup.DATA,
         "Data in stages: tasks per client, such as 5 or 5,schedule=every-n:10.",
         None,
         Role.FEDERATION,
     )
     federation: str | None = setting(
-        Group.DATA, "A federation saved by `holdfast partition --save`.", None, Role.SOURCE
+        HelpGroup.DATA, "A federation saved by `holdfast partition --save`.", None, Role.SOURCE
     )
     method: Described = setting(
-        Group.METHOD, "fedavg, fedntd:beta=0.5, fedntd+fedprox, … (see `holdfast methods`).", "fedavg"
+        HelpGroup.METHOD, "fedavg, fedntd:beta=0.5, fedntd+fedprox, … (see `holdfast methods`).", "fedavg"
     )
     model: Described = setting(
-        Group.METHOD, "cnn, linear, mlp:64,64, resnet18:norm=group, ntd-cifar, …", "cnn"
+        HelpGroup.METHOD, "cnn, linear, mlp:64,64, resnet18:norm=group, ntd-cifar, …", "cnn"
     )
     classifier: str | None = setting(
-        Group.METHOD, "Name of the model's classifier layer, if it is not the last Linear.", None
+        HelpGroup.METHOD, "Name of the model's classifier layer, if it is not the last Linear.", None
     )
-    batchnorm: str = setting(Group.METHOD, "Aggregation of BatchNorm: average, local or drop.", "average")
-    engine: str = setting(Group.MACHINE, "auto, sequential, vectorized or ray.", "auto", Role.MACHINE)
-    device: str = setting(Group.MACHINE, "auto, cpu or cuda.", "auto", Role.MACHINE)
-    precision: str = setting(Group.MACHINE, "auto, float32, tf32 or float64.", "auto")
+    batchnorm: str = setting(HelpGroup.METHOD, "Aggregation of BatchNorm: average, local or drop.", "average")
+    engine: str = setting(HelpGroup.MACHINE, "auto, sequential, vectorized or ray.", "auto", Role.MACHINE)
+    device: str = setting(HelpGroup.MACHINE, "auto, cpu or cuda.", "auto", Role.MACHINE)
+    precision: str = setting(HelpGroup.MACHINE, "auto, float32, tf32 or float64.", "auto")
     parallel_clients: PositiveCount | None = setting(
-        Group.MACHINE, "Clients that the vectorized engine trains side by side.", None, Role.MACHINE
+        HelpGroup.MACHINE, "Clients that the vectorized engine trains side by side.", None, Role.MACHINE
     )
     ray_address: str | None = setting(
-        Group.MACHINE, "Address of the ray engine's cluster (default: one is started on this machine).", None,
+        HelpGroup.MACHINE, "Address of the ray engine's cluster (default: one is started on this machine).", None,
         Role.MACHINE,
     )  # fmt: skip
 

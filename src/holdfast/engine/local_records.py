@@ -92,7 +92,6 @@ class LocalRecords:
             | ({"domain_accuracy": by_domain} if by_domain else {}),
             "local_in": np.asarray(inside).tolist(),
             "local_out": np.asarray(outside).tolist(),
-            "personal_accuracy": np.asarray(inside).tolist(),
             "weight_divergence": torch.stack(self.divergence).tolist(),
         }
         if before is not None:

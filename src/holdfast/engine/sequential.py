@@ -21,7 +21,7 @@ from holdfast.engine.clients import (
     proximal_mu_of,
     teacher_outputs,
 )
-from holdfast.engine.optim import clip, pulled, sgd_
+from holdfast.engine.optim import add_proximal_term, clip, sgd_
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import RunContext
 from holdfast.models.network import Output
@@ -144,7 +144,8 @@ class SequentialEngine:
                 there, idle = [sent[name] for name in self.params], []
             if settings.max_grad_norm is not None:
                 grads = clip(
-                    pulled(self.param_list, grads, there, method.proximal_mu()), settings.max_grad_norm
+                    add_proximal_term(self.param_list, grads, there, method.proximal_mu()),
+                    settings.max_grad_norm,
                 )
             self._descend(grads, idle, batch, there, lr)
             if method.overrides("after_step"):
@@ -172,7 +173,7 @@ class SequentialEngine:
                 lr=rate,
                 momentum=self.settings.momentum,
                 weight_decay=self.settings.weight_decay,
-                pull=self.pull,
+                proximal_mu=self.pull,
                 sent=[sent[i] for i in chosen] if sent else [],
             )
 

@@ -15,6 +15,7 @@ from holdfast.core.trees import to_device
 from holdfast.data.skew import minority_classes
 from holdfast.engine.clients import Broadcast, ClientRunner, Job
 from holdfast.methods.base import Tensors, Tree
+from holdfast.metrics.summary import mean_and_deviation
 from holdfast.models.network import Output
 
 if TYPE_CHECKING:
@@ -115,8 +116,8 @@ class StreamEvaluation:
             })  # fmt: skip
         means: dict[str, float] = {}
         for name in ("average_forgetting", "backward_transfer", "forward_transfer"):
-            values = [values[name] for values in told if not np.isnan(values[name])]
-            means |= {name: float(np.mean(values))} if values else {}
+            mean, _ = mean_and_deviation(values[name] for values in told)
+            means |= {} if mean is None else {name: mean}
         return means | {"transfer": told} if told else {}
 
     def _task_counts(self, clients: Sequence[int]) -> np.ndarray:

@@ -28,7 +28,7 @@ from holdfast.flower.population import Population
 from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
 from holdfast.runs import RunDirectory
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 WAIT_SECONDS = 600.0  # timeout for all clients to connect at the start
 POPULATION_FILE = "flower.json"

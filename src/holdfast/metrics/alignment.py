@@ -1,4 +1,4 @@
-"""Whether a unit stands for the same class in two models, without which averaging weights destroys it."""
+"""Whether units of two models respond to the same classes, which averaging their weights relies on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every metric shares: arrays from any framework, checked shapes, means over what was measured."""
+"""Conversion of arrays from any framework, shape checks, and statistics that leave out NaN."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BoolArray = NDArray[np.bool_]
 
 
 def _without_torch(values: Any) -> Any:
-    """Tensors (also inside lists) as NumPy arrays; ``double`` because NumPy knows no bfloat16."""
+    """Tensors (also inside lists) as NumPy arrays, in double precision because NumPy has no bfloat16."""
     if hasattr(values, "detach"):
         return values.detach().cpu().double().numpy()
     if isinstance(values, list | tuple):
@@ -27,14 +27,14 @@ def as_array(values: ArrayLike, name: str, axes: str) -> FloatArray:
 
     Takes NumPy arrays, nested lists (``None`` becomes NaN) and torch tensors on any device.
     """
-    wanted = axes.split()
-    shape = f"[{', '.join(wanted)}]"
+    names = axes.split()
+    shape = f"[{', '.join(names)}]"
     try:
         array = np.asarray(_without_torch(values), dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise HoldfastError(f"{name} must be an array of numbers of shape {shape}: {error}") from error
-    fits = array.ndim >= len(wanted) - 1 if wanted[0] == "..." else array.ndim == len(wanted)
-    if not fits:
+    matches = array.ndim >= len(names) - 1 if names[0] == "..." else array.ndim == len(names)
+    if not matches:
         raise HoldfastError(f"{name} must have the shape {shape}, not {list(array.shape)}")
     return array
 
@@ -48,7 +48,7 @@ def as_labels(values: ArrayLike, name: str) -> NDArray[np.int64]:
 
 
 def as_counts(values: ArrayLike, name: str, axes: str) -> FloatArray:
-    """``values`` as numbers of samples: like `as_array`, and none below zero."""
+    """``values`` as numbers of samples: like `as_array`, with an error for negative numbers."""
     array = as_array(values, name, axes)
     if not np.all(array >= 0):
         raise HoldfastError(f"{name} must be numbers of samples, 0 or more")
@@ -56,35 +56,44 @@ def as_counts(values: ArrayLike, name: str, axes: str) -> FloatArray:
 
 
 def agree(axis: str, **sizes: int) -> None:
-    """Refuse arrays, given as ``name=size``, whose sizes along ``axis`` differ."""
+    """Raise an error unless the arrays, given as ``name=size``, have equal sizes along ``axis``."""
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise HoldfastError(f"arrays must agree on {axis}: {told}")
+        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise HoldfastError(f"arrays must agree on {axis}: {listed}")
 
 
 def broadcast(**shapes: tuple[int, ...]) -> None:
-    """Refuse arrays, given as ``name=shape``, that do not broadcast against each other."""
+    """Raise an error unless the arrays, given as ``name=shape``, broadcast against each other."""
     try:
         np.broadcast_shapes(*shapes.values())
     except ValueError as error:
-        told = " and ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise HoldfastError(f"leading axes must be equal or absent: {told}") from error
+        listed = " and ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise HoldfastError(f"leading axes must be equal or absent: {listed}") from error
 
 
 def mean_measured(values: FloatArray) -> FloatArray:
-    """Mean over the last axis of what is not NaN; NaN where nothing is left."""
+    """Mean over the last axis, leaving out NaN; NaN where no value is left."""
     measured = ~np.isnan(values)
     total = np.where(measured, values, 0.0).sum(axis=-1)
     return divide(total, measured.sum(axis=-1))
 
 
+def deviation_measured(values: FloatArray) -> FloatArray:
+    """Sample standard deviation over the last axis, leaving out NaN; NaN for fewer than 2 values."""
+    measured = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        differences = values - np.expand_dims(mean_measured(values), -1)
+    squares = np.where(measured, differences**2, 0.0).sum(axis=-1)
+    return np.sqrt(divide(squares, np.maximum(measured.sum(axis=-1) - 1, 0)))
+
+
 def divide(numerator: ArrayLike, denominator: ArrayLike) -> FloatArray:
-    """Quotient in which 0 / 0 is NaN without a warning."""
+    """Quotient in which 0 / 0 is NaN, without a warning."""
     with np.errstate(invalid="ignore"):
         return cast(FloatArray, np.true_divide(numerator, denominator))
 
 
 def unit_vectors(vectors: FloatArray) -> FloatArray:
-    """Vectors along the last axis, scaled to length 1; below a length of 1e-8 they shrink to zero instead."""
+    """Vectors along the last axis, scaled to length 1; those shorter than 1e-8 are divided by 1e-8."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, 1e-8))

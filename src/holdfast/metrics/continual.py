@@ -1,7 +1,7 @@
-"""Continual learning's summaries of the accuracy matrix: stage trained x stage tested.
+"""Summaries of the accuracy matrix of continual learning: stages trained x stages tested.
 
 R[i, j] is the accuracy on the test samples of task j after training stage i. Leading axes, such as clients,
-are kept. What was not tested is NaN, and is left out of the means.
+are kept. Tasks that were not tested are NaN and are left out of the means.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.metrics.arrays import FloatArray, agree, as_array, broadcast, mean
 
 
 def average_accuracy(accuracy_matrix: ArrayLike) -> FloatArray:
-    """Accuracy over all tasks after the last stage.
+    """Mean accuracy over all tasks after the last stage.
 
     ACC = (1/T) Σ_j R[T, j]
 
@@ -30,7 +30,7 @@ def average_accuracy(accuracy_matrix: ArrayLike) -> FloatArray:
 
 
 def average_forgetting(accuracy_matrix: ArrayLike) -> FloatArray:
-    """How far the earlier tasks end below their best.
+    """Mean loss of accuracy on the earlier tasks, from their best to the last stage.
 
     F = (1/(T−1)) Σ_{j<T} ( max_{i<T} R[i, j] − R[T, j] )
 
@@ -43,12 +43,12 @@ def average_forgetting(accuracy_matrix: ArrayLike) -> FloatArray:
     Source: Chaudhry et al., ECCV 2018, section 3.2.
     """
     matrix = _square(accuracy_matrix, stages=2)
-    best = np.fmax.reduce(matrix[..., :-1, :-1], axis=-2)  # fmax passes over NaN
+    best = np.fmax.reduce(matrix[..., :-1, :-1], axis=-2)  # fmax ignores NaN
     return mean_measured(best - matrix[..., -1, :-1])
 
 
 def backward_transfer(accuracy_matrix: ArrayLike) -> FloatArray:
-    """What later stages did to the earlier tasks since each was learnt.
+    """Mean change of accuracy on the earlier tasks between learning them and the last stage.
 
     BWT = (1/(T−1)) Σ_{j<T} ( R[T, j] − R[j, j] )
 
@@ -66,7 +66,7 @@ def backward_transfer(accuracy_matrix: ArrayLike) -> FloatArray:
 
 
 def forward_transfer(accuracy_matrix: ArrayLike, initial_accuracy: ArrayLike) -> FloatArray:
-    """What earlier stages taught of a task before it arrived.
+    """Mean gain of accuracy on each task from the stages before it.
 
     FWT = (1/(T−1)) Σ_{j>1} ( R[j−1, j] − b[j] )
 
@@ -75,7 +75,7 @@ def forward_transfer(accuracy_matrix: ArrayLike, initial_accuracy: ArrayLike) ->
         initial_accuracy: [..., T], b, accuracy of the untrained model on each task.
 
     Returns:
-        [...]; in [−1, 1] for fractions, positive when stages help those to come.
+        [...]; in [−1, 1] for fractions, positive when earlier stages help later tasks.
 
     Source: Lopez-Paz and Ranzato, NeurIPS 2017, Eq. 4.
     """

@@ -1,7 +1,7 @@
-"""How far, and how differently, local training moves the clients' models.
+"""How far local training moves the clients' models, and how much their directions differ.
 
-Weights and gradients are large: rows are read one at a time, so that a list of tensors on any device will do
-and only one row at a time is held in double precision.
+Weights and gradients are large: rows are read one at a time, so that lists of tensors on any device are
+accepted and only one row at a time is converted to double precision.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.metrics.arrays import FloatArray, agree, as_array, unit_vectors
 
 
 def weight_divergence(global_weights: ArrayLike, local_weights: ArrayLike) -> FloatArray:
-    """How far each client's model moves from the model that was sent out (B8).
+    """Distance of each client's model from the global model it started from (B8).
 
     ‖w − w[k]‖₂ over all parameters
 
@@ -39,7 +39,7 @@ def weight_divergence(global_weights: ArrayLike, local_weights: ArrayLike) -> Fl
 
 
 def gradient_diversity(gradients: ArrayLike) -> float:
-    """How much the clients' full gradients at the same weights disagree (B9).
+    """How much the clients' full gradients at the same weights differ (B9).
 
     Λ = (1/K) Σ_k ‖g[k]‖² / ‖(1/K) Σ_k g[k]‖²
 
@@ -47,8 +47,7 @@ def gradient_diversity(gradients: ArrayLike) -> float:
         gradients: [K, P], or a list of K vectors [P].
 
     Returns:
-        At least 1, which means that all gradients are equal (also when all are zero); infinite when they
-        cancel out.
+        At least 1: 1 when all gradients are equal (also when all are zero), infinite when they cancel out.
 
     Source: FedNTD Eq. 8.
     """
@@ -68,7 +67,7 @@ def gradient_diversity(gradients: ArrayLike) -> float:
 
 
 def classifier_update_similarity(updates: ArrayLike) -> float:
-    """How alike the clients' updates of each class's classifier row are (B16).
+    """Similarity of the clients' updates of each class's classifier row (B16).
 
     (1/C) Σ_c (1/K²) Σ_{i,j} cos(Δ[i, c], Δ[j, c]), pairs i = j included; the cosine with a zero row is 0
 
@@ -76,14 +75,14 @@ def classifier_update_similarity(updates: ArrayLike) -> float:
         updates: [K, C, D], local minus global classifier: each class's weights with its bias appended.
 
     Returns:
-        In [0, 1]: 1 when all clients move alike, 1/K when their updates are orthogonal.
+        In [0, 1]: 1 when all clients move in the same direction, 1/K when their updates are orthogonal.
 
     Source: FedFA (Zhou et al., 2022) Fig. 4 and Eq. 10; self pairs as in its released code.
     """
     array = as_array(updates, "updates", "K C D")
     if 0 in array.shape[:2]:
         raise HoldfastError("updates must hold at least 1 client and 1 class")
-    # the mean over all pairs of unit vectors is the squared length of their mean
+    # The mean cosine over all pairs of unit vectors is the squared length of their mean.
     return float(np.square(unit_vectors(array).mean(axis=0)).sum(axis=-1).mean())
 
 

@@ -1,4 +1,4 @@
-"""Whether clients' models map the same inputs to the same features."""
+"""Similarity of the features that clients' models compute for the same inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.metrics.arrays import FloatArray, agree, as_array, as_labels, unit
 
 
 def feature_distance(features: ArrayLike, *, include_self: bool = True) -> float:
-    """How far apart the local models map the same inputs (B15).
+    """Mean distance between the local models' features of the same inputs (B15).
 
     (1/N) Σ_n (1/K²) Σ_{i,j} ‖h[i, n] − h[j, n]‖₂
 
@@ -40,9 +40,9 @@ def feature_distance(features: ArrayLike, *, include_self: bool = True) -> float
 def pair_similarity(
     features: ArrayLike, labels: ArrayLike, owned: ArrayLike
 ) -> tuple[FloatArray, FloatArray]:
-    """Cosines of features across clients: of the same class, and of different classes (B17).
+    """Cosines of features across clients, for pairs of the same class and of different classes (B17).
 
-    cos(h[i, n], h[j, m]) for clients i < j and all samples n, m whose class the client in question owns;
+    cos(h[i, n], h[j, m]) for clients i < j and all samples n, m with a class that i and j, respectively, own;
     positive where n and m are of one class, negative otherwise
 
     Args:
@@ -51,7 +51,7 @@ def pair_similarity(
         owned: [K, C], true where the client holds training samples of the class.
 
     Returns:
-        positive and negative, one-dimensional, unordered, made for histograms; in [−1, 1]. Together up to
+        positive and negative, each one-dimensional and in no particular order; in [−1, 1]. Together up to
         N² K(K−1)/2 values, so keep N to some hundreds.
 
     Source: FedFA Fig. 2 and 6-9.
@@ -77,7 +77,7 @@ def pair_similarity(
 
 
 def linear_cka(a: ArrayLike, b: ArrayLike) -> float:
-    """How alike two representations of the same samples are, up to rotation and scale (B18).
+    """Similarity of two representations of the same samples, up to rotation and scale (B18).
 
     ‖AᵀB‖²_F / (‖AᵀA‖_F ‖BᵀB‖_F), each column of A and B centred
 
@@ -86,7 +86,7 @@ def linear_cka(a: ArrayLike, b: ArrayLike) -> float:
         b: [N, D], features of the same samples; D may differ from that of ``a``.
 
     Returns:
-        In [0, 1]; 0 when one of them is the same for all samples.
+        In [0, 1]; 0 when one of them is the same for all samples, up to rounding.
 
     Source: Kornblith et al., ICML 2019; in FedFA's released code.
     """
@@ -100,8 +100,12 @@ def linear_cka(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def _centred(features: FloatArray) -> FloatArray:
-    from_first = features - features[0]  # equal samples become exactly 0, which a mean alone does not ensure
-    return np.asarray(from_first - from_first.mean(axis=0))
+    """Features minus their mean; exactly 0 where all samples are equal up to rounding."""
+    centred = features - features.mean(axis=0)
+    rounding = np.finfo(np.float64).eps * max(features.shape)  # the relative tolerance of matrix_rank
+    if np.linalg.norm(centred) <= rounding * np.linalg.norm(features):
+        return np.zeros_like(centred)
+    return np.asarray(centred)
 
 
 def _shared_variance(a: FloatArray, b: FloatArray) -> float:

@@ -1,7 +1,7 @@
-"""What a model forgets, class by class: over a run, from round to round, and during local training.
+"""Forgetting by class: over a run, from round to round, and during local training.
 
-Throughout, A[t, c] is the accuracy of the global model on test samples of class c after round t. A class the
-test set lacks is NaN, and is left out of every mean over classes.
+A[t, c] is the accuracy of the global model on test samples of class c after round t. Classes without test
+samples are NaN and are left out of the means over classes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.metrics.arrays import FloatArray, agree, as_array, mean_measured, 
 
 
 def backward_transfer_forgetting(class_accuracy: ArrayLike) -> float:
-    """How far each class ends below its best round (B1).
+    """Mean over classes of the best earlier accuracy minus the final accuracy (B1).
 
     F = (1/C) Σ_c ( max_{t<T} A[t, c] − A[T, c] )
 
@@ -33,7 +33,7 @@ def backward_transfer_forgetting(class_accuracy: ArrayLike) -> float:
 
 
 def round_forgetting(class_accuracy: ArrayLike) -> FloatArray:
-    """What each round loses against the round before; gains of other classes do not hide it (B2).
+    """Accuracy lost in each round, as a mean over classes that does not offset losses with gains (B2).
 
     F[t] = (1/C) Σ_c max(0, A[t−1, c] − A[t, c])
 
@@ -50,12 +50,12 @@ def round_forgetting(class_accuracy: ArrayLike) -> FloatArray:
 
 
 def local_forgetting(global_before: ArrayLike, local_after: ArrayLike) -> FloatArray:
-    """What local training loses of the global model that was sent out (B3).
+    """Accuracy lost in local training, as a mean over classes that does not offset losses with gains (B3).
 
     F[k] = (1/C) Σ_c max(0, A[t−1, c] − A[k, t, c])
 
     Args:
-        global_before: [C], class accuracy of the model sent out.
+        global_before: [C], class accuracy of the global model before local training.
         local_after: [K, C], class accuracy of each client's model after local training.
 
     Returns:
@@ -73,13 +73,13 @@ def forgetting_degree(global_before: ArrayLike, local_after: ArrayLike, xi: floa
     τ[k, c] = (A[t−1, c] − A[k, t, c]) / (A[t−1, c] + ξ)
 
     Args:
-        global_before: [C], class accuracy of the model sent out.
+        global_before: [C], class accuracy of the global model before local training.
         local_after: [K, C], class accuracy of each client's model after local training.
         xi: ξ, the small constant that keeps the division finite; the paper gives no value.
 
     Returns:
-        [K, C], in (−∞, 1]: 1 is all forgotten, below 0 is learnt. Where the global model knows nothing of a
-        class the value is a large negative number, so keep the two accuracies beside it.
+        [K, C], in (−∞, 1]: 1 means forgotten completely, below 0 means improved. For a class on which the global
+        model has an accuracy near 0, the value is a large negative number.
 
     Source: FedKA (Chen et al., 2024) Eq. 1.
     """
@@ -90,15 +90,15 @@ def forgetting_degree(global_before: ArrayLike, local_after: ArrayLike, xi: floa
 
 
 def prediction_consistency(class_accuracy: ArrayLike) -> FloatArray:
-    """How alike the profiles of class accuracy of consecutive rounds are (B6).
+    """Similarity of the class accuracies of consecutive rounds (B6).
 
-    cos(A[t], A[t−1]) as vectors of C classes; 0 where one of them is zero
+    cos(A[t], A[t−1]) of vectors over C classes; 0 where one of them is zero
 
     Args:
         class_accuracy: [T, C].
 
     Returns:
-        [T−1], for rounds 2 to T; in [0, 1], near 1 when the same classes stay strong.
+        [T−1], for rounds 2 to T; in [0, 1], near 1 when the same classes stay accurate.
 
     Source: FedNTD section 2.1, Fig. 2b.
     """

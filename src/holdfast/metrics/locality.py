@@ -1,4 +1,4 @@
-"""How a model fares inside and outside of what a client holds, and which classes a client holds at all."""
+"""Accuracy inside and outside a client's data distribution, and groups of classes by how much of them it holds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from holdfast.metrics.arrays import BoolArray, FloatArray, agree, as_array, as_c
 
 
 def local_distribution(label_counts: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """A client's in-local distribution p and its counterpart p_out, heaviest on what the client lacks (B5).
+    """A client's in-local distribution p and its counterpart p_out, largest for classes it lacks (B5).
 
     p[c] = n[c] / Σ n,  p_out[c] = (1 − p[c]) / (C − 1)
 
     Args:
-        label_counts: [C] or [..., C], training samples of each class; C of at least 2.
+        label_counts: [..., C], training samples of each class; C of at least 2.
 
     Returns:
-        p and p_out, each of the input's shape and of sum 1; NaN for a client without samples.
+        p and p_out, each of the input's shape and with sum 1; NaN for a client without samples.
 
     Source: FedNTD (Lee et al., NeurIPS 2022) Eq. 6-7.
     """
@@ -42,7 +42,7 @@ def in_out_local_accuracy(
     the sum of their counts [C].
 
     Args:
-        class_accuracy: [..., C]; a class the test set lacks is NaN, and its weight goes to the others.
+        class_accuracy: [..., C]; NaN for a class without test samples, the weight of which goes to the others.
         label_counts: [..., C], training samples of each class.
 
     Returns:
@@ -60,16 +60,16 @@ def in_out_local_accuracy(
 def distribution_distance(
     class_accuracy: ArrayLike, label_counts: ArrayLike, *, paper: bool = False
 ) -> FloatArray:
-    """How far the global model's view of the classes lies from what each client holds (B7).
+    """Distance between the global model's normalised class accuracies and each client's label distribution (B7).
 
     ‖Â − p[k]‖₂  with  Â = A / Σ_c A[c], uniform where A is all zero
 
     Args:
-        class_accuracy: [C], of the global model that was sent out; classes the test set lacks are NaN, and
-            are left out.
+        class_accuracy: [C], of the global model before local training; classes without test samples are NaN
+            and are left out.
         label_counts: [K, C], training samples of each class.
-        paper: divide A by the overall accuracy on a balanced test set, as the paper prints; that makes Â a
-            vector of sum C instead of a distribution.
+        paper: divide A by the overall accuracy on a balanced test set, as printed in the paper; Â then has the
+            sum C and is not a distribution.
 
     Returns:
         [K], in [0, √2] without ``paper``; NaN for a client without samples.
@@ -82,17 +82,17 @@ def distribution_distance(
     tested = ~np.isnan(accuracy)
     accuracy, (inside, _) = accuracy[tested], local_distribution(counts[:, tested])
     classes = len(accuracy)
-    view = accuracy / accuracy.sum() if accuracy.any() else np.full(classes, 1.0 / classes)
-    return np.asarray(np.linalg.norm((classes if paper else 1) * view - inside, axis=-1))
+    normalised = accuracy / accuracy.sum() if accuracy.any() else np.full(classes, 1.0 / classes)
+    return np.asarray(np.linalg.norm((classes if paper else 1) * normalised - inside, axis=-1))
 
 
 def class_split(label_counts: ArrayLike, gamma: float) -> tuple[BoolArray, BoolArray, BoolArray]:
-    """The classes a client lacks, has too little of, and has plenty of.
+    """Masks of the missing, the non-dominant and the dominant classes of a client.
 
     missing: n[c] = 0,  non-dominant: 0 < n[c] / Σ n < γ,  dominant: n[c] / Σ n ≥ γ
 
     Args:
-        label_counts: [C] or [..., C], training samples of each class.
+        label_counts: [..., C], training samples of each class.
         gamma: γ, the share of a client's samples from which a class is dominant; in (0, 1].
 
     Returns:
@@ -109,7 +109,7 @@ def class_split(label_counts: ArrayLike, gamma: float) -> tuple[BoolArray, BoolA
 
 
 def _weighted_mean(accuracy: FloatArray, weights: FloatArray) -> FloatArray:
-    """Mean over classes with the given weights, over the classes that were tested."""
+    """Weighted mean over the classes that were tested."""
     tested = ~np.isnan(accuracy)
     total = (weights * np.where(tested, accuracy, 0.0)).sum(axis=-1)
     return divide(total, (weights * tested).sum(axis=-1))

@@ -1,6 +1,6 @@
 """Accuracies of clients whose data arrive in stages (dynamic heterogeneous federated learning).
 
-What was not tested is NaN, and is left out of the means.
+Classes and tasks that were not tested are NaN and are left out of the means.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.metrics.arrays import FloatArray, agree, as_array, as_counts, divi
 
 
 def seen_task_accuracy(task_accuracy: ArrayLike, test_sizes: ArrayLike, stage: int) -> float:
-    """A_sel: how well online clients' private models know all tasks that they have met so far (B12).
+    """A_sel: accuracy of online clients' private models on all tasks they have trained on so far (B12).
 
     mean over clients k of  Σ_{j≤t} m[k, j] A[k, j] / Σ_{j≤t} m[k, j]
 
@@ -24,7 +24,7 @@ def seen_task_accuracy(task_accuracy: ArrayLike, test_sizes: ArrayLike, stage: i
         stage: t, counting from 1.
 
     Returns:
-        In [0, 1] for fractions; clients without a task so far are left out, NaN when that is everyone.
+        In [0, 1] for fractions; clients without a task so far are left out; NaN if no client has one.
 
     Source: FedMLP (Guo et al., AAAI 2024), A^sel, Fig. 4.
     """
@@ -42,14 +42,14 @@ def seen_task_accuracy(task_accuracy: ArrayLike, test_sizes: ArrayLike, stage: i
 def local_stream_accuracy(
     class_accuracy: ArrayLike, minority: ArrayLike | None = None, last: int = 10
 ) -> float:
-    """A_loc: all clients' private models on the balanced test set, over the last epochs (B13, B14).
+    """A_loc: mean accuracy of all clients' private models on the balanced test set (B13, B14).
 
     mean over the last epochs, the clients and the classes of A[e, k, c]
 
     Args:
         class_accuracy: [E, K, C], after each global epoch, of each client's private model.
-        minority: [C], true for the classes to restrict the mean to, which gives A_loc-t; all when None.
-        last: how many epochs count; all there are when there are fewer.
+        minority: [C], true for the classes to average over, which gives A_loc-t; None for all classes.
+        last: how many epochs count, at most all.
 
     Returns:
         In [0, 1] for fractions; NaN without minority classes.
@@ -57,27 +57,27 @@ def local_stream_accuracy(
     Source: FedMLP, A^loc and A^loc-t, Tables 1-3.
     """
     accuracy = as_array(class_accuracy, "class_accuracy", "E K C")
-    return _late_mean(mean_measured(_over_classes(accuracy, minority)), last)
+    return _mean_of_last(mean_measured(_over_classes(accuracy, minority)), last)
 
 
 def global_stream_accuracy(
     class_accuracy: ArrayLike, minority: ArrayLike | None = None, last: int = 10
 ) -> float:
-    """A_glo: the global model on the balanced test set, over the last epochs (B13, B14).
+    """A_glo: mean accuracy of the global model on the balanced test set (B13, B14).
 
     mean over the last epochs and the classes of A[e, c]
 
     Args:
         class_accuracy: [E, C], after each global epoch.
-        minority: [C], true for the classes to restrict the mean to, which gives A_glo-t; all when None.
-        last: how many epochs count; all there are when there are fewer.
+        minority: [C], true for the classes to average over, which gives A_glo-t; None for all classes.
+        last: how many epochs count, at most all.
 
     Returns:
         In [0, 1] for fractions; NaN without minority classes.
 
     Source: FedMLP, A^glo and A^glo-t, Tables 1-3.
     """
-    return _late_mean(_over_classes(as_array(class_accuracy, "class_accuracy", "E C"), minority), last)
+    return _mean_of_last(_over_classes(as_array(class_accuracy, "class_accuracy", "E C"), minority), last)
 
 
 def minority_accuracy(class_accuracy: ArrayLike, minority: ArrayLike) -> FloatArray:
@@ -87,7 +87,7 @@ def minority_accuracy(class_accuracy: ArrayLike, minority: ArrayLike) -> FloatAr
 
     Args:
         class_accuracy: [..., C].
-        minority: [C], true for the classes in J; the paper takes the half of the classes with the fewest
+        minority: [C], true for the classes in J; in the paper, the half of the classes with the fewest
             training samples over all clients.
 
     Returns:
@@ -106,7 +106,7 @@ def _over_classes(accuracy: FloatArray, minority: ArrayLike | None) -> FloatArra
     return mean_measured(accuracy[..., chosen])
 
 
-def _late_mean(accuracy: FloatArray, last: int) -> float:
+def _mean_of_last(accuracy: FloatArray, last: int) -> float:
     if last < 1:
         raise HoldfastError(f"last must be at least 1, not {last}")
     return float(mean_measured(accuracy[-last:]))

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from holdfast import kernels
 from holdfast.core.errors import HoldfastError
-from holdfast.models.layers import CHANNEL_DROPOUTS, BatchNorm, CounterDropout, VmapLinear, pool_first
+from holdfast.models.layers import CHANNEL_DROPOUTS, BatchNorm, CounterDropout, VmapLinear, pool_before_relu
 
 BatchNormPolicy = Literal["average", "local", "drop"]
 
@@ -165,7 +165,7 @@ class Network:
         linear.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
         first = next(iter(self.params.values()))
         if kernels.unavailable(first.device, first.dtype) is not None:  # the kernels fuse ReLU and pooling
-            pool_first(self.net)
+            pool_before_relu(self.net)
         self.channels_last = first.device.type == "cpu" and any(p.dim() == 4 for p in self.params.values())
         self.own_kernels = True  # whether lanes may use Holdfast's kernels, if they are available
         self.ignores_padding = True  # whether padding of a batch leaves the outputs of its samples unchanged

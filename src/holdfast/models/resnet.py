@@ -31,10 +31,8 @@ class _Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor
-        if getattr(self.branch, "adds", False) and is_plain(
-            self.relu, nn.ReLU
-        ):  # one kernel computes all of it
-            out = self.branch(x, added=self.shortcut(x))
+        if getattr(self.branch, "fuses_residual", False) and is_plain(self.relu, nn.ReLU):
+            out = self.branch(x, residual=self.shortcut(x))  # one kernel computes all of it
         else:
             out = self.relu(self.branch(x) + self.shortcut(x))
         return out

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from holdfast.metrics.summary import mean_and_deviation
 from holdfast.papers.cells import Cell
 from holdfast.papers.measures import (
     Entry,
@@ -16,7 +17,6 @@ from holdfast.papers.measures import (
     accuracies,
     final_accuracy,
     measure,
-    summarise,
 )
 from holdfast.papers.published import Number, Table, Target
 from holdfast.papers.results import Results
@@ -209,7 +209,7 @@ def _result_row(
     values = []
     for number, one in zip(published, measures, strict=True):
         ours = [one.compute(entry, target) for entry in _completed(entries)]
-        values.append(Value(number, *summarise(ours), sum(value is not None for value in ours)))
+        values.append(Value(number, *mean_and_deviation(ours), sum(value is not None for value in ours)))
     return ResultRow(
         column=column,
         row=row,

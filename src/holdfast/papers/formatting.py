@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
+from holdfast.metrics.summary import UNKNOWN, format_mean
 from holdfast.papers.findings import ResultRow, Value
 from holdfast.papers.measures import Measure
-
-MISSING = "–"
 
 
 def format_published(value: Value, measure: Measure) -> str:
     """``52.61 ± 1.20``, ``never``, or a dash if the paper has no number."""
     if value.published is None:
-        return MISSING
+        return UNKNOWN
     return _number(value.published.value, value.published.deviation, measure.digits)
 
 
@@ -22,7 +21,7 @@ def format_ours(value: Value, measure: Measure, row: ResultRow) -> str:
     if measure.not_measured:
         return "not measured"
     if value.ours is None:
-        return "failed" if row.failed else MISSING
+        return "failed" if row.failed else UNKNOWN
     return _number(value.ours, value.deviation, measure.digits)
 
 
@@ -34,5 +33,4 @@ def format_difference(value: Value, measure: Measure) -> str:
 def _number(value: float, deviation: float | None, digits: int) -> str:
     if math.isinf(value):
         return "never"
-    spread = "" if deviation is None else f" ± {deviation:.{digits}f}"
-    return f"{value:.{digits}f}{spread}"
+    return format_mean(value, deviation, digits)

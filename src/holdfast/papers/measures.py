@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any, Literal
 
 import numpy as np
 
 from holdfast import metrics
 from holdfast.core.errors import unknown
+from holdfast.metrics.summary import mean_and_deviation
 
 LAST_EPOCHS = 10  # FedMLP's accuracies are means over the last ten global epochs
 
@@ -77,18 +77,6 @@ def final_accuracy(entry: Entry) -> float:
     return float(accuracies(entry)[-1])
 
 
-def summarise(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Mean and sample deviation of the values that are not None.
-
-    The mean is None without values, the deviation with fewer than two or with an infinite mean.
-    """
-    known = [value for value in values if value is not None]
-    if not known:
-        return None, None
-    mean = fmean(known)
-    return mean, stdev(known) if len(known) > 1 and math.isfinite(mean) else None
-
-
 def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
@@ -118,8 +106,8 @@ def _at_target(entry: Entry, target: float | None) -> float | None:
 
 def _stream(name: str) -> Compute:
     def compute(entry: Entry, target: float | None) -> float | None:
-        known = [value for value in entry["curves"].get(name, ())[-LAST_EPOCHS:] if value is not None]
-        return 100 * float(np.mean(known)) if known else None
+        mean, _ = mean_and_deviation(entry["curves"].get(name, ())[-LAST_EPOCHS:])
+        return _percent(mean)
 
     return compute
 

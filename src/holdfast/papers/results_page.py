@@ -11,9 +11,10 @@ import numpy as np
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
+from holdfast.metrics.summary import UNKNOWN
 from holdfast.papers.cells import Cell
 from holdfast.papers.findings import TableComparison, compare
-from holdfast.papers.formatting import MISSING, format_ours, format_published
+from holdfast.papers.formatting import format_ours, format_published
 from holdfast.papers.measures import Entry, accuracies, measure
 from holdfast.papers.published import Setting, Table, load_tables
 from holdfast.papers.results import Results
@@ -77,7 +78,7 @@ def _summary(
         pairs = {(cell.column, cell.row) for cell in cells[table.id]}
         done = {(cell.column, cell.row) for cell in cells[table.id] if stored.get(cell) is not None}
         findings = comparisons[table.id].findings
-        hold = f"{sum(f.holds for f in findings)} of {len(findings)}" if findings else MISSING
+        hold = f"{sum(f.holds for f in findings)} of {len(findings)}" if findings else UNKNOWN
         link = f"[{table.id}](#{_anchor(table)})"
         lines.append(f"| {link} | {table.title} | {len(done)} of {len(pairs)} | {hold} |")
     return "\n".join(lines)
@@ -146,7 +147,7 @@ def _grid(comparison: TableComparison, position: int) -> str:
         for column in table.columns:
             row = by_key.get((column, method.key))
             if row is None:
-                cells.append(MISSING)
+                cells.append(UNKNOWN)
                 continue
             value = row.values[position]
             ours = format_ours(value, one, row)
@@ -223,15 +224,13 @@ def _draw(table: Table, cells: Sequence[Cell], stored: Results, folder: Path) ->
 
 
 def _accuracy_lines(table: Table, runs: Mapping[str, Sequence[Entry]]) -> list[Line]:
-    from holdfast.report.panels import Line
+    from holdfast.report.curves import mean_line
 
     lines: list[Line] = []
     for colour, row in _coloured(table, runs):
         curves = np.stack([accuracies(entry) for entry in runs[row]])
-        mean, spread = curves.mean(0), curves.std(0, ddof=1) if len(curves) > 1 else None
-        band = {} if spread is None else {"low": mean - spread, "high": mean + spread}
-        rounds = np.arange(1, len(mean) + 1, dtype=float)
-        lines.append(Line(table.rows[row].label, rounds, mean, colour, **band))
+        rounds = np.arange(1, curves.shape[1] + 1, dtype=float)
+        lines.append(mean_line(table.rows[row].label, rounds, curves, colour))
     return lines
 
 

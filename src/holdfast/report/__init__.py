@@ -1,4 +1,4 @@
-"""Seeing what a run did: figures, tables, the HTML report, the dashboard, trackers."""
+"""Results of runs: figures, tables, the HTML report, the dashboard, trackers."""
 
 from holdfast.report.dashboard import serve
 from holdfast.report.federation import draw_federation, federation_text

@@ -1,4 +1,4 @@
-"""The dashboard: runs below a directory, listed, compared and followed live; it reads and changes nothing."""
+"""The dashboard: a read-only web server that lists, compares and follows the runs below a directory."""
 
 import asyncio
 import hmac
@@ -12,6 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from holdfast.core.defaults import DASHBOARD_PORT
 from holdfast.core.errors import HoldfastError
 from holdfast.report.live import LiveRuns, Version
 from holdfast.report.loading import StoredRun
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LIVE_FIGURES = ("accuracy", "classes", "forgetting")  # redrawn with every round; the others every few seconds
-MOST_COMPARED = 100
-LIST_SECONDS = 2.0  # for how long a list of runs is good
+MAX_COMPARED_RUNS = 100
+LIST_SECONDS = 2.0  # for which a list of runs is cached
 POLL_SECONDS = 0.5
 ASSETS = {
     **dict.fromkeys(STYLES, "text/css"),
@@ -46,7 +47,7 @@ COOKIE = "holdfast-token"
 def serve(
     root: Path,
     host: str = "127.0.0.1",
-    port: int = 8765,
+    port: int = DASHBOARD_PORT,
     token: str | None = None,
     ready: Callable[[str], None] | None = None,
 ) -> None:
@@ -54,9 +55,9 @@ def serve(
 
     Args:
         root: the directory that holds the runs.
-        host: an address of this machine; any but a loopback address needs a token.
-        port: 0 takes a free one.
-        token: a secret that every visitor must show, as ``?token=…`` once or as a bearer token.
+        host: an address of this machine; other than loopback addresses need a token.
+        port: 0 for any free port.
+        token: a secret that every visitor must present, once as ``?token=…`` or as a bearer token.
         ready: called with the page's address once it can be opened.
     """
     import uvicorn
@@ -73,11 +74,11 @@ def serve(
         ) from error
     with listener:
         if ready:
-            shown = f"[{host}]" if ":" in host else host
+            address = f"[{host}]" if ":" in host else host
             query = f"?{urlencode({'token': token})}" if token else ""
-            ready(f"http://{shown}:{listener.getsockname()[1]}/{query}")
+            ready(f"http://{address}:{listener.getsockname()[1]}/{query}")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
-        app.state.pages.stopping = lambda: server.should_exit  # open pages would hold up the end
+        app.state.pages.stopping = lambda: server.should_exit  # open event streams would delay the exit
         server.run(sockets=[listener])
 
 
@@ -92,14 +93,14 @@ def create_app(root: Path, host: str = "127.0.0.1", token: str | None = None) ->
     if not root.is_dir():
         raise HoldfastError(f"{root} is not a directory; name the one that holds the runs")
     if token is None and not _is_loopback(host):
-        raise HoldfastError(f"listening on {host} lets others in: give a token, or listen on 127.0.0.1")
+        raise HoldfastError(f"{host} can be reached by others: give a token, or listen on 127.0.0.1")
     if token is not None and not token:
-        raise HoldfastError("an empty token keeps nobody out; give a longer one")
+        raise HoldfastError("an empty token gives no protection; give a longer one")
     pages = Pages(root)
-    guard = [Middleware(Guard, token=token)]
+    middleware = [Middleware(Guard, token=token)]
     if token is None:
-        # Another site's name that resolves to this machine must not read what is served here.
-        guard.append(
+        # Against DNS rebinding: a name of another site that resolves to this machine is refused.
+        middleware.append(
             Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "::1", "[::1]", host])
         )
     routes = [
@@ -109,13 +110,13 @@ def create_app(root: Path, host: str = "127.0.0.1", token: str | None = None) ->
         Route("/api/figures", pages.figures),
         Route("/api/events", pages.events),
     ]
-    app = Starlette(routes=routes, middleware=guard, exception_handlers={HoldfastError: _refused})
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers={HoldfastError: _bad_request})
     app.state.pages = pages
     return app
 
 
 class Pages:
-    """The dashboard's answers; files are read and figures built in threads, so that nobody waits."""
+    """The dashboard's endpoints; files are read and figures built in threads, which keeps the server responsive."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -125,7 +126,6 @@ class Pages:
         self.stopping: Callable[[], bool] = lambda: False
 
     async def index(self, request: "Request") -> "Response":
-        """The page itself."""
         from starlette.responses import HTMLResponse
 
         return HTMLResponse(
@@ -133,7 +133,6 @@ class Pages:
         )
 
     async def asset(self, request: "Request") -> "Response":
-        """A script or a style sheet, by exact name."""
         from starlette.responses import PlainTextResponse, Response
 
         name = request.path_params["name"]
@@ -142,16 +141,16 @@ class Pages:
         return Response(asset(name), media_type=ASSETS[name])
 
     async def runs(self, request: "Request") -> "Response":
-        """All runs at a glance."""
+        """The list of all runs."""
         return _json(await asyncio.to_thread(self._list))
 
     async def figures(self, request: "Request") -> "Response":
-        """Everything the report shows of the runs named by ``run``."""
+        """The report's data of the runs named by ``run``."""
         names = _names(request)
         return _json((await asyncio.to_thread(self._model, names))[1])
 
     async def events(self, request: "Request") -> "Response":
-        """Server-sent events: ``runs`` when the list changes, ``figures`` when a named run grows."""
+        """Server-sent events: ``runs`` when the list changes, ``figures`` when a run named by ``run`` changes."""
         from starlette.responses import StreamingResponse
 
         names = _names(request)
@@ -171,14 +170,14 @@ class Pages:
                 if current != versions:
                     versions, model = await asyncio.to_thread(self._model, names, LIVE_FIGURES)
                     yield _event("figures", model)
-            yield ": still here\n\n"  # lets a visitor who has left be noticed
-            # A long run's figures take a while to build: rest longer than that.
+            yield ": keep-alive\n\n"  # fails when the visitor has left
+            # Figures of long runs take long to build: at most a fifth of the time is spent on them.
             await asyncio.sleep(max(POLL_SECONDS, 4 * (time.monotonic() - started)))
 
     def _list(self) -> list[dict[str, Any]]:
         with self._lock:
-            told, runs = self._listed
-            if time.monotonic() - told >= LIST_SECONDS:
+            listed_at, runs = self._listed
+            if time.monotonic() - listed_at >= LIST_SECONDS:
                 runs = [
                     {
                         "name": run.name,
@@ -196,12 +195,12 @@ class Pages:
             return runs
 
     def _versions(self, names: Sequence[str]) -> list[Version]:
-        return [self._look(name)[0] for name in names]
+        return [self._read(name)[0] for name in names]
 
-    def _look(self, name: str) -> tuple[Version, StoredRun | None, str]:
-        """A run's version, the run, and what is wrong with it where it cannot be shown."""
+    def _read(self, name: str) -> tuple[Version, StoredRun | None, str]:
+        """A run's version, the run or None, and why it cannot be shown or an empty text."""
         try:
-            version, run = self._live.look(name)
+            version, run = self._live.read(name)
         except HoldfastError as error:
             return (), None, str(error)
         except OSError as error:
@@ -211,10 +210,10 @@ class Pages:
     def _model(
         self, names: Sequence[str], only: Sequence[str] | None = None
     ) -> tuple[list[Version], dict[str, Any]]:
-        looked = [(name, *self._look(name)) for name in names]
-        versions = [version for _, version, _, _ in looked]
-        problems = [[name, problem] for name, _, _, problem in looked if problem]
-        runs = [run for _, _, run, _ in looked if run is not None]
+        found = [(name, *self._read(name)) for name in names]
+        versions = [version for _, version, _, _ in found]
+        problems = [[name, problem] for name, _, _, problem in found if problem]
+        runs = [run for _, _, run, _ in found if run is not None]
         if not runs:
             return versions, {"problems": problems, "figures": None}
         model = page_model(runs) if only is None else page_model(runs, only=only)
@@ -222,14 +221,13 @@ class Pages:
 
 
 class Guard:
-    """Asks for the token where there is one, and sets the headers that keep a page to itself."""
+    """Checks the token, if there is one, and sets headers that isolate the page from other sites."""
 
     def __init__(self, app: "ASGIApp", token: str | None) -> None:
         self._app = app
         self._token = token
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """One request."""
         from starlette.requests import Request
         from starlette.responses import PlainTextResponse, RedirectResponse
 
@@ -241,10 +239,10 @@ class Guard:
         if scope["type"] != "http" or self._token is None:
             return await self._app(scope, receive, guarded)
         request = Request(scope)
-        shown = request.query_params.get("token")
+        given = request.query_params.get("token")
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._matches(shown):
-            # The token leaves the address bar and the history at once.
+        if self._matches(given):
+            # Redirect at once, so that the token is not in the address bar or the history.
             answer = RedirectResponse(request.url.path, 303)
             answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
             return await answer(scope, receive, guarded)
@@ -254,8 +252,8 @@ class Guard:
             scope, receive, guarded
         )
 
-    def _matches(self, shown: str | None) -> bool:
-        return shown is not None and hmac.compare_digest(shown.encode(), (self._token or "").encode())
+    def _matches(self, given: str | None) -> bool:
+        return given is not None and hmac.compare_digest(given.encode(), (self._token or "").encode())
 
 
 def _is_loopback(host: str) -> bool:
@@ -267,8 +265,8 @@ def _is_loopback(host: str) -> bool:
 
 def _names(request: "Request") -> list[str]:
     names = list(dict.fromkeys(request.query_params.getlist("run")))
-    if len(names) > MOST_COMPARED:
-        raise HoldfastError(f"at most {MOST_COMPARED} runs can be compared at once, not {len(names)}")
+    if len(names) > MAX_COMPARED_RUNS:
+        raise HoldfastError(f"at most {MAX_COMPARED_RUNS} runs can be compared at once, not {len(names)}")
     return names
 
 
@@ -284,7 +282,7 @@ def _event(name: str, content: object) -> str:
     return f"event: {name}\ndata: {json.dumps(content, separators=(',', ':'), allow_nan=False)}\n\n"
 
 
-async def _refused(request: "Request", error: Exception) -> "Response":
+async def _bad_request(request: "Request", error: Exception) -> "Response":
     from starlette.responses import JSONResponse
 
     return JSONResponse({"error": str(error)}, 400)

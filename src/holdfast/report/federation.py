@@ -1,4 +1,4 @@
-"""A federation drawn before anything is trained: on paper, and in the terminal."""
+"""Drawings of a federation before training: as a file, and in the terminal."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,19 +16,19 @@ from holdfast.report.printing import draw
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SHADES = " ·▪■█"  # none, some, up to the most a client holds of a class
-MOST_ROWS = 40  # clients shown in the terminal
+SHADES = " ·▪■█"  # from no sample to the largest count
+MAX_ROWS = 40  # clients shown in the terminal
 
 
 def draw_federation(
     label_counts: ArrayLike, classes: Sequence[str], domains: Sequence[str] | None = None, *, out: Path
 ) -> Path:
-    """Draw who holds what to a PDF, PNG or SVG file: bubbles of clients by classes, and sizes by stage.
+    """Draw samples by client and class (bubbles) and clients' sizes by stage to a PDF, PNG or SVG file.
 
     Args:
-        label_counts: [clients, C] samples of each class, or [stages, clients, C] for a stream.
-        classes: the classes' names [C].
-        domains: the name of each client's domain [clients], where there are domains.
+        label_counts: [clients, C], samples of each class; [stages, clients, C] for a stream.
+        classes: [C], the classes' names.
+        domains: [clients], the name of each client's domain, where there are domains.
         out: the file to write.
     """
     counts = _checked(label_counts, classes, domains)
@@ -44,9 +44,9 @@ def draw_federation(
 def federation_text(
     label_counts: ArrayLike, classes: Sequence[str], domains: Sequence[str] | None = None
 ) -> "RenderableType":
-    """Who holds what for the terminal, to be printed by a rich console; at most 40 clients are shown.
+    """Samples by client and class for a rich console; at most 40 clients are shown.
 
-    Takes what `draw_federation` takes. A stream has one column of sizes for each stage.
+    The arguments are those of `draw_federation`. A stream has one column of sizes for each stage.
     """
     from rich.console import Group
     from rich.table import Table
@@ -63,19 +63,19 @@ def federation_text(
     table.add_column("held", justify="right")
     for stage in range(len(counts)):
         table.add_column("samples" if len(counts) == 1 else f"stage {stage}", justify="right")
-    shown = thin(len(total), MOST_ROWS)
+    shown = thin(len(total), MAX_ROWS)
     for client in shown:
         cells = "".join(_shade(int(count), largest) for count in total[client])
         sizes = [f"{int(size):,}" for size in counts[:, client].sum(axis=1)]
-        named = [Text(domains[client])] if domains else []
-        table.add_row(str(client), *named, Text(cells), str(int((total[client] > 0).sum())), *sizes)
+        domain = [Text(domains[client])] if domains else []
+        table.add_row(str(client), *domain, Text(cells), str(int((total[client] > 0).sum())), *sizes)
     note = "" if len(shown) == len(total) else f" Shown: {len(shown)} of {len(total)} clients."
     key = f"{SHADES[1]} few … {SHADES[-1]} most ({largest:,} samples of one class at one client)."
     return Group(table, Text(f"{key}{note}", style="dim"), Text(federation_sentence(counts)))
 
 
 def _shade(count: int, largest: int) -> str:
-    """A letter whose blackness grows with the root of the count, as a bubble's radius does."""
+    """A character that is darker the larger the square root of the count, like the radius of a bubble."""
     return SHADES[int(np.ceil(np.sqrt(count / largest) * (len(SHADES) - 1)))]
 
 

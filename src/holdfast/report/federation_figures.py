@@ -1,52 +1,52 @@
-"""Who holds what: the federation's bubble plot and sizes."""
+"""The figure of a federation: samples by client and class, and the clients' sizes."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.report.curves import NotRecorded, Shown, with_seed
+from holdfast.report.curves import FigureContent, NotRecorded, label_with_seed
 from holdfast.report.loading import RunGroup
 from holdfast.report.panels import Bar, Bars, Bubbles, Panel, thin
 
-MOST_CLIENTS = 100  # of a bubble plot: more circles than that are dust
+MAX_CLIENTS = 100  # of a bubble plot: with more, the circles are too small to see
 
 
-def partition(groups: Sequence[RunGroup]) -> Shown:
+def partition(groups: Sequence[RunGroup]) -> FigureContent:
     """The federation of each distinct partition among the runs."""
-    seen: dict[bytes, RunGroup] = {}
+    distinct: dict[bytes, RunGroup] = {}
     for group in groups:
         counts = group.runs[0].label_counts
         if counts is not None:
-            seen.setdefault(counts.tobytes(), group)
-    if not seen:
+            distinct.setdefault(counts.tobytes(), group)
+    if not distinct:
         raise NotRecorded("no federation is stored with these runs")
     panels: list[Panel] = []
-    told = []
-    for group in seen.values():
+    sentences = []
+    for group in distinct.values():
         run = group.runs[0]
         assert run.label_counts is not None
-        title = _whose(group, len(seen))
+        title = _title_prefix(group, len(distinct))
         panels += federation_panels(
             run.label_counts, run.classes, _domains(run.federation.get("domains")), title
         )
-        told.append(title + federation_sentence(run.label_counts))
-    return panels, " ".join(told)
+        sentences.append(title + federation_sentence(run.label_counts))
+    return panels, " ".join(sentences)
 
 
-def _whose(group: RunGroup, partitions: int) -> str:
-    """What tells the drawn partition from those of other groups and other seeds, where they differ."""
+def _title_prefix(group: RunGroup, partitions: int) -> str:
+    """The group and the seed of a partition, where partitions differ between groups or seeds."""
     same = len({run.label_counts.tobytes() for run in group.runs if run.label_counts is not None}) == 1
     if partitions == 1:
         return "" if same else f"Seed {group.runs[0].seed}: "
-    return f"{group.label if same else with_seed(group)}: "
+    return f"{group.label if same else label_with_seed(group)}: "
 
 
 def federation_panels(
     counts: NDArray[np.int64], classes: Sequence[str], domains: Sequence[str] = (), title: str = ""
 ) -> list[Panel]:
-    """The bubble plot of ``counts`` [stages, clients, C] and the clients' sizes, of at most 100 clients."""
-    shown = thin(counts.shape[1], MOST_CLIENTS)
+    """The bubble plot of ``counts`` [stages, clients, C] and the sizes of at most 100 clients."""
+    shown = thin(counts.shape[1], MAX_CLIENTS)
     note = "" if len(shown) == counts.shape[1] else f" ({len(shown)} of {counts.shape[1]} clients)"
     clients = [str(client) for client in shown]
     own_domains = [domains[client] for client in shown] if domains else ()
@@ -64,7 +64,7 @@ def federation_panels(
 
 
 def federation_sentence(counts: NDArray[np.int64]) -> str:
-    """Clients, sizes and missing classes of ``counts`` [stages, clients, C] in words."""
+    """Clients, sizes and numbers of classes of ``counts`` [stages, clients, C] in one sentence."""
     total = counts.sum(axis=0)
     sizes = total.sum(axis=1)
     held = (total > 0).sum(axis=1)
@@ -82,8 +82,8 @@ def _range(values: NDArray[np.int64]) -> str:
 
 
 def _domains(stored: object) -> list[str]:
-    """One name per client from ``{"names": […], "clients": […]}``, clients being places in names."""
+    """One name per client from ``{"names": […], "clients": […]}``, where clients are indices into names."""
     if not isinstance(stored, dict):
         return []
     names, clients = stored.get("names") or [], stored.get("clients") or []
-    return [str(names[place]) if isinstance(place, int) else str(place) for place in clients]
+    return [str(names[index]) if isinstance(index, int) else str(index) for index in clients]

@@ -1,4 +1,4 @@
-"""Runs as arrays: what figures and tables read, whatever a run happened to record."""
+"""Run directories as arrays, for figures and tables; a run may have recorded any subset of the keys."""
 
 import json
 import warnings
@@ -14,15 +14,20 @@ from numpy.typing import NDArray
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.settings import MACHINE_SETTINGS, RECORDED
-from holdfast.report.panels import Numbers
+from holdfast.metrics.arrays import FloatArray
 from holdfast.runs import RunDirectory, list_runs
+from holdfast.runs.comparison import is_baseline
 from holdfast.runs.directory import EXPERIMENT, METRICS
 
-NOT_SETTINGS = frozenset({"name", "seed", "partition_seed", *RECORDED, *MACHINE_SETTINGS})
-"""Entries that may differ between two runs of one experiment."""
+UNGROUPED_SETTINGS = frozenset({"name", "seed", "partition_seed", *RECORDED, *MACHINE_SETTINGS})
+"""Entries of an experiment in which two runs of one group may differ."""
 
-TASK = ("data", "partition", "stream", "long_tail", "skew")  # settings that make accuracies not comparable
-MOST_TOLD = 4  # settings in a label
+# Settings that make accuracies incomparable where they differ.
+COMPARABILITY_SETTINGS = ("data", "partition", "stream", "long_tail", "skew")
+MAX_LABEL_SETTINGS = 4
+
+Curve = tuple[FloatArray, FloatArray]
+"""Rounds and values, each [n]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,34 +39,49 @@ class StoredRun:
     records: Sequence[Mapping[str, Any]]
     federation: Mapping[str, Any]
     probe: Mapping[str, Any]
+    is_baseline: bool  # of the method that a comparison compared the others with
+
+    @classmethod
+    def of_directory(
+        cls, path: Path, name: str, experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+    ) -> "StoredRun":
+        """A run with what its directory stores besides the experiment and the records."""
+        return cls(
+            name=name,
+            experiment=experiment,
+            records=records,
+            federation=read_json(path / "federation.json"),
+            probe=read_json(path / "probe.json"),
+            is_baseline=is_baseline(path),
+        )
 
     @property
     def seed(self) -> Any:
-        """The run's seed, or None where the experiment does not name one."""
+        """The run's seed, or None where the experiment has none."""
         return self.experiment.get("seed")
 
     @property
     def method(self) -> str:
         """The method's name; the parts of a stack are joined with a plus."""
-        return _named(self.experiment.get("method"))
+        return _name_of(self.experiment.get("method"))
 
     @property
     def dataset(self) -> str:
-        """The data set's name, of a file or folder without what leads to it."""
-        return PurePath(_named(self.experiment.get("data"))).name
+        """The data set's name; for a file or a folder, the last part of its path."""
+        return PurePath(_name_of(self.experiment.get("data"))).name
 
     @cached_property
     def evaluated(self) -> Sequence[Mapping[str, Any]]:
-        """The records of the rounds at whose end the global model was tested."""
+        """The records of the rounds after which the global model was tested."""
         return [record for record in self.records if record.get("class_accuracy") is not None]
 
     @cached_property
-    def rounds(self) -> Numbers:
+    def rounds(self) -> FloatArray:
         """The evaluated rounds' numbers [T]."""
         return np.array([record["round"] for record in self.evaluated], dtype=np.float64)
 
     @cached_property
-    def class_accuracy(self) -> Numbers:
+    def class_accuracy(self) -> FloatArray:
         """The global model's accuracy per class [T, C], NaN for a class without test samples."""
         return matrix([record["class_accuracy"] for record in self.evaluated])
 
@@ -83,7 +103,7 @@ class StoredRun:
         return array[None] if array.ndim == 2 else array
 
     def counts_of(self, record: Mapping[str, Any]) -> NDArray[np.int64] | None:
-        """What each participant of a record's round held then [K, C], or None where it is not known."""
+        """Samples per participant and class in a record's round [K, C], or None where they are unknown."""
         if self.label_counts is None or "participants" not in record:
             return None
         stage = min(int(record.get("stage") or 0), len(self.label_counts) - 1)
@@ -93,34 +113,43 @@ class StoredRun:
         counts: NDArray[np.int64] = self.label_counts[stage, clients]
         return counts
 
-    def curve(self, key: str) -> tuple[Numbers, Numbers]:
-        """Rounds and values of a recorded number (of a list, its mean); dots lead inside (``probe.x``)."""
+    def curve(self, key: str) -> Curve:
+        """Rounds and values of a recorded number, of a list its mean; ``probe.x`` is x inside of probe."""
         if key not in self._curves:
-            pairs = ((record["round"], _number(_inside(record, key))) for record in self.records)
+            pairs = ((record["round"], _number(_nested(record, key))) for record in self.records)
             self._curves[key] = columns((x, y) for x, y in pairs if y is not None)
         return self._curves[key]
 
     @cached_property
-    def _curves(self) -> dict[str, tuple[Numbers, Numbers]]:
-        """Curves asked for before: a table and several figures want the same ones."""
+    def _curves(self) -> dict[str, Curve]:
+        """Curves by key: the table and several figures use the same ones."""
         return {}
 
-    def lists(self, key: str) -> list[tuple[float, Numbers]]:
+    def last(self, key: str) -> float:
+        """The last value of a curve, NaN where nothing was recorded."""
+        return self.mean_of_last(key, 1)
+
+    def mean_of_last(self, key: str, count: int = 10) -> float:
+        """The mean of the last values of a curve, NaN where nothing was recorded."""
+        values = self.curve(key)[1]
+        return float(values[-count:].mean()) if values.size else np.nan
+
+    def lists(self, key: str) -> list[tuple[float, FloatArray]]:
         """(round, values [K]) for every round that recorded a list under ``key``."""
-        found = ((record["round"], _inside(record, key)) for record in self.records)
+        found = ((record["round"], _nested(record, key)) for record in self.records)
         return [(float(x), vector(values)) for x, values in found if isinstance(values, list) and values]
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Every setting that makes this experiment, flattened: ``{"method.beta": 1.0, …}``."""
-        kept = {key: value for key, value in self.experiment.items() if key not in NOT_SETTINGS}
-        flat = {key: value for key, value in _flat(kept, "") if value is not None}
+        """The settings that distinguish experiments, flattened: ``{"method.beta": 1.0, …}``."""
+        kept = {key: value for key, value in self.experiment.items() if key not in UNGROUPED_SETTINGS}
+        flat = {key: value for key, value in _flattened(kept, "") if value is not None}
         return {key: value for key, value in flat.items() if not key.endswith((".seed", ".hash"))}
 
 
 @dataclass(frozen=True, eq=False)
 class RunGroup:
-    """Runs that differ in nothing but their seed: one curve with a band, one row of a table."""
+    """Runs that differ only in their seed: one curve with a band, one row of a table."""
 
     label: str
     runs: Sequence[StoredRun]
@@ -128,41 +157,35 @@ class RunGroup:
 
 
 def load_run(path: Path) -> StoredRun:
-    """Read a run directory; a run that recorded nothing yet is an error that says so."""
+    """Read a run directory; a run without a finished round is an error."""
     directory = RunDirectory.open(path)
-    run = StoredRun(
-        name=path.resolve().name,
-        experiment=directory.experiment,
-        records=directory.records(),
-        federation=read_json(path / "federation.json"),
-        probe=read_json(path / "probe.json"),
-    )
+    run = StoredRun.of_directory(path, path.resolve().name, directory.experiment, directory.records())
     if not run.records:
         raise HoldfastError(f"{path} has no finished round yet; wait for its first round, or leave it out")
     return run
 
 
 def load_runs(paths: Sequence[Path]) -> list[StoredRun]:
-    """Read run directories, and directories of runs for all in them; naming none is an error."""
+    """Read run directories, and all runs below other directories; an empty list is an error."""
     if not paths:
         raise HoldfastError("no run given; name at least one run directory, for example runs/fedavg")
     found = {place.resolve(): run for path in paths for place, run in _runs_at(Path(path))}
-    above = commonpath([place.parent for place in found])
-    # A comparison's runs are all called seed-0, seed-1, …: what lies above them tells them apart.
-    return [replace(run, name=place.relative_to(above).as_posix()) for place, run in found.items()]
+    common = commonpath([place.parent for place in found])
+    # The runs of a comparison are all called seed-0, seed-1, …: the parent directories tell them apart.
+    return [replace(run, name=place.relative_to(common).as_posix()) for place, run in found.items()]
 
 
 def _runs_at(path: Path) -> list[tuple[Path, StoredRun]]:
-    """The run in a directory, or those below it with something to show; a damaged one is left out of several."""
+    """The run in a directory, or those below it that have a round; damaged ones among several are left out."""
     if any((path / name).exists() for name in (EXPERIMENT, METRICS)):
         return [(path, load_run(path))]
     loaded, damaged = [], []
-    for found in sorted(list_runs(path), key=lambda summary: summary.path):
-        if found.rounds or found.state == "corrupt":
+    for summary in sorted(list_runs(path), key=lambda summary: summary.path):
+        if summary.rounds or summary.state == "corrupt":
             try:
-                loaded.append((found.path, load_run(found.path)))
+                loaded.append((summary.path, load_run(summary.path)))
             except HoldfastError as error:
-                damaged.append(f"{found.path} is left out: {error}")
+                damaged.append(f"{summary.path} is left out: {error}")
     if not loaded:
         raise HoldfastError(damaged[0] if damaged else f"{path} holds no run with a finished round")
     for sentence in damaged:
@@ -186,7 +209,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def group_runs(runs: Sequence[StoredRun]) -> list[RunGroup]:
-    """Runs of one experiment together, in the order given, labelled by method and whatever else differs."""
+    """Group the runs of one experiment, in the order given, labelled by method and other differences."""
     members: dict[str, list[StoredRun]] = {}
     for run in runs:
         members.setdefault(json.dumps(run.settings, sort_keys=True, default=str), []).append(run)
@@ -198,14 +221,15 @@ def group_runs(runs: Sequence[StoredRun]) -> list[RunGroup]:
     ]
 
 
-def _labels(firsts: Sequence[StoredRun]) -> list[str]:
-    """The methods' names, with what else differs between runs of one method, and what is learnt where that differs."""
-    task = [key for key in _differing(firsts) if key.startswith(TASK)]
+def _labels(runs: Sequence[StoredRun]) -> list[str]:
+    """The methods' names, with the settings in which runs of one method differ and those of different data."""
+    data_settings = [key for key in _differing(runs) if key.startswith(COMPARABILITY_SETTINGS)]
     labels = []
-    for run in firsts:
-        keys = {*task, *_differing([other for other in firsts if other.method == run.method])}
-        told = ", ".join(f"{_short(key)}={run.settings.get(key)}" for key in sorted(keys)[:MOST_TOLD])
-        labels.append(f"{run.method} ({told})" if told else run.method)
+    for run in runs:
+        keys = {*data_settings, *_differing([other for other in runs if other.method == run.method])}
+        shown = sorted(keys)[:MAX_LABEL_SETTINGS]
+        settings = ", ".join(f"{_short(key)}={run.settings.get(key)}" for key in shown)
+        labels.append(f"{run.method} ({settings})" if settings else run.method)
     return labels
 
 
@@ -215,28 +239,30 @@ def _differing(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _short(key: str) -> str:
+    """The last part of a flattened key; of ``data.name``, the part before."""
     head, _, last = key.rpartition(".")
     return head.rpartition(".")[2] if last == "name" and head else last
 
 
-def _named(part: Any) -> str:
+def _name_of(part: Any) -> str:
+    """The name of a stored method or data set: a text, a mapping with a name or with parts, a list of parts."""
     if isinstance(part, Mapping):
         parts = part.get("parts")
-        return _named(part["name"]) if "name" in part else _named(parts) if parts else "unnamed"
+        return _name_of(part["name"]) if "name" in part else _name_of(parts) if parts else "unnamed"
     if isinstance(part, list):
-        return "+".join(_named(one) for one in part)
+        return "+".join(_name_of(one) for one in part)
     return "unnamed" if part is None else str(part)
 
 
-def _flat(value: Any, prefix: str) -> Iterable[tuple[str, Any]]:
+def _flattened(value: Any, prefix: str) -> Iterable[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+            yield from _flattened(inner, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, value
 
 
-def _inside(record: Mapping[str, Any], key: str) -> Any:
+def _nested(record: Mapping[str, Any], key: str) -> Any:
     value: Any = record
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -245,22 +271,27 @@ def _inside(record: Mapping[str, Any], key: str) -> Any:
 
 def _number(value: Any) -> float | None:
     if isinstance(value, list):
-        known = [one for one in value if one is not None]
-        return sum(known) / len(known) if known else None
+        return mean_of_numbers(value)
     return None if value is None else float(value)
 
 
-def vector(values: Sequence[float | None]) -> Numbers:
+def mean_of_numbers(values: Sequence[Any]) -> float | None:
+    """The mean of the numbers in a recorded list, without its nulls; None where there is no number."""
+    known = [value for value in values if isinstance(value, int | float)]
+    return sum(known) / len(known) if known else None
+
+
+def vector(values: Sequence[float | None]) -> FloatArray:
     """A recorded list as an array, null as NaN."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def matrix(rows: Sequence[Sequence[float | None]]) -> Numbers:
+def matrix(rows: Sequence[Sequence[float | None]]) -> FloatArray:
     """Recorded lists of one length as an array [rows, columns], null as NaN."""
     return np.array([vector(row) for row in rows]) if rows else np.zeros((0, 0))
 
 
-def columns(pairs: Iterable[tuple[float, float]]) -> tuple[Numbers, Numbers]:
+def columns(pairs: Iterable[tuple[float, float]]) -> Curve:
     """Pairs as two arrays."""
     table = np.array(list(pairs), dtype=np.float64).reshape(-1, 2)
     return table[:, 0], table[:, 1]

@@ -1,4 +1,4 @@
-"""The report: one page that holds its numbers, its scripts and its style, and asks for nothing else."""
+"""The report: one HTML page that contains its data, scripts and styles, and loads nothing else."""
 
 import json
 from base64 import b64encode
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 STYLES = ("uplot.min.css", "page.css")
 SCRIPTS = ("uplot.min.js", "base.js", "curves.js", "bars.js", "cells.js", "figure.js", "page.js")
-MOST_INCIDENTS = 500
+MAX_INCIDENTS = 500
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Write one self-contained HTML page about these run directories to ``out`` and return its path."""
+    """Write one self-contained HTML page about run directories to ``out`` and return its path."""
     loaded = load_runs(runs)
     page = report_html(loaded)
     out = Path(out)
@@ -46,7 +46,7 @@ def report_html(runs: Sequence[StoredRun]) -> str:
         title=_title(groups),
         subtitle=_subtitle(runs, groups),
         policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:",
-        # Our own files, and JSON in which no tag can begin: nothing here needs escaping.
+        # The package's own files, and JSON in which no tag can begin: nothing here needs escaping.
         style=Markup(style),  # noqa: S704
         script=Markup(script),  # noqa: S704
         model=Markup(_json(page_model(runs, groups))),  # noqa: S704
@@ -58,7 +58,7 @@ def page_model(
     groups: Sequence[RunGroup] | None = None,
     only: Collection[str] = tuple(FIGURES),
 ) -> dict[str, Any]:
-    """What the page's scripts draw: the leaderboard, the figures named in ``only``, incidents and runs."""
+    """The data of the page's scripts: the leaderboard, the figures named in ``only``, incidents and runs."""
     groups = group_runs(runs) if groups is None else groups
     figures, missing = [], []
     for name in FIGURES:
@@ -79,14 +79,13 @@ def page_model(
 
 
 def template(name: str) -> "Template":
-    """A page's frame; what is put into it is escaped unless it says that it is markup."""
+    """The jinja2 template of a page; values are escaped unless they are ``Markup``."""
     from jinja2 import Environment
 
     return Environment(autoescape=True).from_string(_read("templates", name))
 
 
 def asset(name: str) -> str:
-    """The text of a file that pages are made of."""
     return _read("assets", name)
 
 
@@ -100,7 +99,7 @@ def _hash(text: str) -> str:
 
 def _json(model: dict[str, Any]) -> str:
     text = json.dumps(model, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")  # a class named </script> stays a name
+    return text.replace("<", "\\u003c")  # a class may be named </script>
 
 
 def _title(groups: Sequence[RunGroup]) -> str:
@@ -114,15 +113,15 @@ def _subtitle(runs: Sequence[StoredRun], groups: Sequence[RunGroup]) -> str:
     longest = max(int(run.records[-1]["round"]) for run in runs)
     seeds = max(len(group.runs) for group in groups)
     each = "one seed each" if seeds == 1 else f"up to {seeds} seeds each"
-    return f"{_many(len(runs), 'run')}, {each}, {_many(longest, 'round')}"
+    return f"{_plural(len(runs), 'run')}, {each}, {_plural(longest, 'round')}"
 
 
-def _many(number: int, noun: str) -> str:
+def _plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _incidents(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """What went wrong: how often each kind in all, and one row for each of the first ones."""
+    """The number of incidents of each kind, and one row for each of the first incidents."""
     found = [
         [
             run.name,
@@ -134,14 +133,14 @@ def _incidents(runs: Sequence[StoredRun]) -> dict[str, Any]:
         for incident in record.get("incidents") or []
     ]
     kinds = Counter(kind for *_, kind, _ in found).most_common()
-    left_out = len(found) - MOST_INCIDENTS
+    left_out = len(found) - MAX_INCIDENTS
     more = [["…", "", "", "", f"and {left_out} more"]] if left_out > 0 else []
     counts = ", ".join(f"{number} x {kind}" for kind, number in kinds)
-    return {"counts": counts, "rows": found[:MOST_INCIDENTS] + more}
+    return {"counts": counts, "rows": found[:MAX_INCIDENTS] + more}
 
 
 def _settings(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """One row per run of its name, seed and settings; what all of several runs share comes once."""
+    """One row per run of its name, seed and settings; settings that several runs share are listed once."""
     keys = list(dict.fromkeys(key for run in runs for key in run.settings))
     head = ["run", "seed", *keys]
     rows = [[run.name, str(run.seed), *(str(run.settings.get(key, "–")) for key in keys)] for run in runs]
@@ -154,5 +153,5 @@ def _settings(runs: Sequence[StoredRun]) -> dict[str, Any]:
     return {
         "head": [head[place] for place in differing],
         "rows": [[row[place] for place in differing] for row in rows],
-        "common": f"All of them: {common}." if common else "",
+        "common": f"The same in all: {common}." if common else "",
     }

@@ -1,8 +1,8 @@
-"""Colours that people with any colour vision can tell apart, on white and on black.
+"""Colours that can be distinguished with any colour vision, on a light and on a dark background.
 
-The series colours start from Okabe and Ito's set and are moved just far enough that any two stay apart (14
-or more in CIE Lab) under simulated protanopia, deuteranopia and tritanopia, and that each stands out from its
-page (contrast of 3 or more). After seven series the dash or the marker changes, not the colour.
+The series colours are those of Okabe and Ito, changed as little as needed for a distance of at least 14 in CIE
+Lab between any two under simulated protanopia, deuteranopia and tritanopia, and for a contrast of at least 3 with
+the background. After seven series the colours repeat with another dash or marker.
 """
 
 SERIES_LIGHT = ("#306dad", "#b94c20", "#239063", "#bd5391", "#bd7e0c", "#2796dc", "#646464")
@@ -15,7 +15,6 @@ RAMP_DARK = ("#1b232d", "#1f3f63", "#27649c", "#3f8fce", "#7fbdea", "#d7eefc")
 
 
 def for_page() -> dict[str, object]:
-    """The palette as the page's scripts read it."""
     return {
         "light": {"series": SERIES_LIGHT, "ramp": RAMP_LIGHT},
         "dark": {"series": SERIES_DARK, "ramp": RAMP_DARK},

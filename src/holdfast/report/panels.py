@@ -1,7 +1,7 @@
-"""What a figure is made of, said once and drawn twice: by the page (canvas) and for print (matplotlib).
+"""The panels of a figure, described once and drawn by two renderers: the page (canvas) and print (matplotlib).
 
-A figure holds panels; a panel holds numbers, names and axis labels, and nothing about pixels. Colours are
-indices into a palette (`holdfast.report.palette`), so that a method keeps its colour in every figure.
+A panel holds numbers, names and axis labels, and nothing about pixels. Colours are indices into a palette
+(`holdfast.report.palette`), so that a method has the same colour in every figure.
 """
 
 from base64 import b64encode
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
+from holdfast.metrics.arrays import BoolArray, FloatArray
 
-GRID_STEPS = 200  # a grid's cell is one byte on the page: half a percent is finer than a colour can show
-GRID_MISSING = 255
+CELL_STEPS = 200  # a heat map's cell is one byte on the page: half a percent is finer than its colours show
+CELL_MISSING = 255
 
 
 @dataclass(frozen=True)
@@ -23,21 +23,20 @@ class Line:
     """One curve: ``x`` and ``y`` are [n], ``low`` and ``high`` a band around ``y``; NaN leaves a gap."""
 
     name: str
-    x: Numbers
-    y: Numbers
+    x: FloatArray
+    y: FloatArray
     colour: int
-    low: Numbers | None = None
-    high: Numbers | None = None
+    low: FloatArray | None = None
+    high: FloatArray | None = None
     dashed: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The curve as the page reads it."""
-        # As exact as the curve: the page tells the spread as their difference.
-        band = {} if self.low is None else {"low": numbers(self.low, 6), "high": numbers(self.high, 6)}
+        # The band needs the curve's precision: the page shows the deviation as their difference.
+        band = {} if self.low is None else {"low": rounded(self.low, 6), "high": rounded(self.high, 6)}
         return {
             "name": self.name,
-            "x": numbers(self.x, 6),
-            "y": numbers(self.y, 6),
+            "x": rounded(self.x, 6),
+            "y": rounded(self.y, 6),
             "colour": self.colour,
             "dashed": self.dashed,
             **band,
@@ -46,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """Curves over a common axis; ``percent`` and ``x_percent`` say that y and x are shares."""
+    """Curves over a common axis; ``percent`` and ``x_percent`` mean that y and x are fractions, shown in %."""
 
     title: str
     x_label: str
@@ -57,7 +56,6 @@ class Lines:
     stepped: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The panel as the page reads it."""
         return {
             "kind": "lines",
             "title": self.title,
@@ -71,46 +69,44 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Cloud:
-    """Points of one name: ``x``, ``y`` are [n]; ``weight`` in [0, 1] is how opaque each point is drawn."""
+class PointSet:
+    """Points of one name: ``x`` and ``y`` are [n]; ``opacity`` [n] is in [0, 1]."""
 
     name: str
-    x: Numbers
-    y: Numbers
+    x: FloatArray
+    y: FloatArray
     colour: int
-    weight: Numbers | None = None
+    opacity: FloatArray | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The points as the page reads them."""
-        weight = {} if self.weight is None else {"weight": numbers(self.weight, 2)}
+        opacity = {} if self.opacity is None else {"opacity": rounded(self.opacity, 2)}
         return {
             "name": self.name,
-            "x": numbers(self.x),
-            "y": numbers(self.y),
+            "x": rounded(self.x),
+            "y": rounded(self.y),
             "colour": self.colour,
-            **weight,
+            **opacity,
         }
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Clouds of points; ``bare`` leaves out the axes' numbers where they mean nothing (t-SNE)."""
+    """Sets of points; ``hide_axes`` is for coordinates without a meaning of their own (t-SNE)."""
 
     title: str
     x_label: str
     y_label: str
-    clouds: Sequence[Cloud]
-    bare: bool = False
+    point_sets: Sequence[PointSet]
+    hide_axes: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The panel as the page reads it."""
         return {
             "kind": "scatter",
             "title": self.title,
             "x_label": self.x_label,
             "y_label": self.y_label,
-            "bare": self.bare,
-            "series": [cloud.to_json() for cloud in self.clouds],
+            "hide_axes": self.hide_axes,
+            "series": [points.to_json() for points in self.point_sets],
         }
 
 
@@ -119,15 +115,14 @@ class Bar:
     """One bar per category: ``values`` [n], with whiskers from ``low`` to ``high``."""
 
     name: str
-    values: Numbers
+    values: FloatArray
     colour: int
-    low: Numbers | None = None
-    high: Numbers | None = None
+    low: FloatArray | None = None
+    high: FloatArray | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The bars as the page reads them."""
-        whiskers = {} if self.low is None else {"low": numbers(self.low), "high": numbers(self.high)}
-        return {"name": self.name, "values": numbers(self.values), "colour": self.colour, **whiskers}
+        whiskers = {} if self.low is None else {"low": rounded(self.low), "high": rounded(self.high)}
+        return {"name": self.name, "values": rounded(self.values), "colour": self.colour, **whiskers}
 
 
 @dataclass(frozen=True)
@@ -141,7 +136,6 @@ class Bars:
     percent: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """The panel as the page reads it."""
         return {
             "kind": "bars",
             "title": self.title,
@@ -153,65 +147,67 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """A picture of a grid: ``values`` [rows, columns] in [0, 1], NaN unknown; ``marked`` cells get a dot."""
+class HeatmapStep:
+    """A heat map at one step of the slider.
+
+    ``values`` [rows, columns] are in [0, 1], or NaN where unknown; ``marked`` cells have a dot.
+    """
 
     name: str
     rows: Sequence[str]
-    values: Numbers
-    marked: NDArray[np.bool_] | None = None
+    values: FloatArray
+    marked: BoolArray | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The frame as the page reads it: cells as bytes, since a long run has hundreds of thousands."""
+        # Cells are sent as bytes, since a long run has hundreds of thousands of them.
         marked = {} if self.marked is None else {"marked": _base64(self.marked.astype(np.uint8))}
         return {
             "name": self.name,
             "rows": list(self.rows),
-            "cells": _base64(grid_bytes(self.values)),
+            "cells": _base64(cell_bytes(self.values)),
             **marked,
         }
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A heat map of shares, or, with several frames, one heat map for each step of a slider.
+class Heatmap:
+    """A heat map of fractions; with several steps, one heat map for each position of a slider.
 
-    ``framed`` rows (Flashback's first and last: the global model before and after) stand apart.
+    With ``global_rows``, the first and the last row are the global model before and after a round, and are
+    drawn apart from the clients' rows between them.
     """
 
     title: str
     x_label: str
     y_label: str
     columns: Sequence[str]
-    frames: Sequence[Frame]
-    framed: bool = False
+    steps: Sequence[HeatmapStep]
+    global_rows: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The panel as the page reads it."""
         return {
-            "kind": "grid",
+            "kind": "heatmap",
             "title": self.title,
             "x_label": self.x_label,
             "y_label": self.y_label,
             "columns": list(self.columns),
-            "framed": self.framed,
-            "frames": [frame.to_json() for frame in self.frames],
+            "global_rows": self.global_rows,
+            "steps": [step.to_json() for step in self.steps],
         }
 
 
 @dataclass(frozen=True)
 class Bubbles:
-    """Who holds what: ``counts`` [stages, clients, classes], a circle's area being the number of samples."""
+    """Circles with areas proportional to ``counts`` [stages, clients, classes], the numbers of samples."""
 
     title: str
     clients: Sequence[str]
     classes: Sequence[str]
     counts: NDArray[np.int64]
-    domains: Sequence[str] = field(default_factory=tuple)  # one name per client, or none
-    largest: int = 0  # samples of the largest circle on paper; 0 for the largest here
+    domains: Sequence[str] = field(default_factory=tuple)  # the name of each client's domain, or empty
+    largest: int = 0  # in print, the count of the largest circle; 0: the largest of this panel
 
     def to_json(self) -> dict[str, Any]:
-        """The panel as the page reads it."""
         return {
             "kind": "bubbles",
             "title": self.title,
@@ -220,19 +216,19 @@ class Bubbles:
             "columns": list(self.clients),
             "rows": list(self.classes),
             "domains": list(self.domains),
-            "frames": [
+            "steps": [
                 {"name": f"stage {stage}", "counts": counts.tolist()}
                 for stage, counts in enumerate(self.counts)
             ],
         }
 
 
-Panel = Lines | Scatter | Bars | Grid | Bubbles
+Panel = Lines | Scatter | Bars | Heatmap | Bubbles
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A named figure: panels, how to read it, which published figure it follows, what it shows in words."""
+    """A named figure: its panels, how to read them, the published figure it follows, a summary sentence."""
 
     name: str
     title: str
@@ -242,7 +238,6 @@ class Figure:
     summary: str
 
     def to_json(self) -> dict[str, Any]:
-        """The figure as the page reads it."""
         return {
             "name": self.name,
             "title": self.title,
@@ -253,18 +248,18 @@ class Figure:
         }
 
 
-def numbers(values: Numbers | None, digits: int = 4) -> list[float | None]:
-    """Numbers for JSON with few significant digits: a page is read by eye, and every byte is loaded."""
+def rounded(values: FloatArray | None, digits: int = 4) -> list[float | None]:
+    """Values for JSON, rounded to ``digits`` significant digits to keep the page small; NaN becomes None."""
     if values is None:
         return []
     return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
-def grid_bytes(values: Numbers) -> NDArray[np.uint8]:
-    """Shares in [0, 1] as bytes 0..200, unknown ones as 255."""
+def cell_bytes(values: FloatArray) -> NDArray[np.uint8]:
+    """Fractions in [0, 1] as bytes from 0 to 200, unknown ones as 255."""
     known = np.isfinite(values)
-    steps = np.rint(np.clip(np.where(known, values, 0.0), 0.0, 1.0) * GRID_STEPS)
-    return np.where(known, steps, GRID_MISSING).astype(np.uint8)
+    steps = np.rint(np.clip(np.where(known, values, 0.0), 0.0, 1.0) * CELL_STEPS)
+    return np.where(known, steps, CELL_MISSING).astype(np.uint8)
 
 
 def _base64(cells: NDArray[np.uint8]) -> str:
@@ -272,7 +267,7 @@ def _base64(cells: NDArray[np.uint8]) -> str:
 
 
 def thin(length: int, limit: int) -> NDArray[np.intp]:
-    """At most ``limit`` evenly spaced positions out of ``length``, the first and the last among them."""
+    """At most ``limit`` evenly spaced indices below ``length``, including the first and the last."""
     if length <= limit:
         return np.arange(length)
     return np.unique(np.rint(np.linspace(0, length - 1, limit)).astype(np.intp))

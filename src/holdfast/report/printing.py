@@ -1,4 +1,4 @@
-"""Figures for print: the same panels as on the page, drawn by matplotlib in the papers' layout."""
+"""Figures for print: the panels of the page, drawn by matplotlib in the layout of the papers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,22 +10,24 @@ import numpy as np
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
+from holdfast.metrics.arrays import FloatArray
 from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import build_figure
 from holdfast.report.loading import group_runs, load_runs
 from holdfast.report.palette import DASHES, MARKERS, RAMP_LIGHT, SERIES_LIGHT
-from holdfast.report.panels import Bars, Bubbles, Figure, Grid, Lines, Numbers, Panel, Scatter
+from holdfast.report.panels import Bars, Bubbles, Figure, Heatmap, Lines, Panel, Scatter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
 FORMATS = (".pdf", ".png", ".svg")
-MOST_ROWS = 40  # that are named: a taller panel would not fit a page
-HELD = "#d55e00"  # of the dots that mark what a client holds
+MAX_ROW_LABELS = 40  # a taller panel would not fit a page
+MARK_COLOUR = "#d55e00"  # of the dots on the classes that a client holds
 PANEL_INCHES = (3.4, 2.5)  # a column of a two-column paper is about 3.4 inches wide
-LETTERS = 15  # of a legend in an inch; its marks take as much as 4
-LINES = 7  # of a legend in an inch
+LEGEND_LETTERS = 15  # per inch
+LEGEND_MARK = 4  # letters: the width of a legend's marks
+LEGEND_LINES = 7  # per inch
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -38,14 +40,14 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 7,
     "lines.linewidth": 1.3,
-    "pdf.fonttype": 42,  # text stays text: journals refuse type 3 fonts
+    "pdf.fonttype": 42,  # text as text: journals reject type 3 fonts
     "svg.fonttype": "none",
-    "svg.hashsalt": "holdfast",  # the same runs give the same bytes
+    "svg.hashsalt": "holdfast",  # for reproducible files
 }
 
 
 def figure(name: str, runs: Sequence[Path], out: Path) -> Path:
-    """Draw the named figure (see ``FIGURES``) of run directories to a PDF, PNG or SVG file."""
+    """Draw a figure of run directories, by its name in ``FIGURES``, to a PDF, PNG or SVG file."""
     out = _checked(out)
     try:
         built = build_figure(name, group_runs(load_runs(runs)))
@@ -56,7 +58,7 @@ def figure(name: str, runs: Sequence[Path], out: Path) -> Path:
 
 
 def draw(built: Figure, out: Path) -> None:
-    """Draw a figure's panels side by side, up to three in a row; of slider frames, the last one."""
+    """Draw a figure's panels side by side, up to three in a row; of the steps of a slider, the last one."""
     import matplotlib
     from matplotlib.figure import Figure as Drawing
 
@@ -77,7 +79,7 @@ def draw(built: Figure, out: Path) -> None:
         for place in axes[len(panels) :]:
             place.set_axis_off()
         _legend(drawing, axes, panels)
-        # No dates in the file: the same runs give the same bytes.
+        # The file has no date: the same runs give the same bytes.
         dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(out.suffix.lower())
         drawn = BytesIO()
         drawing.savefig(drawn, format=out.suffix[1:].lower(), dpi=300, metadata=dates)
@@ -94,7 +96,7 @@ def _checked(out: Path) -> Path:
 
 
 def _by_stage(panel: Panel) -> list[Panel]:
-    """A slider's stages side by side, since paper has no slider."""
+    """The stages of a bubble plot as panels of their own, since print has no slider."""
     if not isinstance(panel, Bubbles) or len(panel.counts) == 1:
         return [panel]
     largest = int(panel.counts.max(initial=1))
@@ -115,10 +117,10 @@ def _across(panels: Sequence[Panel]) -> int:
 
 
 def _inches_high(panel: Panel) -> float:
-    if isinstance(panel, Grid):
-        return 0.9 + 0.16 * min(MOST_ROWS, len(panel.frames[-1].rows))
+    if isinstance(panel, Heatmap):
+        return 0.9 + 0.16 * min(MAX_ROW_LABELS, len(panel.steps[-1].rows))
     if isinstance(panel, Bubbles):
-        return 0.9 + 0.2 * min(MOST_ROWS, len(panel.classes))
+        return 0.9 + 0.2 * min(MAX_ROW_LABELS, len(panel.classes))
     return PANEL_INCHES[1]
 
 
@@ -153,7 +155,7 @@ def _lines(axes: "Axes", panel: Lines) -> None:
             )
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     axes.margins(x=0)
-    if all(np.all(line.x == np.round(line.x)) for line in panel.lines):  # there is no round 0.5
+    if all(np.all(line.x == np.round(line.x)) for line in panel.lines):  # round numbers
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     if panel.percent:
         _percent(axes.yaxis)
@@ -162,20 +164,20 @@ def _lines(axes: "Axes", panel: Lines) -> None:
 
 
 def _scatter(axes: "Axes", panel: Scatter) -> None:
-    for cloud in panel.clouds:
+    for points in panel.point_sets:
         axes.scatter(
-            cloud.x,
-            cloud.y,
+            points.x,
+            points.y,
             s=6,
-            color=_colour(cloud.colour),
-            marker=MARKERS[_variant(cloud.colour)],
-            alpha=0.85 if cloud.weight is None else cast(float, cloud.weight),  # one for each point
+            color=_colour(points.colour),
+            marker=MARKERS[_variant(points.colour)],
+            alpha=0.85 if points.opacity is None else cast(float, points.opacity),  # one for each point
             linewidths=0,
-            label=cloud.name,
+            label=points.name,
             rasterized=True,
         )
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
-    if panel.bare:
+    if panel.hide_axes:
         axes.set(xticks=[], yticks=[])
 
 
@@ -197,49 +199,47 @@ def _bars(axes: "Axes", panel: Bars) -> None:
         _percent(axes.yaxis)
 
 
-def _grid(axes: "Axes", panel: Grid) -> None:
+def _heatmap(axes: "Axes", panel: Heatmap) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
-    frame = panel.frames[-1]
+    step = panel.steps[-1]
     colours = LinearSegmentedColormap.from_list("holdfast", RAMP_LIGHT)
     image = axes.imshow(
-        _apart(frame.values, panel.framed),
+        _with_gaps(step.values) if panel.global_rows else step.values,
         vmin=0,
         vmax=1,
         cmap=colours,
         aspect="auto",
         interpolation="nearest",
     )
-    rows = np.arange(len(frame.rows)) + (np.arange(len(frame.rows)) > 0) * panel.framed
-    rows[-1] += panel.framed
-    if frame.marked is not None:
-        places, held = np.nonzero(frame.marked)
-        axes.scatter(held, rows[places], s=2, color=HELD, linewidths=0)
-    kept = _spaced(len(frame.rows), MOST_ROWS)
-    if panel.framed:  # the last row is always named, and has room
-        kept = [row for row in kept if row < len(frame.rows) - len(frame.rows) // MOST_ROWS - 1]
-        kept.append(len(frame.rows) - 1)
-    axes.set_yticks(rows[kept], [frame.rows[row] for row in kept])
-    columns = _spaced(len(panel.columns), 14 if panel.framed else 9)
-    turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if panel.framed else {}
-    axes.set_xticks(columns, [panel.columns[column] for column in columns], **turned)
+    count = len(step.rows)
+    y = np.arange(count) + (np.arange(count) > 0) * panel.global_rows
+    y[-1] += panel.global_rows
+    if step.marked is not None:
+        marked_rows, marked_columns = np.nonzero(step.marked)
+        axes.scatter(marked_columns, y[marked_rows], s=2, color=MARK_COLOUR, linewidths=0)
+    labelled = _spaced(count, MAX_ROW_LABELS)
+    if panel.global_rows:  # the last row always has a label, and the rows next to it none
+        labelled = [row for row in labelled if row < count - count // MAX_ROW_LABELS - 1] + [count - 1]
+    axes.set_yticks(y[labelled], [step.rows[row] for row in labelled])
+    columns = _spaced(len(panel.columns), 14 if panel.global_rows else 9)
+    rotated: dict[str, Any] = {"rotation": 45, "ha": "right"} if panel.global_rows else {}
+    axes.set_xticks(columns, [panel.columns[column] for column in columns], **rotated)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
-    if len(panel.frames) > 1:
-        axes.set_title(f"{panel.title}, {frame.name}")
+    if len(panel.steps) > 1:
+        axes.set_title(f"{panel.title}, {step.name}")
     axes.grid(visible=False)
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
     _percent(bar.ax.yaxis)
 
 
-def _spaced(count: int, most: int) -> list[int]:
-    """Evenly spaced places out of ``count``, at most ``most`` of them: names that would overlap say nothing."""
-    return list(range(0, count, max(1, -(-count // most))))
+def _spaced(count: int, limit: int) -> list[int]:
+    """Evenly spaced indices below ``count``, at most ``limit``, so that labels do not overlap."""
+    return list(range(0, count, max(1, -(-count // limit))))
 
 
-def _apart(values: Numbers, framed: bool) -> Numbers:
-    """The first and the last row set off from the others by an empty one."""
-    if not framed:
-        return values
+def _with_gaps(values: FloatArray) -> FloatArray:
+    """The values with an empty row after the first and before the last."""
     empty = np.full((1, values.shape[1]), np.nan)
     return np.vstack([values[:1], empty, values[1:-1], empty, values[-1:]])
 
@@ -256,9 +256,9 @@ def _bubbles(axes: "Axes", panel: Bubbles) -> None:
         axes.scatter([], [], s=20, color=_colour(number), label=name)
     every = max(1, len(panel.clients) // 25)
     axes.set_xticks(range(0, len(panel.clients), every), panel.clients[::every])
-    kept = _spaced(len(panel.classes), MOST_ROWS)
-    axes.set_yticks(kept, [panel.classes[row] for row in kept])
-    # All clients and classes, those without a circle too: the stages of a stream lie side by side.
+    labelled = _spaced(len(panel.classes), MAX_ROW_LABELS)
+    axes.set_yticks(labelled, [panel.classes[row] for row in labelled])
+    # The limits include clients and classes without samples, so that the stages of a stream have equal axes.
     axes.set(xlabel="client", xlim=(-0.6, len(panel.clients) - 0.4))
     axes.set(ylabel="class", ylim=(len(panel.classes) - 0.4, -0.6))
 
@@ -267,7 +267,7 @@ _PAINTERS: dict[type, Callable[["Axes", Any], None]] = {
     Lines: _lines,
     Scatter: _scatter,
     Bars: _bars,
-    Grid: _grid,
+    Heatmap: _heatmap,
     Bubbles: _bubbles,
 }
 
@@ -279,7 +279,7 @@ def _percent(axis: Any) -> None:
 
 
 def _legend(drawing: "Drawing", axes: Sequence["Axes"], panels: Sequence[Panel]) -> None:
-    """One legend under all panels where they show the same names, one in each panel otherwise."""
+    """One legend below all panels if they show the same names, else one below each panel."""
     named = [place.get_legend_handles_labels() for place in axes[: len(panels)]]
     sets = [tuple(labels) for _, labels in named if labels]
     if not sets:
@@ -305,12 +305,13 @@ def _legend(drawing: "Drawing", axes: Sequence["Axes"], panels: Sequence[Panel])
 
 
 def _fit_legend(drawing: "Drawing", labels: Sequence[str]) -> None:
-    """Make a drawing wide enough for the longest name below it, and higher where they take many lines."""
-    drawing.set_figwidth(max(drawing.get_figwidth(), (4 + max(map(len, labels))) / LETTERS))
+    """Widen a drawing to the longest label, and make it higher for many lines of labels."""
+    drawing.set_figwidth(max(drawing.get_figwidth(), (LEGEND_MARK + max(map(len, labels))) / LEGEND_LETTERS))
     lines = -(-len(labels) // _columns(labels, 4, drawing.get_figwidth()))
-    drawing.set_figheight(drawing.get_figheight() + max(0, lines - 3) / LINES)
+    drawing.set_figheight(drawing.get_figheight() + max(0, lines - 3) / LEGEND_LINES)
 
 
-def _columns(labels: Sequence[str], most: int, inches: float) -> int:
-    """In how many columns a legend fits such a width."""
-    return max(1, min(most, len(labels), int(inches * LETTERS) // (4 + max(map(len, labels)))))
+def _columns(labels: Sequence[str], limit: int, inches: float) -> int:
+    """The number of columns of a legend that is at most ``inches`` wide."""
+    widest = LEGEND_MARK + max(map(len, labels))
+    return max(1, min(limit, len(labels), int(inches * LEGEND_LETTERS) // widest))

@@ -1,4 +1,4 @@
-"""The leaderboard: what each method reaches, forgets and costs, over seeds; on the page and as text."""
+"""The leaderboard: accuracy, forgetting and cost of each method over seeds; for the page and as text."""
 
 import csv
 import io
@@ -11,10 +11,10 @@ import numpy as np
 
 from holdfast.core.errors import unknown
 from holdfast.metrics import backward_transfer_forgetting, paired_test, rounds_to_target
+from holdfast.metrics.arrays import FloatArray
+from holdfast.metrics.progress import TARGET_SHARE, default_target
+from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
 from holdfast.report.loading import RunGroup, StoredRun, group_runs, load_runs
-from holdfast.report.panels import Numbers
-
-TARGET_SHARE = 0.95  # of the highest accuracy of all methods: Flashback's target for counting rounds
 
 
 @dataclass(frozen=True)
@@ -24,81 +24,103 @@ class LeaderboardColumn:
     name: str
     help: str
     value: Callable[[StoredRun], float]
-    scale: float = 1.0  # what a value is multiplied with to be shown
-    digits: int = 2  # shown after the point
+    scale: float = 1.0  # factor from the value to the number shown
+    digits: int = 2  # decimals shown
     better: str = ""  # "high" or "low" where one is better than the other
 
 
 @dataclass(frozen=True)
+class BaselineTest:
+    """A group's final accuracy against the baseline's over the seeds they share."""
+
+    difference: float | None = None  # mean; None without a shared seed and for the baseline itself
+    p_value: float | None = None  # of a paired t-test; None also for a single shared seed
+
+
+@dataclass(frozen=True)
 class Leaderboard:
-    """Groups by columns: ``values`` [groups, columns] lists of one number per seed, NaN unknown."""
+    """Groups by columns: ``values`` [groups, columns] are arrays of one number per seed, NaN unknown."""
 
     groups: Sequence[RunGroup]
     columns: Sequence[LeaderboardColumn]
-    values: Sequence[Sequence[Numbers]]
-    p_values: Sequence[float | None]
+    values: Sequence[Sequence[FloatArray]]
+    tests: Sequence[BaselineTest]  # one per group
     note: str
 
-    def text(self, row: int, column: int, plus_minus: str = "±") -> str:
-        """A cell in words: the mean, and the sample deviation where seeds differ."""
-        values = self.values[row][column]
-        known = values[np.isfinite(values)] * self.columns[column].scale
-        if not known.size:
-            return "–"
-        of = "" if known.size == values.size else f" ({known.size} of {values.size} seeds)"
+    def text(self, row: int, column: int) -> str:
+        """A cell as text: the mean, and the sample standard deviation where seeds differ."""
+        values = self.values[row][column] * self.columns[column].scale
+        known = values[np.isfinite(values)]
+        mean, deviation = mean_and_deviation(known)
         digits = self.columns[column].digits
+        if not known.size:
+            return UNKNOWN
         if np.ptp(known) == 0:
-            return f"{known[0]:.{digits}f}{of}"
-        return f"{known.mean():.{max(1, digits)}f} {plus_minus} {known.std(ddof=1):.{max(1, digits)}f}{of}"
+            deviation = None
+        else:
+            digits = max(1, digits)
+        seeds = "" if known.size == values.size else f" ({known.size} of {values.size} seeds)"
+        return format_mean(mean, deviation, digits) + seeds
 
     def mean(self, row: int, column: int) -> float | None:
-        """A cell as a number to sort by: known only where it is known of every seed."""
+        """A cell as a number to sort by, None unless it is known for every seed."""
         values = self.values[row][column]
         return float(values.mean()) if values.size and np.isfinite(values).all() else None
 
     def best(self, column: int) -> list[int]:
-        """The rows that are best in a column, where it knows better from worse and they differ as they are shown."""
-        told = self.columns[column]
+        """The rows with the best mean as displayed; none where all are equal or no direction is better."""
+        shown = self.columns[column]
         means = {
-            row: round(value * told.scale, max(1, told.digits))
+            row: round(value * shown.scale, max(1, shown.digits))
             for row in range(len(self.groups))
             if (value := self.mean(row, column)) is not None
         }
-        if not told.better or len(set(means.values())) < 2:
+        if not shown.better or len(set(means.values())) < 2:
             return []
-        best = (max if told.better == "high" else min)(means.values())
+        best = (max if shown.better == "high" else min)(means.values())
         return [row for row, value in means.items() if value == best]
 
+    def test_columns(self) -> list[tuple[str, list[tuple[str, float | None]]]]:
+        """The columns of the tests, without those that are empty: the name, and (text, value) of each row."""
+        columns = [
+            ("difference (%)", 100, "+.2f", [test.difference for test in self.tests]),
+            ("p", 1, ".2g", [test.p_value for test in self.tests]),
+        ]
+        return [
+            (name, [(UNKNOWN if v is None else f"{v * scale:{form}}", v) for v in values])
+            for name, scale, form, values in columns
+            if any(v is not None for v in values)
+        ]
+
     def to_json(self) -> dict[str, Any]:
-        """The leaderboard as the page reads it."""
+        tests = self.test_columns()
         columns = [
             {"name": column.name, "help": column.help, "better": column.better} for column in self.columns
         ]
-        rows = [
-            {
-                "label": group.label,
-                "colour": group.colour,
-                "seeds": len(group.runs),
-                "p": None if self.p_values[row] is None else float(f"{self.p_values[row]:.2g}"),
-                "cells": [
-                    {"text": self.text(row, column), "value": self.mean(row, column)}
-                    for column in range(len(self.columns))
-                ],
-            }
-            for row, group in enumerate(self.groups)
-        ]
+        columns += [{"name": name, "help": "against the baseline", "better": ""} for name, _ in tests]
+        rows = []
+        for row, group in enumerate(self.groups):
+            cells = [(self.text(row, column), self.mean(row, column)) for column in range(len(self.columns))]
+            cells += [cells_of_column[row] for _, cells_of_column in tests]
+            rows.append(
+                {
+                    "label": group.label,
+                    "colour": group.colour,
+                    "seeds": len(group.runs),
+                    "cells": [{"text": text, "value": value} for text, value in cells],
+                }
+            )
         return {
             "columns": columns,
             "rows": rows,
-            "best": [self.best(c) for c in range(len(columns))],
+            "best": [*(self.best(column) for column in range(len(self.columns))), *([] for _ in tests)],
             "note": self.note,
         }
 
 
 def leaderboard(groups: Sequence[RunGroup]) -> Leaderboard:
-    """The leaderboard of these groups, best final accuracy first; columns nobody recorded are left out."""
-    highest = [np.mean([_highest(run) for run in group.runs]) for group in groups]
-    target = TARGET_SHARE * float(np.nanmax(highest)) if np.isfinite(highest).any() else np.nan
+    """The leaderboard of these groups, the best final accuracy first, without columns that nobody recorded."""
+    target = default_target([[_highest(run) for run in group.runs] for group in groups])
     columns = _columns(target)
     table = {
         group: [np.array([column.value(run) for run in group.runs]) for column in columns] for group in groups
@@ -106,19 +128,42 @@ def leaderboard(groups: Sequence[RunGroup]) -> Leaderboard:
     kept = [
         place for place in range(len(columns)) if any(np.isfinite(row[place]).any() for row in table.values())
     ]
-    order = sorted(groups, key=lambda group: -_mean_or(table[group][1], -np.inf))
+    order = sorted(groups, key=_mean_final, reverse=True)
+    baseline = baseline_of(groups)
     note = (
         f"Means ± sample deviations over seeds. Rounds to target count to {target:.1%}, which is "
-        f"{TARGET_SHARE:.0%} of the best method's highest accuracy. p compares final accuracy with the best "
-        "method's on the same seeds (paired t-test)."
+        f"{TARGET_SHARE:.0%} of the best method's highest accuracy."
     )
+    if len(groups) > 1:
+        note += (
+            f" Difference: final accuracy minus that of {baseline.label}, over shared seeds. "
+            f"p: paired t-test against {baseline.label} over shared seeds."
+        )
     return Leaderboard(
         order,
         [columns[place] for place in kept],
         [[table[group][place] for place in kept] for group in order],
-        _p_values(order),
+        [BaselineTest() if group is baseline else _test(group, baseline) for group in order],
         note,
     )
+
+
+def baseline_of(groups: Sequence[RunGroup]) -> RunGroup:
+    """The group that the others are tested against.
+
+    The first method of the comparison that the runs come from; else FedAvg; else the first group.
+    """
+    recorded = [group for group in groups if any(run.is_baseline for run in group.runs)]
+    fedavg = [group for group in groups if group.runs[0].method == "fedavg"]
+    return (*recorded, *fedavg, *groups)[0]
+
+
+def _test(group: RunGroup, baseline: RunGroup) -> BaselineTest:
+    final, reference = ({run.seed: _final(run) for run in each.runs} for each in (group, baseline))
+    shared = [seed for seed in final if seed in reference]
+    if not shared:
+        return BaselineTest()
+    return BaselineTest(*paired_test([final[seed] for seed in shared], [reference[seed] for seed in shared]))
 
 
 def table(runs: Sequence[Path], format: str = "markdown") -> str:
@@ -130,9 +175,9 @@ def table(runs: Sequence[Path], format: str = "markdown") -> str:
 
 def _columns(target: float) -> list[LeaderboardColumn]:
     def percent(
-        name: str, explained: str, value: Callable[[StoredRun], float], better: str = "high"
+        name: str, help: str, value: Callable[[StoredRun], float], better: str = "high"
     ) -> LeaderboardColumn:
-        return LeaderboardColumn(f"{name} (%)", explained, value, 100.0, 2, better)
+        return LeaderboardColumn(f"{name} (%)", help, value, 100.0, 2, better)
 
     return [
         LeaderboardColumn("rounds", "rounds trained", lambda run: float(run.records[-1]["round"]), digits=0),
@@ -147,40 +192,56 @@ def _columns(target: float) -> list[LeaderboardColumn]:
             better="low",
         ),
         percent(
-            "own models",
-            "mean accuracy of the clients' own models on their own classes",
-            _last("personal_accuracy"),
+            "personal accuracy",
+            "mean accuracy of the clients' own models on the classes they hold, last round",
+            lambda run: run.last("local_in"),
         ),
-        percent("A_loc", "clients' own models on all test classes, last ten epochs", _epochs("A_loc")),
-        percent("A_glo", "global model on all test classes, last ten epochs", _epochs("A_glo")),
-        percent("A_loc minority", "A_loc on the minority classes", _epochs("A_loc_t")),
-        percent("A_glo minority", "A_glo on the minority classes", _epochs("A_glo_t")),
+        percent("A_loc", "clients' own models on all test classes, last ten epochs", _stream("A_loc")),
+        percent("A_glo", "global model on all test classes, last ten epochs", _stream("A_glo")),
+        percent("A_loc minority", "A_loc on the minority classes", _stream("A_loc_t")),
+        percent("A_glo minority", "A_glo on the minority classes", _stream("A_glo_t")),
         percent(
             "task forgetting",
             "best earlier minus last accuracy on own tasks",
-            _epochs("average_forgetting"),
+            _stream("average_forgetting"),
             "low",
         ),
         percent(
-            "backward transfer", "change on own tasks since they were learned", _epochs("backward_transfer")
+            "backward transfer",
+            "change of accuracy on own tasks since they were learned",
+            _stream("backward_transfer"),
         ),
-        percent("forward transfer", "accuracy on own tasks before they come", _epochs("forward_transfer")),
-        percent("domain mean", "mean of the domains' accuracies, last round", _domain(np.mean)),
-        percent("worst domain", "lowest of the domains' accuracies, last round", _domain(np.min)),
+        percent(
+            "forward transfer", "gain of accuracy on own tasks before training", _stream("forward_transfer")
+        ),
+        percent("domain mean", "mean of the domains' accuracies, last round", _domains(np.mean)),
+        percent("worst domain", "lowest of the domains' accuracies, last round", _domains(np.min)),
         LeaderboardColumn(
             "seconds",
-            "seconds of all rounds, testing included",
-            _sum("seconds.total"),
+            "seconds of all rounds, including testing",
+            lambda run: _total(run, "seconds.total"),
             digits=1,
             better="low",
         ),
-        LeaderboardColumn("sent (MB)", "megabytes up and down in all rounds", _sent, 1e-6, 1, "low"),
+        LeaderboardColumn(
+            "sent (MB)",
+            "megabytes sent to and by clients in all rounds",
+            lambda run: _total(run, "bytes_up") + _total(run, "bytes_down"),
+            1e-6,
+            1,
+            "low",
+        ),
     ]
 
 
 def _final(run: StoredRun) -> float:
-    accuracy = run.curve("accuracy")[1]
-    return float(accuracy[-1]) if accuracy.size else np.nan
+    return run.last("accuracy")
+
+
+def _mean_final(group: RunGroup) -> float:
+    """Final accuracy over seeds to sort by: below every other where it is unknown for a seed."""
+    final = np.array([_final(run) for run in group.runs])
+    return float(final.mean()) if np.isfinite(final).all() else -np.inf
 
 
 def _highest(run: StoredRun) -> float:
@@ -195,77 +256,40 @@ def _forgetting(run: StoredRun) -> float:
 
 def _rounds_to(run: StoredRun, target: float) -> float:
     rounds, accuracy = run.curve("accuracy")
-    place = rounds_to_target(accuracy, target) if accuracy.size else None
-    return np.nan if place is None else float(rounds[place - 1])
+    reached = rounds_to_target(accuracy, target, rounds.astype(int).tolist())
+    return np.nan if reached is None else float(reached)
 
 
-def _last(key: str) -> Callable[[StoredRun], float]:
-    def value(run: StoredRun) -> float:
-        found = run.curve(key)[1]
-        return float(found[-1]) if found.size else np.nan
-
-    return value
+def _stream(key: str) -> Callable[[StoredRun], float]:
+    """The mean over the last ten epochs, as FedMLP reports its accuracies on streams."""
+    return lambda run: run.mean_of_last(f"stream.{key}")
 
 
-def _epochs(key: str) -> Callable[[StoredRun], float]:
-    """The mean of the last ten epochs' values, as FedMLP reports its stream accuracies."""
-
-    def value(run: StoredRun) -> float:
-        found = run.curve(f"stream.{key}")[1]
-        return float(found[-10:].mean()) if found.size else np.nan
-
-    return value
-
-
-def _domain(summarise: Callable[[list[float]], Any]) -> Callable[[StoredRun], float]:
+def _domains(reduce: Callable[[list[float]], Any]) -> Callable[[StoredRun], float]:
     def value(run: StoredRun) -> float:
         found = [record["domain_accuracy"] for record in run.records if record.get("domain_accuracy")]
-        return float(summarise(list(found[-1].values()))) if found else np.nan
+        return float(reduce(list(found[-1].values()))) if found else np.nan
 
     return value
 
 
-def _sum(key: str) -> Callable[[StoredRun], float]:
-    def value(run: StoredRun) -> float:
-        found = run.curve(key)[1]
-        return float(found.sum()) if found.size else np.nan
-
-    return value
-
-
-def _sent(run: StoredRun) -> float:
-    return _sum("bytes_up")(run) + _sum("bytes_down")(run)
-
-
-def _mean_or(values: Numbers, other: float) -> float:
-    return float(values.mean()) if values.size and np.isfinite(values).all() else other
-
-
-def _p_values(groups: Sequence[RunGroup]) -> list[float | None]:
-    """Of each group against the first on the seeds they share."""
-    finals = [{run.seed: _final(run) for run in group.runs} for group in groups]
-    p_values: list[float | None] = []
-    for place, own in enumerate(finals):
-        shared = [seed for seed in own if seed in finals[0]]
-        alone = place == 0 or len(shared) < 2
-        p_values.append(
-            None if alone else paired_test([own[s] for s in shared], [finals[0][s] for s in shared])[1]
-        )
-    return p_values
+def _total(run: StoredRun, key: str) -> float:
+    values = run.curve(key)[1]
+    return float(values.sum()) if values.size else np.nan
 
 
 def _markdown(board: Leaderboard) -> str:
-    header, rows = _cells(board, "±")
-    bold = [
+    header, rows = _cells(board)
+    body = [
         [f"**{_escape_markdown(cell)}**" if best else _escape_markdown(cell) for cell, best in row]
         for row in rows
     ]
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *bold]
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{board.note}\n"
 
 
 def _latex(board: Leaderboard) -> str:
-    header, rows = _cells(board, r"$\pm$")
+    header, rows = _cells(board)
     body = [
         [rf"\textbf{{{_escape_latex(cell)}}}" if best else _escape_latex(cell) for cell, best in row]
         for row in rows
@@ -283,36 +307,34 @@ def _latex(board: Leaderboard) -> str:
 
 
 def _csv(board: Leaderboard) -> str:
-    """Plain numbers, mean and deviation apart, for a spreadsheet or a script."""
+    """Plain numbers, with mean and deviation in columns of their own, for a spreadsheet or a script."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = [name for column in board.columns for name in (column.name, f"{column.name} deviation")]
-    writer.writerow(["method", "seeds", *names, "p"])
-    for row, group in enumerate(board.groups):
+    writer.writerow(["method", "seeds", *names, "difference (%)", "p"])
+    for group, row, test in zip(board.groups, board.values, board.tests, strict=True):
         numbers: list[float | None] = []
-        for column, unscaled in zip(board.columns, board.values[row], strict=True):
-            values = unscaled * column.scale
-            known = values.size and np.isfinite(values).all()
-            numbers += [float(values.mean()) if known else None]
-            numbers += [float(values.std(ddof=1)) if known and len(values) > 1 else None]
-        writer.writerow([group.label, len(group.runs), *numbers, board.p_values[row]])
+        for column, values in zip(board.columns, row, strict=True):
+            complete = np.isfinite(values).all()
+            numbers += mean_and_deviation(values * column.scale) if complete else (None, None)
+        difference = None if test.difference is None else 100 * test.difference
+        writer.writerow([group.label, len(group.runs), *numbers, difference, test.p_value])
     return out.getvalue()
 
 
 FORMATS: dict[str, Callable[[Leaderboard], str]] = {"markdown": _markdown, "latex": _latex, "csv": _csv}
 
 
-def _cells(board: Leaderboard, plus_minus: str) -> tuple[list[str], list[list[tuple[str, bool]]]]:
+def _cells(board: Leaderboard) -> tuple[list[str], list[list[tuple[str, bool]]]]:
     """Header and rows of (text, whether it is the best of its column)."""
-    several = any(p is not None for p in board.p_values)
-    header = ["method", "seeds", *(column.name for column in board.columns), *(["p"] if several else [])]
+    tests = board.test_columns()
+    header = ["method", "seeds", *(column.name for column in board.columns), *(name for name, _ in tests)]
     best = [board.best(column) for column in range(len(board.columns))]
     rows = []
     for row, group in enumerate(board.groups):
-        p = board.p_values[row]
         cells = [(group.label, False), (str(len(group.runs)), False)]
-        cells += [(board.text(row, c, plus_minus), row in best[c]) for c in range(len(board.columns))]
-        cells += [("–" if p is None else f"{p:.2g}", False)] if several else []
+        cells += [(board.text(row, c), row in best[c]) for c in range(len(board.columns))]
+        cells += [(column[row][0], False) for _, column in tests]
         rows.append(cells)
     return header, rows
 
@@ -324,6 +346,7 @@ def _escape_markdown(text: str) -> str:
 LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
     "–": "--",
+    "±": r"$\pm$",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
@@ -331,5 +354,4 @@ LATEX_ESCAPES = {
 
 
 def _escape_latex(text: str) -> str:
-    parts = text.split(r"$\pm$")
-    return r"$\pm$".join("".join(LATEX_ESCAPES.get(letter, letter) for letter in part) for part in parts)
+    return "".join(LATEX_ESCAPES.get(letter, letter) for letter in text)

@@ -1,7 +1,7 @@
-"""Trackers people already use, fed with what a run records; ``metrics.jsonl`` stays the truth.
+"""Experiment trackers: CSV, TensorBoard, Weights & Biases, MLflow.
 
-A tracker is started with the experiment, told every round's record, and finished. All of them keep their
-files below a directory of the user's; none needs an account or a network.
+A tracker receives the records that a run also writes to ``metrics.jsonl``. All of them write below a directory of
+the user's; none needs an account or a network.
 """
 
 import csv
@@ -14,19 +14,20 @@ from typing import Any, Protocol
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError, unknown
+from holdfast.report.loading import mean_of_numbers
 
 
 class Tracker(Protocol):
-    """What the training loop calls."""
+    """Receives a run's records during training."""
 
     def start(self, experiment: Mapping[str, Any]) -> None:
         """Called once, before the first round or on resuming."""
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Called with every round's record."""
+        """Called with the record of each round."""
 
     def finish(self) -> None:
-        """Called once, also when training was interrupted."""
+        """Called once, also when training is interrupted."""
 
 
 def tracker(name: str, directory: Path) -> Tracker:
@@ -42,34 +43,34 @@ def tracker(name: str, directory: Path) -> Tracker:
 
 
 def scalars(record: Mapping[str, Any], classes: Sequence[str] = ()) -> dict[str, float]:
-    """A record's numbers by name: lists of clients become their mean, classes and parts get a name each.
+    """The numbers of a record by name: the mean of a list over clients, one entry per class and nested key.
 
     ``{"accuracy": 0.5, "class_accuracy": [0.4, 0.6], "seconds": {"train": 2.0}}`` becomes
     ``{"accuracy": 0.5, "class_accuracy/cat": 0.4, "class_accuracy/dog": 0.6, "seconds/train": 2.0}``.
     """
-    named = dict(record)
+    nested = dict(record)
     for key in ("round", "participants", "samples", "incidents", "locals"):
-        named.pop(key, None)
-    per_class = named.pop("class_accuracy", None) or []
+        nested.pop(key, None)
+    per_class = nested.pop("class_accuracy", None) or []
     names = classes if len(classes) == len(per_class) else [str(number) for number in range(len(per_class))]
-    named["class_accuracy"] = dict(zip(names, per_class, strict=True))
-    return dict(_flat(named, ""))
+    nested["class_accuracy"] = dict(zip(names, per_class, strict=True))
+    return dict(_flattened(nested, ""))
 
 
-def _flat(value: Any, prefix: str) -> Iterator[tuple[str, float]]:
+def _flattened(value: Any, prefix: str) -> Iterator[tuple[str, float]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}/{key}" if prefix else str(key))
+            yield from _flattened(inner, f"{prefix}/{key}" if prefix else str(key))
     elif isinstance(value, list):
-        known = [one for one in value if isinstance(one, int | float)]
-        if known:
-            yield prefix, sum(known) / len(known)
+        mean = mean_of_numbers(value)
+        if mean is not None:
+            yield prefix, mean
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield prefix, float(value)
 
 
 class CsvTracker:
-    """``metrics.csv``: a row a round, a column a number; columns that appear later are added to all rows."""
+    """``metrics.csv``: one row per round, one column per number; later columns are added to all rows."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "metrics.csv"
@@ -78,7 +79,7 @@ class CsvTracker:
         self._columns: list[str] = ["round"]
 
     def start(self, experiment: Mapping[str, Any]) -> None:
-        """Continue the file of a resumed run, or begin one."""
+        """Read the file of a resumed run, if there is one."""
         self._classes = experiment.get("classes") or ()
         if self._path.exists():
             with open(self._path, newline="", encoding="utf-8") as file:
@@ -87,7 +88,7 @@ class CsvTracker:
                 self._columns = list(reader.fieldnames or self._columns)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Add the round's row; rounds that are trained again replace their rows."""
+        """Add a row; rows of rounds that are trained again are replaced."""
         row = {"round": record["round"], **scalars(record, self._classes)}
         kept = [old for old in self._rows if int(old["round"]) < record["round"]]
         new = [name for name in row if name not in self._columns]
@@ -103,14 +104,14 @@ class CsvTracker:
                 writer.writerows(self._rows if rewrite else [row])
 
     def finish(self) -> None:
-        """Nothing is left to do: every row is already in the file."""
+        """Do nothing: every row is already in the file."""
 
 
 class TensorBoardTracker:
-    """Event files in ``tensorboard/``; look at them with ``tensorboard --logdir``."""
+    """Event files in ``tensorboard/``, shown by ``tensorboard --logdir``."""
 
     def __init__(self, directory: Path) -> None:
-        import tensorboard  # noqa: F401 (torch's writer needs it, and its own error does not say so)
+        import tensorboard  # noqa: F401 (required by torch's writer, the error of which does not name it)
         from torch.utils.tensorboard import SummaryWriter
 
         self._make = SummaryWriter
@@ -119,11 +120,11 @@ class TensorBoardTracker:
         self._experiment: Mapping[str, Any] = {}
 
     def start(self, experiment: Mapping[str, Any]) -> None:
-        """Remember what is run; the file is opened with the first round, whose number it needs."""
+        """Keep the experiment; the file is opened with the first record, the round of which it needs."""
         self._experiment = experiment
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Write the round's numbers; on a resumed run, rounds that are trained again are purged."""
+        """Write a record; events of rounds that are trained again are purged."""
         if self._writer is None:
             self._writer = self._make(str(self._directory), purge_step=record["round"])
             self._writer.add_text(
@@ -134,13 +135,12 @@ class TensorBoardTracker:
         self._writer.flush()
 
     def finish(self) -> None:
-        """Close the file."""
         if self._writer is not None:
             self._writer.close()
 
 
 class WandbTracker:
-    """Weights & Biases in offline mode, in ``wandb/``; ``wandb sync`` uploads it if you want it to."""
+    """Weights & Biases in offline mode, in ``wandb/``; ``wandb sync`` uploads a run."""
 
     def __init__(self, directory: Path) -> None:
         import wandb
@@ -151,7 +151,7 @@ class WandbTracker:
         self._classes: Sequence[str] = ()
 
     def start(self, experiment: Mapping[str, Any]) -> None:
-        """Begin an offline run that carries the experiment as its configuration."""
+        """Begin an offline run with the experiment as its configuration."""
         self._classes = experiment.get("classes") or ()
         self._directory.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
@@ -163,17 +163,15 @@ class WandbTracker:
         )
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Write the round's numbers."""
         self._run.log(scalars(record, self._classes), step=record["round"])
 
     def finish(self) -> None:
-        """Close the run."""
         if self._run is not None:
             self._run.finish()
 
 
 class MlflowTracker:
-    """MLflow's file store in ``mlruns/``; look at it with ``mlflow ui``."""
+    """MLflow's file store in ``mlruns/``, shown by ``mlflow ui``."""
 
     def __init__(self, directory: Path) -> None:
         from mlflow.entities import Metric, Param
@@ -181,13 +179,13 @@ class MlflowTracker:
 
         self._metric, self._param = Metric, Param
         directory.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions want to be asked
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # required by newer versions
         self._client = MlflowClient((directory / "mlruns").resolve().as_uri())
         self._run = ""
         self._classes: Sequence[str] = ()
 
     def start(self, experiment: Mapping[str, Any]) -> None:
-        """Begin a run that carries the experiment's settings as parameters."""
+        """Begin a run with the experiment's settings as parameters."""
         self._classes = experiment.get("classes") or ()
         found = self._client.get_experiment_by_name("holdfast")
         place = found.experiment_id if found else self._client.create_experiment("holdfast")
@@ -196,8 +194,6 @@ class MlflowTracker:
         self._client.log_batch(self._run, params=settings)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Write the round's numbers."""
-
         now, step = int(time.time() * 1000), record["round"]
         found = scalars(record, self._classes)
         self._client.log_batch(
@@ -205,13 +201,12 @@ class MlflowTracker:
         )
 
     def finish(self) -> None:
-        """Close the run."""
         if self._run:
             self._client.set_terminated(self._run)
 
 
 def _plain(name: str) -> str:
-    """MLflow's names have letters, digits and ``_-./ `` only."""
+    """A valid name for MLflow: letters, digits and ``_-./ `` only."""
     return "".join(letter if letter.isalnum() or letter in "_-./ " else "_" for letter in name)
 
 

@@ -17,13 +17,12 @@ from holdfast.core.settings import MACHINE_SETTINGS
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.methods.registry import parse_method
+from holdfast.metrics.progress import TARGET_SHARE, default_target
 from holdfast.runs import RunDirectory
+from holdfast.runs.comparison import write_baseline
 from holdfast.training.experiment import Experiment
 
 PUBLIC = 0.025  # what every method gets when one of them learns from public data and none was given
-TARGET_SHARE = (
-    0.95  # of the best method's highest accuracy, its mean over seeds: the target of "rounds to target"
-)
 
 Records = list[dict[str, Any]]
 
@@ -90,9 +89,10 @@ def compare(
     variants = {name: replace(experiment, method=name) for name in methods}
     runs, paths = _run_all(variants, chosen, out, on_start, on_round)
     if target is None:
-        best = max(np.mean([max(_accuracy(r)) for r in of_method.values()]) for of_method in runs.values())
-        target = TARGET_SHARE * float(best)
+        target = default_target([[max(_accuracy(r)) for r in by_seed.values()] for by_seed in runs.values()])
         notes.append(f"target: {target:.1%} accuracy, {TARGET_SHARE:.0%} of the best method's highest")
+    if out is not None:
+        write_baseline(Path(out), _folder(methods[0]))
     rows: list[MethodSummary] = []
     for name in methods:
         rows.append(_row(name, runs[name], target, rows[0] if rows else None))
@@ -195,7 +195,7 @@ def _row(name: str, runs: dict[int, Records], target: float, first: MethodSummar
             for records in tested.values()
         ],
         rounds_to_target=[
-            next((r["round"] for r in records if r["accuracy"] >= target), None)
+            metrics.rounds_to_target([r["accuracy"] for r in records], target, [r["round"] for r in records])
             for records in tested.values()
         ],
         seconds=[sum(r["seconds"]["total"] for r in records) for records in runs.values()],

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset
     from holdfast.data.federation import Federation
     from holdfast.models.network import BatchNormPolicy
+    from holdfast.report.trackers import Tracker
     from holdfast.training.run import Run
-    from holdfast.training.train import SubmitWrite, Tracker
+    from holdfast.training.session import SubmitWrite
 
 MIXED_DIGITS = "mixed-digits"
 RUN_OPTIONS = ("classifier", "batchnorm", "engine", "device", "precision", "parallel_clients", "ray_address")
@@ -248,7 +249,7 @@ class Experiment(ExperimentSettings):
         from holdfast.engine.sequential import SequentialEngine
         from holdfast.methods.registry import method_from
         from holdfast.models.registry import ModelSpec
-        from holdfast.training.train import Training
+        from holdfast.training.session import Training
 
         method, model = (self._mapping(name) for name in ("method", "model"))
         settings = Settings(**{name: getattr(self, name) for name in SCHEDULE_SETTINGS})

@@ -68,8 +68,8 @@ class Run:
 
     def rounds_to(self, target: float) -> int | None:
         """The first round whose model reaches this accuracy."""
-        reached = (int(r["round"]) for r in self._tested if r["accuracy"] >= target)
-        return next(reached, None)
+        tested = self._tested
+        return metrics.rounds_to_target([r["accuracy"] for r in tested], target, [r["round"] for r in tested])
 
     @property
     def _tested(self) -> list[dict[str, Any]]:

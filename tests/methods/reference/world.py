@@ -35,8 +35,9 @@ from holdfast.data.preprocess import Preprocess
 from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.batching import plan_batches
 from holdfast.engine.clients import Broadcast, ClientResult, Job
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Method, Server
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2, 0, 1, 1, 1, 2, 0, 1, 3])
 PARTS = [np.arange(7), np.arange(7, 11), np.arange(11, 12)]

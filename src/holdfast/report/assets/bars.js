@@ -1,10 +1,10 @@
 /* Panels of bars, as SVG. */
 "use strict";
 {
-  const { PANEL_HEIGHT, svg, clamp, shown, colourOf, showTip, hideTip, announce } = Holdfast;
+  const { PANEL_HEIGHT, svg, clamp, formatNumber, colourOf, showTooltip, hideTooltip, announce } = Holdfast;
 
-  function niceTicks(low, high, about) {
-    const rough = (high - low || 1) / about,
+  function roundTicks(low, high, count) {
+    const rough = (high - low || 1) / count,
       power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map(m => m * power).find(s => s >= rough * 0.999);
     const ticks = [];
@@ -16,10 +16,10 @@
   class BarsPanel {
     constructor(host, panel, hidden) {
       Object.assign(this, { host, panel, hidden });
-      this.at = -1;
-      host.addEventListener("keydown", event => this.key(event));
-      host.addEventListener("mouseleave", hideTip);
-      host.addEventListener("blur", hideTip);
+      this.selected = -1;
+      host.addEventListener("keydown", event => this.onKey(event));
+      host.addEventListener("mouseleave", hideTooltip);
+      host.addEventListener("blur", hideTooltip);
     }
 
     update(panel) {
@@ -43,8 +43,8 @@
         .filter(v => v !== null);
       const low = Math.min(0, ...values),
         high = Math.max(0, ...values, low + 1e-9);
-      const ticks = niceTicks(low, high * 1.04, 6),
-        left = 30 + 7 * Math.max(3, ...ticks.map(t => this.tick(t).length)),
+      const ticks = roundTicks(low, high * 1.04, 6),
+        left = 30 + 7 * Math.max(3, ...ticks.map(t => this.tickText(t).length)),
         bottom = height - 44,
         top = 12;
       const y = value =>
@@ -60,7 +60,9 @@
             class: tick === 0 ? "zero" : "grid",
           }),
         );
-        drawing.append(svg("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, this.tick(tick)));
+        drawing.append(
+          svg("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, this.tickText(tick)),
+        );
       }
       drawing.append(
         svg(
@@ -74,21 +76,21 @@
           y_label,
         ),
       );
-      const slot = (width - left - 8) / categories.length,
-        each = Math.min(46, (slot * 0.8) / Math.max(1, series.length));
-      const every = Math.ceil((Math.max(...categories.map(c => c.length)) * 7.5) / slot);
+      const groupWidth = (width - left - 8) / categories.length,
+        barWidth = Math.min(46, (groupWidth * 0.8) / Math.max(1, series.length));
+      const every = Math.ceil((Math.max(...categories.map(c => c.length)) * 7.5) / groupWidth);
       categories.forEach((category, c) => {
-        const middle = left + slot * (c + 0.5);
+        const middle = left + groupWidth * (c + 0.5);
         if (c % every === 0)
           drawing.append(svg("text", { x: middle, y: bottom + 18, "text-anchor": "middle" }, category));
         series.forEach((bar, s) => {
           const value = bar.values[c];
           if (value === null) return;
-          const x = middle + (s - series.length / 2) * each;
+          const x = middle + (s - series.length / 2) * barWidth;
           drawing.append(
             svg("rect", {
               x,
-              width: Math.max(1, each * 0.9),
+              width: Math.max(1, barWidth * 0.9),
               y: Math.min(y(0), y(value)),
               height: Math.max(0.5, Math.abs(y(value) - y(0))),
               fill: colourOf(bar.colour),
@@ -96,7 +98,7 @@
             }),
           );
           if (bar.low && bar.low[c] !== null && bar.high[c] > bar.low[c]) {
-            const centre = x + each * 0.45;
+            const centre = x + barWidth * 0.45;
             drawing.append(
               svg("line", {
                 x1: centre,
@@ -109,50 +111,50 @@
           }
         });
         const hit = svg("rect", {
-          x: left + slot * c,
+          x: left + groupWidth * c,
           y: top,
-          width: slot,
+          width: groupWidth,
           height: bottom - top,
           class: "hit",
         });
         hit.addEventListener("mousemove", event =>
-          showTip(category, this.rows(c), event.clientX, event.clientY),
+          showTooltip(category, this.valuesAt(c), event.clientX, event.clientY),
         );
         drawing.append(hit);
       });
       this.host.replaceChildren(drawing);
     }
 
-    tick(value) {
-      return this.panel.percent ? `${+(100 * value).toFixed(1)} %` : shown(value);
+    tickText(value) {
+      return this.panel.percent ? `${+(100 * value).toFixed(1)} %` : formatNumber(value);
     }
 
-    rows(c) {
+    valuesAt(c) {
       return this.panel.series
         .filter(s => !this.hidden.has(s.name))
         .map(s => {
           const spread =
             s.low && s.low[c] !== null && s.high[c] > s.low[c]
-              ? ` (${shown(s.low[c], this.panel.percent)} to ${shown(s.high[c], this.panel.percent)})`
+              ? ` (${formatNumber(s.low[c], this.panel.percent)} to ${formatNumber(s.high[c], this.panel.percent)})`
               : "";
-          return [s.name, shown(s.values[c], this.panel.percent) + spread, colourOf(s.colour)];
+          return [s.name, formatNumber(s.values[c], this.panel.percent) + spread, colourOf(s.colour)];
         });
     }
 
-    key(event) {
+    onKey(event) {
       const last = this.panel.categories.length - 1;
-      const moves = { ArrowRight: this.at + 1, ArrowLeft: this.at - 1, Home: 0, End: last };
-      if (event.key === "Escape") return hideTip();
+      const moves = { ArrowRight: this.selected + 1, ArrowLeft: this.selected - 1, Home: 0, End: last };
+      if (event.key === "Escape") return hideTooltip();
       if (!(event.key in moves)) return;
-      this.at = clamp(moves[event.key], 0, last);
-      const box = this.host.querySelectorAll(".hit")[this.at].getBoundingClientRect();
-      showTip(
-        this.panel.categories[this.at],
-        this.rows(this.at),
+      this.selected = clamp(moves[event.key], 0, last);
+      const box = this.host.querySelectorAll(".hit")[this.selected].getBoundingClientRect();
+      showTooltip(
+        this.panel.categories[this.selected],
+        this.valuesAt(this.selected),
         box.left + box.width / 2,
         box.top + box.height / 2,
       );
-      announce(this.panel.categories[this.at], this.rows(this.at));
+      announce(this.panel.categories[this.selected], this.valuesAt(this.selected));
       event.preventDefault();
     }
 
@@ -161,7 +163,7 @@
         ["", ...this.panel.series.map(s => s.name)],
         ...this.panel.categories.map((category, c) => [
           category,
-          ...this.panel.series.map(s => shown(s.values[c], this.panel.percent)),
+          ...this.panel.series.map(s => formatNumber(s.values[c], this.panel.percent)),
         ]),
       ];
     }

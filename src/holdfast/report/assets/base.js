@@ -1,5 +1,5 @@
-/* What every drawing shares: making elements, writing numbers, colours, the tooltip.
-   Texts enter the page as text, never as markup. */
+/* Helpers of all scripts: elements, numbers, colours, the tooltip.
+   Texts are added to the page as text, never as markup. */
 "use strict";
 const Holdfast = {};
 {
@@ -25,7 +25,7 @@ const Holdfast = {};
 
   const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
-  function shown(value, percent) {
+  function formatNumber(value, percent) {
     if (value === null || value === undefined) return "–";
     if (percent) return `${(100 * value).toFixed(1)} %`;
     const size = Math.abs(value);
@@ -36,7 +36,7 @@ const Holdfast = {};
         : value.toExponential(2);
   }
 
-  function thinned(length, limit) {
+  function evenlySpaced(length, limit) {
     if (length <= limit) return [...Array(length).keys()];
     return [...new Set([...Array(limit).keys()].map(i => Math.round((i * (length - 1)) / (limit - 1))))];
   }
@@ -90,11 +90,11 @@ const Holdfast = {};
     context.fill();
   }
 
-  const tip = el("div", { class: "tip", hidden: "" });
-  const announcer = el("div", { class: "unseen", role: "status", "aria-live": "polite" });
+  const tooltip = el("div", { class: "tooltip", hidden: "" });
+  const announcer = el("div", { class: "visually-hidden", role: "status", "aria-live": "polite" });
 
-  function showTip(title, rows, left, top) {
-    tip.replaceChildren(
+  function showTooltip(title, rows, left, top) {
+    tooltip.replaceChildren(
       el("strong", {}, title),
       ...rows.map(([name, value, colour]) => {
         const swatch = el("i", {});
@@ -102,14 +102,14 @@ const Holdfast = {};
         return el("div", {}, swatch, el("span", {}, name), el("b", {}, value));
       }),
     );
-    tip.hidden = false;
-    const box = tip.getBoundingClientRect();
-    tip.style.left = `${left + 14 + box.width > innerWidth ? Math.max(4, left - box.width - 14) : left + 14}px`;
-    tip.style.top = `${clamp(top - box.height / 2, 4, innerHeight - box.height - 4)}px`;
+    tooltip.hidden = false;
+    const box = tooltip.getBoundingClientRect();
+    tooltip.style.left = `${left + 14 + box.width > innerWidth ? Math.max(4, left - box.width - 14) : left + 14}px`;
+    tooltip.style.top = `${clamp(top - box.height / 2, 4, innerHeight - box.height - 4)}px`;
   }
 
-  const hideTip = () => {
-    tip.hidden = true;
+  const hideTooltip = () => {
+    tooltip.hidden = true;
   };
   const announce = (title, rows) => {
     announcer.textContent = `${title}: ${rows.map(([name, value]) => `${name} ${value}`).join(", ")}`;
@@ -121,8 +121,8 @@ const Holdfast = {};
     el,
     svg,
     clamp,
-    shown,
-    thinned,
+    formatNumber,
+    evenlySpaced,
     isDark,
     css,
     colourOf,
@@ -131,10 +131,10 @@ const Holdfast = {};
     rgb,
     ramp,
     marker,
-    tip,
+    tooltip,
     announcer,
-    showTip,
-    hideTip,
+    showTooltip,
+    hideTooltip,
     announce,
     setPalette,
   });

@@ -1,11 +1,24 @@
-/* Panels of cells on a canvas: heat maps, and bubbles of who holds what. */
+/* Panels of cells on a canvas: heat maps, and bubbles of samples by client and class. */
 "use strict";
 {
-  const { FONT, el, svg, clamp, shown, thinned, css, colourOf, rgb, ramp, showTip, hideTip, announce } =
-    Holdfast;
+  const {
+    FONT,
+    el,
+    svg,
+    clamp,
+    formatNumber,
+    evenlySpaced,
+    css,
+    colourOf,
+    rgb,
+    ramp,
+    showTooltip,
+    hideTooltip,
+    announce,
+  } = Holdfast;
 
-  const GRID_STEPS = 200,
-    GRID_MISSING = 255; // as in holdfast.report.panels
+  const CELL_STEPS = 200,
+    CELL_MISSING = 255; // as in holdfast.report.panels
 
   function bytes(base64) {
     const text = atob(base64),
@@ -17,27 +30,27 @@
   class CellsPanel {
     constructor(host, panel) {
       Object.assign(this, { host, panel });
-      this.frame = 0;
+      this.step = 0;
       this.from = 0;
       this.to = panel.columns.length;
       this.canvas = el("canvas", { "aria-hidden": "true" });
       host.append(this.canvas);
       this.canvas.addEventListener("mousemove", event => this.hover(event));
       this.canvas.addEventListener("mouseleave", () => {
-        this.over = null;
-        hideTip();
+        this.hovered = null;
+        hideTooltip();
         if (!this.drag) this.paint();
       });
       this.canvas.addEventListener("mousedown", event => {
         const cell = this.cell(event);
         this.drag = cell && { from: cell.column, to: cell.column };
-        addEventListener("mouseup", () => this.drop(), { once: true }); // outside of the plot, too
+        addEventListener("mouseup", () => this.drop(), { once: true }); // also outside of the plot
       });
       this.canvas.addEventListener("dblclick", () => this.range(0, this.panel.columns.length));
-      host.addEventListener("keydown", event => this.key(event));
+      host.addEventListener("keydown", event => this.onKey(event));
       host.addEventListener("blur", () => {
-        this.over = null;
-        hideTip();
+        this.hovered = null;
+        hideTooltip();
         this.paint();
       });
     }
@@ -57,39 +70,42 @@
     resize() {
       if (this.width !== this.host.clientWidth) this.draw();
     }
-    choose(name) {
-      const at = this.panel.frames.findIndex(frame => frame.name === name);
-      if (at >= 0 && at !== this.frame) {
-        this.frame = at;
-        this.over = null;
+    showStep(name) {
+      const at = this.panel.steps.findIndex(step => step.name === name);
+      if (at >= 0 && at !== this.step) {
+        this.step = at;
+        this.hovered = null;
         this.draw();
       }
     }
     range(from, to) {
       this.from = from;
       this.to = to;
-      this.over = null;
+      this.hovered = null;
       this.draw();
     }
 
     draw() {
-      this.frame = Math.min(this.frame, this.panel.frames.length - 1);
+      this.step = Math.min(this.step, this.panel.steps.length - 1);
       this.width = Math.max(240, this.host.clientWidth);
       const context = (this.context = this.canvas.getContext("2d"));
       context.font = FONT;
       const rows = this.rowNames(),
         columns = this.panel.columns;
-      const longest = Math.max(...rows.map(name => context.measureText(this.short(name)).width));
+      const longest = Math.max(...rows.map(name => context.measureText(this.shortened(name)).width));
       this.left = Math.ceil(longest) + 36;
-      this.top = this.headroom();
-      this.high = clamp(Math.floor(300 / rows.length), this.least(), 26);
-      this.gap = this.panel.framed ? 7 : 0;
-      const widestLabel = Math.max(...columns.map(name => context.measureText(this.short(name)).width)) + 10;
-      this.wide = (this.width - this.left - 10) / (this.to - this.from);
-      this.slanted = this.panel.framed && widestLabel > this.wide;
-      this.every = this.slanted ? Math.ceil(14 / this.wide) : Math.max(1, Math.ceil(widestLabel / this.wide));
+      this.top = this.topMargin();
+      this.rowHeight = clamp(Math.floor(300 / rows.length), this.minRowHeight(), 26);
+      this.globalGap = this.panel.global_rows ? 7 : 0;
+      const widestLabel =
+        Math.max(...columns.map(name => context.measureText(this.shortened(name)).width)) + 10;
+      this.columnWidth = (this.width - this.left - 10) / (this.to - this.from);
+      this.slanted = this.panel.global_rows && widestLabel > this.columnWidth;
+      this.labelEvery = this.slanted
+        ? Math.ceil(14 / this.columnWidth)
+        : Math.max(1, Math.ceil(widestLabel / this.columnWidth));
       const bottom = this.slanted ? widestLabel * 0.75 + 34 : 40;
-      this.height = this.top + rows.length * this.high + 2 * this.gap + bottom;
+      this.height = this.top + rows.length * this.rowHeight + 2 * this.globalGap + bottom;
       this.canvas.width = Math.round(this.width * devicePixelRatio);
       this.canvas.height = Math.round(this.height * devicePixelRatio);
       this.canvas.style.width = `${this.width}px`;
@@ -97,18 +113,18 @@
       this.paint();
     }
 
-    short(name) {
+    shortened(name) {
       return name.length > 18 ? `${name.slice(0, 17)}…` : name;
     }
     x(column) {
-      return this.left + (column - this.from) * this.wide;
+      return this.left + (column - this.from) * this.columnWidth;
     }
     y(row) {
       return (
         this.top +
-        row * this.high +
-        (row > 0 ? this.gap : 0) +
-        (this.panel.framed && row === this.rowNames().length - 1 ? this.gap : 0)
+        row * this.rowHeight +
+        (row > 0 ? this.globalGap : 0) +
+        (this.panel.global_rows && row === this.rowNames().length - 1 ? this.globalGap : 0)
       );
     }
 
@@ -123,17 +139,17 @@
       context.fillStyle = css("--muted");
       context.textBaseline = "middle";
       context.textAlign = "right";
-      const each = Math.ceil(13 / this.high);
+      const each = Math.ceil(13 / this.rowHeight);
       rows.forEach((name, r) => {
-        if (r % each === 0 || (this.panel.framed && r === rows.length - 1))
-          if (!(this.panel.framed && each > 1 && r > rows.length - 1 - each && r < rows.length - 1))
-            context.fillText(this.short(name), this.left - 7, this.y(r) + this.high / 2);
+        if (r % each === 0 || (this.panel.global_rows && r === rows.length - 1))
+          if (!(this.panel.global_rows && each > 1 && r > rows.length - 1 - each && r < rows.length - 1))
+            context.fillText(this.shortened(name), this.left - 7, this.y(r) + this.rowHeight / 2);
       });
-      const below = this.y(rows.length - 1) + this.high + 6;
+      const below = this.y(rows.length - 1) + this.rowHeight + 6;
       for (let c = this.from; c < this.to; c++) {
-        if ((c - this.from) % this.every) continue;
+        if ((c - this.from) % this.labelEvery) continue;
         context.save();
-        context.translate(this.x(c) + this.wide / 2, below);
+        context.translate(this.x(c) + this.columnWidth / 2, below);
         if (this.slanted) {
           context.rotate(-Math.PI / 4);
           context.textAlign = "right";
@@ -142,29 +158,34 @@
           context.textAlign = "center";
           context.textBaseline = "top";
         }
-        context.fillText(this.short(columns[c]), 0, this.slanted ? 4 : 0);
+        context.fillText(this.shortened(columns[c]), 0, this.slanted ? 4 : 0);
         context.restore();
       }
       context.textAlign = "center";
       context.textBaseline = "bottom";
       context.fillText(this.panel.x_label, (this.left + this.width - 10) / 2, this.height - 4);
       context.save();
-      context.translate(12, this.top + (rows.length * this.high) / 2);
+      context.translate(12, this.top + (rows.length * this.rowHeight) / 2);
       context.rotate(-Math.PI / 2);
       context.textBaseline = "middle";
       context.fillText(this.panel.y_label, 0, 0);
       context.restore();
       context.strokeStyle = css("--text");
       context.lineWidth = 2;
-      if (this.over)
-        context.strokeRect(this.x(this.over.column), this.y(this.over.row), this.wide, this.high);
+      if (this.hovered)
+        context.strokeRect(
+          this.x(this.hovered.column),
+          this.y(this.hovered.row),
+          this.columnWidth,
+          this.rowHeight,
+        );
       if (this.drag && this.drag.from !== this.drag.to) {
         const [from, to] = [Math.min(this.drag.from, this.drag.to), Math.max(this.drag.from, this.drag.to)];
         context.strokeRect(
           this.x(from),
           this.top,
-          (to - from + 1) * this.wide,
-          this.y(rows.length - 1) + this.high - this.top,
+          (to - from + 1) * this.columnWidth,
+          this.y(rows.length - 1) + this.rowHeight - this.top,
         );
       }
     }
@@ -173,18 +194,18 @@
       const box = this.canvas.getBoundingClientRect(),
         x = event.clientX - box.left,
         y = event.clientY - box.top;
-      const column = this.from + Math.floor((x - this.left) / this.wide);
-      const row = this.rowNames().findIndex((_, r) => y >= this.y(r) && y < this.y(r) + this.high);
+      const column = this.from + Math.floor((x - this.left) / this.columnWidth);
+      const row = this.rowNames().findIndex((_, r) => y >= this.y(r) && y < this.y(r) + this.rowHeight);
       return row < 0 || column < this.from || column >= this.to ? null : { row, column };
     }
 
     hover(event) {
       const cell = this.cell(event);
       if (this.drag && cell) this.drag.to = cell.column;
-      this.over = cell;
+      this.hovered = cell;
       this.paint();
-      if (!cell) return hideTip();
-      showTip(...this.told(cell), event.clientX, event.clientY);
+      if (!cell) return hideTooltip();
+      showTooltip(...this.describe(cell), event.clientX, event.clientY);
     }
 
     drop() {
@@ -195,28 +216,28 @@
       if (to - from > 1) this.range(from, to);
     }
 
-    key(event) {
+    onKey(event) {
       const rows = this.rowNames().length,
-        at = this.over || { row: 0, column: this.from - 1 };
+        at = this.hovered || { row: 0, column: this.from - 1 };
       const moves = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
       const span = this.to - this.from,
         total = this.panel.columns.length;
       if (event.key in moves) {
         const [down, right] = moves[event.key];
-        this.over = {
+        this.hovered = {
           row: clamp(at.row + down, 0, rows - 1),
           column: clamp(at.column + right, this.from, this.to - 1),
         };
         this.paint();
         const box = this.canvas.getBoundingClientRect();
-        showTip(
-          ...this.told(this.over),
-          box.left + this.x(this.over.column) + this.wide,
-          box.top + this.y(this.over.row),
+        showTooltip(
+          ...this.describe(this.hovered),
+          box.left + this.x(this.hovered.column) + this.columnWidth,
+          box.top + this.y(this.hovered.row),
         );
-        announce(...this.told(this.over));
+        announce(...this.describe(this.hovered));
       } else if (event.key === "+" && span > 4) {
-        const middle = this.over ? this.over.column : this.from + span / 2;
+        const middle = this.hovered ? this.hovered.column : this.from + span / 2;
         const from = clamp(Math.round(middle - span / 4), 0, total - Math.ceil(span / 2));
         this.range(from, from + Math.ceil(span / 2));
       } else if (event.key === "-") {
@@ -224,45 +245,45 @@
         this.range(from, Math.min(total, from + 2 * span));
       } else if (event.key === "Escape" || event.key === "0") {
         this.range(0, total);
-        hideTip();
+        hideTooltip();
       } else return;
       event.preventDefault();
     }
   }
 
-  class GridPanel extends CellsPanel {
+  class HeatmapPanel extends CellsPanel {
     rowNames() {
-      return this.panel.frames[this.frame].rows;
+      return this.panel.steps[this.step].rows;
     }
-    headroom() {
+    topMargin() {
       return 8;
     }
-    least() {
+    minRowHeight() {
       return this.rowNames().length > 60 ? 5 : 9;
     }
 
     values() {
       if (!this.decoded) this.decoded = new Map();
-      if (!this.decoded.has(this.frame)) {
-        const frame = this.panel.frames[this.frame];
-        this.decoded.set(this.frame, {
-          cells: bytes(frame.cells),
-          marked: frame.marked && bytes(frame.marked),
+      if (!this.decoded.has(this.step)) {
+        const step = this.panel.steps[this.step];
+        this.decoded.set(this.step, {
+          cells: bytes(step.cells),
+          marked: step.marked && bytes(step.marked),
         });
       }
-      return this.decoded.get(this.frame);
+      return this.decoded.get(this.step);
     }
 
     share(row, column) {
       const value = this.values().cells[row * this.panel.columns.length + column];
-      return value === GRID_MISSING ? null : value / GRID_STEPS;
+      return value === CELL_MISSING ? null : value / CELL_STEPS;
     }
 
     cells(context, rows, columns) {
       const { marked } = this.values(),
-        line = this.wide > 6 ? 0.5 : 0,
+        line = this.columnWidth > 6 ? 0.5 : 0,
         [unknown, dot, ring] = ["--grid", "--dot", "--ring"].map(css),
-        radius = clamp(Math.min(this.high / 6, this.wide / 3), 0.8, 3);
+        radius = clamp(Math.min(this.rowHeight / 6, this.columnWidth / 3), 0.8, 3);
       for (let r = 0; r < rows.length; r++) {
         for (let c = this.from; c < this.to; c++) {
           const share = this.share(r, c);
@@ -270,14 +291,20 @@
           context.fillRect(
             this.x(c) + line,
             this.y(r) + line,
-            this.wide - 2 * line + (line ? 0 : 0.5),
-            this.high - (this.high > 6 ? 1 : 0),
+            this.columnWidth - 2 * line + (line ? 0 : 0.5),
+            this.rowHeight - (this.rowHeight > 6 ? 1 : 0),
           );
           if (marked && marked[r * columns.length + c]) {
             context.beginPath();
-            context.arc(this.x(c) + this.wide / 2, this.y(r) + this.high / 2, radius, 0, 2 * Math.PI);
+            context.arc(
+              this.x(c) + this.columnWidth / 2,
+              this.y(r) + this.rowHeight / 2,
+              radius,
+              0,
+              2 * Math.PI,
+            );
             if (radius >= 2) {
-              context.strokeStyle = ring; // or a dot would drown in a cell as light as itself
+              context.strokeStyle = ring; // the ring separates the dot from a cell of a similar colour
               context.lineWidth = 1.5;
               context.stroke();
             }
@@ -288,26 +315,29 @@
       }
     }
 
-    told({ row, column }) {
-      const framed = this.panel.framed,
+    describe({ row, column }) {
+      const globalRows = this.panel.global_rows,
         name = this.rowNames()[row],
         other = this.panel.columns[column];
       const { marked } = this.values(),
-        held = marked && marked[row * this.panel.columns.length + column];
+        isHeld = marked && marked[row * this.panel.columns.length + column];
       const rows = [
-        [framed ? `class ${other}` : `${this.panel.y_label} ${name}`, shown(this.share(row, column), true)],
+        [
+          globalRows ? `class ${other}` : `${this.panel.y_label} ${name}`,
+          formatNumber(this.share(row, column), true),
+        ],
       ];
-      if (framed && row > 0 && row < this.rowNames().length - 1)
-        rows.push(["held by the client", held ? "yes" : "no"]);
-      return [framed ? name : `${this.panel.x_label} ${other}`, rows];
+      if (globalRows && row > 0 && row < this.rowNames().length - 1)
+        rows.push(["held by the client", isHeld ? "yes" : "no"]);
+      return [globalRows ? name : `${this.panel.x_label} ${other}`, rows];
     }
 
     table() {
-      const kept = thinned(this.panel.columns.length, 30),
+      const kept = evenlySpaced(this.panel.columns.length, 30),
         rows = this.rowNames();
       return [
         [`${this.panel.y_label} \\ ${this.panel.x_label}`, ...kept.map(c => this.panel.columns[c])],
-        ...rows.map((name, r) => [name, ...kept.map(c => shown(this.share(r, c), true))]),
+        ...rows.map((name, r) => [name, ...kept.map(c => formatNumber(this.share(r, c), true))]),
       ];
     }
 
@@ -322,7 +352,7 @@
         "div",
         { class: "scale" },
         el("span", {}, "0 %", bar, "100 %"),
-        ...(this.panel.frames.some(f => f.marked) ? [el("span", {}, "dot: the client holds the class")] : []),
+        ...(this.panel.steps.some(f => f.marked) ? [el("span", {}, "dot: the client holds the class")] : []),
       );
     }
   }
@@ -331,29 +361,32 @@
     rowNames() {
       return this.panel.rows;
     }
-    headroom() {
+    topMargin() {
       return this.panel.domains.length ? 20 : 8;
     }
-    least() {
+    minRowHeight() {
       return this.panel.rows.length > 40 ? 6 : 18;
     }
     count(row, column) {
-      return this.panel.frames[this.frame].counts[column][row];
+      return this.panel.steps[this.step].counts[column][row];
     }
     update(panel) {
       this.largest = null;
       super.update(panel);
     }
-    /* Asked for by every circle: found once. */
-    most() {
+    /* Cached, since every circle uses it. */
+    maxCount() {
       this.largest ??= Math.max(
         1,
-        ...this.panel.frames.map(frame => Math.max(...frame.counts.map(row => Math.max(...row)))),
+        ...this.panel.steps.map(step => Math.max(...step.counts.map(row => Math.max(...row)))),
       );
       return this.largest;
     }
     radius(count) {
-      return Math.sqrt(count / this.most()) * Math.max(3.5, Math.min(this.high, this.wide * 1.6) / 2);
+      return (
+        Math.sqrt(count / this.maxCount()) *
+        Math.max(3.5, Math.min(this.rowHeight, this.columnWidth * 1.6) / 2)
+      );
     }
     domainNames() {
       return [...new Set(this.panel.domains)];
@@ -364,23 +397,23 @@
       context.lineWidth = 1;
       for (let r = 0; r < rows.length; r++) {
         context.beginPath();
-        context.moveTo(this.left, this.y(r) + this.high / 2);
-        context.lineTo(this.width - 10, this.y(r) + this.high / 2);
+        context.moveTo(this.left, this.y(r) + this.rowHeight / 2);
+        context.lineTo(this.width - 10, this.y(r) + this.rowHeight / 2);
         context.stroke();
       }
       const names = this.domainNames();
       for (let c = this.from; c < this.to; c++) {
         const domain = names.indexOf(this.panel.domains[c]);
         context.fillStyle = colourOf(Math.max(0, domain));
-        if (domain >= 0) context.fillRect(this.x(c) + 0.5, 4, this.wide - 1, 8);
+        if (domain >= 0) context.fillRect(this.x(c) + 0.5, 4, this.columnWidth - 1, 8);
         context.globalAlpha = 0.8;
         for (let r = 0; r < rows.length; r++) {
           const count = this.count(r, c);
           if (!count) continue;
           context.beginPath();
           context.arc(
-            this.x(c) + this.wide / 2,
-            this.y(r) + this.high / 2,
+            this.x(c) + this.columnWidth / 2,
+            this.y(r) + this.rowHeight / 2,
             Math.max(0.8, this.radius(count)),
             0,
             2 * Math.PI,
@@ -391,9 +424,9 @@
       }
     }
 
-    told({ row, column }) {
+    describe({ row, column }) {
       const domain = this.panel.domains[column];
-      const rows = [[`class ${this.panel.rows[row]}`, `${shown(this.count(row, column))} samples`]];
+      const rows = [[`class ${this.panel.rows[row]}`, `${formatNumber(this.count(row, column))} samples`]];
       if (domain) rows.push(["domain", domain]);
       return [`client ${this.panel.columns[column]}`, rows];
     }
@@ -403,14 +436,14 @@
         ["client", ...this.panel.rows],
         ...this.panel.columns.map((name, c) => [
           name,
-          ...this.panel.rows.map((_, r) => shown(this.count(r, c))),
+          ...this.panel.rows.map((_, r) => formatNumber(this.count(r, c))),
         ]),
       ];
     }
 
     scale() {
-      const most = this.most(),
-        sizes = [0.05, 0.3, 1].map(share => Math.max(1, +(most * share).toPrecision(1)));
+      const maxCount = this.maxCount(),
+        sizes = [0.05, 0.3, 1].map(share => Math.max(1, +(maxCount * share).toPrecision(1)));
       const entries = sizes.map(size => {
         const radius = Math.max(1, this.radius(size)),
           box = 2 * radius + 2;
@@ -422,7 +455,7 @@
             { width: box, height: box, "aria-hidden": "true" },
             svg("circle", { cx: box / 2, cy: box / 2, r: radius, fill: colourOf(0), opacity: 0.8 }),
           ),
-          ` ${shown(size)}`,
+          ` ${formatNumber(size)}`,
         );
       });
       const domains = this.domainNames().map((name, i) => {
@@ -434,5 +467,5 @@
     }
   }
 
-  Object.assign(Holdfast, { GridPanel, BubblesPanel });
+  Object.assign(Holdfast, { HeatmapPanel, BubblesPanel });
 }

@@ -5,23 +5,23 @@
     PANEL_HEIGHT,
     FONT,
     clamp,
-    shown,
-    thinned,
+    formatNumber,
+    evenlySpaced,
     css,
     colourOf,
     variantOf,
     dashOf,
     rgb,
     marker,
-    showTip,
-    hideTip,
+    showTooltip,
+    hideTooltip,
     announce,
   } = Holdfast;
 
-  function axis(label, values, bare) {
+  function axis(label, values, hideAxes) {
     const grid = { stroke: css("--grid"), width: 1 };
     return {
-      show: !bare,
+      show: !hideAxes,
       label: label || undefined,
       labelSize: 20,
       labelGap: 0,
@@ -47,7 +47,7 @@
     return ticks.map(value => `${(100 * value).toFixed(digits)} %`);
   }
 
-  /* Shares are padded but stay within 0 and 1; a flat curve gets room too, or uPlot would seek ticks for ever. */
+  /* Fractions are padded within 0 and 1; a flat curve is padded, too, since uPlot finds no ticks for an empty range. */
   function shareRange(plot, low, high) {
     if (low === null) return [0, 1];
     const room = 0.08 * (high - low) || 0.05;
@@ -58,12 +58,12 @@
     constructor(host, panel, hidden) {
       Object.assign(this, { host, panel, hidden });
       this.plot = null;
-      host.addEventListener("keydown", event => this.key(event));
-      host.addEventListener("mouseleave", hideTip);
-      host.addEventListener("blur", hideTip);
+      host.addEventListener("keydown", event => this.onKey(event));
+      host.addEventListener("mouseleave", hideTooltip);
+      host.addEventListener("blur", hideTooltip);
     }
 
-    /* uPlot listens to the window until it is told to go. */
+    /* Removes uPlot's listeners on the window. */
     close() {
       if (this.plot) this.plot.destroy();
     }
@@ -83,7 +83,7 @@
       this.close();
       this.prepare();
       const width = Math.max(240, this.host.clientWidth);
-      const { x_label, y_label, percent, x_percent, bare } = this.panel;
+      const { x_label, y_label, percent, x_percent, hide_axes } = this.panel;
       const options = {
         width,
         height: PANEL_HEIGHT,
@@ -92,11 +92,11 @@
         legend: { show: false },
         axes: [
           {
-            ...axis(x_label, x_percent ? percentTicks : null, bare),
-            ...(this.counted() ? { incrs: WHOLE } : {}),
+            ...axis(x_label, x_percent ? percentTicks : null, hide_axes),
+            ...(this.wholeNumbers() ? { incrs: WHOLE } : {}),
           },
           {
-            ...axis(y_label, percent ? percentTicks : null, bare),
+            ...axis(y_label, percent ? percentTicks : null, hide_axes),
             size: (u, values) => 16 + 7 * Math.max(2, ...(values || [""]).map(v => String(v).length)),
           },
         ],
@@ -116,8 +116,8 @@
       if (zoom) this.plot.setScale("x", zoom);
     }
 
-    /* Rounds and stages are counted: no tick stands between two of them. */
-    counted() {
+    /* Rounds and stages are whole numbers, and so are their ticks. */
+    wholeNumbers() {
       return this.panel.kind === "lines" && this.data[0].every(Number.isInteger);
     }
 
@@ -138,44 +138,44 @@
 
     hover(plot) {
       const { left, top, event } = plot.cursor;
-      if (left < 0 || !event) return hideTip();
-      const found = this.near(plot, left, top);
-      if (!found) return hideTip();
-      showTip(found.title, found.rows, event.clientX, event.clientY);
+      if (left < 0 || !event) return hideTooltip();
+      const found = this.valuesAt(plot, left, top);
+      if (!found) return hideTooltip();
+      showTooltip(found.title, found.rows, event.clientX, event.clientY);
     }
 
-    key(event) {
+    onKey(event) {
       const plot = this.plot,
         xs = plot.data[0];
       const last = xs.length - 1,
-        at = this.at ?? -1;
+        at = this.selected ?? -1;
       const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: last };
       if (event.key in moves) {
-        this.at = clamp(moves[event.key], 0, last);
-        const left = plot.valToPos(xs[this.at], "x"),
-          found = this.near(plot, left, null);
+        this.selected = clamp(moves[event.key], 0, last);
+        const left = plot.valToPos(xs[this.selected], "x"),
+          found = this.valuesAt(plot, left, null);
         if (left < 0 || left > plot.over.clientWidth) plot.setScale("x", { min: xs[0], max: xs[last] });
         plot.setCursor({ left, top: plot.over.clientHeight / 2 }, false);
         if (found) {
           const box = plot.over.getBoundingClientRect();
-          showTip(found.title, found.rows, box.left + left, box.top + box.height / 2);
+          showTooltip(found.title, found.rows, box.left + left, box.top + box.height / 2);
           announce(found.title, found.rows);
         }
       } else if (event.key === "+" || event.key === "-") {
         const { min, max } = plot.scales.x,
-          middle = this.at === undefined ? (min + max) / 2 : xs[this.at];
+          middle = this.selected === undefined ? (min + max) / 2 : xs[this.selected];
         const half = (max - min) * (event.key === "+" ? 0.25 : 1);
         plot.setScale("x", { min: Math.max(xs[0], middle - half), max: Math.min(xs[last], middle + half) });
       } else if (event.key === "Escape" || event.key === "0") {
         plot.setScale("x", { min: xs[0], max: xs[last] });
-        hideTip();
+        hideTooltip();
       } else return;
       event.preventDefault();
     }
   }
 
   class LinesPanel extends UPlotPanel {
-    /* uPlot wants one x for all series: undefined bridges another series' x, null is a gap of our own. */
+    /* uPlot takes one x for all series: undefined is connected across, null is a gap. */
     prepare() {
       const xs = [...new Set(this.panel.series.flatMap(series => series.x))].sort((a, b) => a - b);
       const place = new Map(xs.map((x, i) => [x, i]));
@@ -220,7 +220,7 @@
       return { series, bands, scales: { x, y } };
     }
 
-    near(plot, left) {
+    valuesAt(plot, left) {
       const x = plot.posToVal(left, "x"),
         xs = plot.data[0];
       const at = plot.valToIdx(x),
@@ -235,25 +235,27 @@
         if (best < 0) continue;
         const own = line.x[best],
           elsewhere = !this.panel.stepped && own !== xs[at];
-        if (elsewhere && (xs[at] < line.x[0] || xs[at] > line.x[line.x.length - 1])) continue; // not there
-        const name = elsewhere ? `${line.name} (${this.panel.x_label} ${shown(own)})` : line.name;
-        const spread = line.low ? ` ± ${shown(line.high[best] - line.y[best], this.panel.percent)}` : "";
-        rows.push([name, shown(line.y[best], this.panel.percent) + spread, colourOf(line.colour)]);
+        if (elsewhere && (xs[at] < line.x[0] || xs[at] > line.x[line.x.length - 1])) continue; // outside of the curve
+        const name = elsewhere ? `${line.name} (${this.panel.x_label} ${formatNumber(own)})` : line.name;
+        const spread = line.low
+          ? ` ± ${formatNumber(line.high[best] - line.y[best], this.panel.percent)}`
+          : "";
+        rows.push([name, formatNumber(line.y[best], this.panel.percent) + spread, colourOf(line.colour)]);
       }
       return rows.length
-        ? { title: `${this.panel.x_label} ${shown(xs[at], this.panel.x_percent)}`, rows }
+        ? { title: `${this.panel.x_label} ${formatNumber(xs[at], this.panel.x_percent)}`, rows }
         : null;
     }
 
     table() {
-      const kept = thinned(this.data[0].length, 40),
+      const kept = evenlySpaced(this.data[0].length, 40),
         names = this.panel.series.map(series => series.name);
       const columns = this.panel.series.map(series => new Map(series.x.map((x, i) => [x, series.y[i]])));
       return [
         [this.panel.x_label, ...names],
         ...kept.map(i => [
-          shown(this.data[0][i], this.panel.x_percent),
-          ...columns.map(column => shown(column.get(this.data[0][i]), this.panel.percent)),
+          formatNumber(this.data[0][i], this.panel.x_percent),
+          ...columns.map(column => formatNumber(column.get(this.data[0][i]), this.panel.percent)),
         ]),
       ];
     }
@@ -262,7 +264,7 @@
   class ScatterPanel extends UPlotPanel {
     prepare() {
       const points = this.panel.series.flatMap((series, s) =>
-        series.x.map((x, i) => [x, series.y[i], s, series.weight ? series.weight[i] : 0.85]),
+        series.x.map((x, i) => [x, series.y[i], s, series.opacity ? series.opacity[i] : 0.85]),
       );
       points.sort((a, b) => a[0] - b[0]);
       this.points = points;
@@ -279,10 +281,10 @@
       };
       const series = [
         {},
-        ...this.panel.series.map(cloud => ({
-          show: !this.hidden.has(cloud.name),
-          label: cloud.name,
-          stroke: colourOf(cloud.colour),
+        ...this.panel.series.map(points => ({
+          show: !this.hidden.has(points.name),
+          label: points.name,
+          stroke: colourOf(points.colour),
           paths,
           points: { show: false },
         })),
@@ -299,27 +301,27 @@
     dots(plot, s) {
       const context = plot.ctx,
         { left, top, width, height } = plot.bbox,
-        cloud = this.panel.series[s];
+        points = this.panel.series[s];
       context.save();
       context.beginPath();
       context.rect(left, top, width, height);
       context.clip();
-      context.fillStyle = colourOf(cloud.colour);
+      context.fillStyle = colourOf(points.colour);
       const size = 2.6 * devicePixelRatio,
-        variant = variantOf(cloud.colour);
-      for (const [x, y, own, weight] of this.points) {
+        variant = variantOf(points.colour);
+      for (const [x, y, own, opacity] of this.points) {
         if (own !== s) continue;
-        context.globalAlpha = weight;
+        context.globalAlpha = opacity;
         marker(context, variant, plot.valToPos(x, "x", true), plot.valToPos(y, "y", true), size);
       }
       context.restore();
     }
 
-    near(plot, left, top) {
+    valuesAt(plot, left, top) {
       let best = null,
         closest = 18 ** 2;
       const keyboard = top === null,
-        target = keyboard ? this.points[this.at] : null;
+        target = keyboard ? this.points[this.selected] : null;
       for (const point of keyboard ? [target] : this.points) {
         if (!point || this.hidden.has(this.panel.series[point[2]].name)) continue;
         const far = keyboard
@@ -332,17 +334,17 @@
       }
       if (!best) return null;
       const series = this.panel.series[best[2]];
-      const rows = this.panel.bare
+      const rows = this.panel.hide_axes
         ? []
         : [
-            [this.panel.x_label, shown(best[0])],
-            [this.panel.y_label, shown(best[1])],
+            [this.panel.x_label, formatNumber(best[0])],
+            [this.panel.y_label, formatNumber(best[1])],
           ];
       return { title: series.name, rows };
     }
 
     table() {
-      const mean = values => shown(values.reduce((a, b) => a + b, 0) / values.length);
+      const mean = values => formatNumber(values.reduce((a, b) => a + b, 0) / values.length);
       return [
         ["points of", "number", `mean ${this.panel.x_label || "x"}`, `mean ${this.panel.y_label || "y"}`],
         ...this.panel.series.map(s => [s.name, String(s.x.length), mean(s.x), mean(s.y)]),

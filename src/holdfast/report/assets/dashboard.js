@@ -1,7 +1,7 @@
-/* The dashboard: the list of runs, the selection (kept in the address), and live updates. */
+/* The dashboard: the table of runs, the selection (kept in the address), and live updates. */
 "use strict";
 (() => {
-  const { el, shown } = Holdfast;
+  const { el, formatNumber } = Holdfast;
   const COLUMNS = [
     ["run", "name"],
     ["state", "state"],
@@ -11,9 +11,9 @@
     ["accuracy", "accuracy"],
     ["changed", "modified"],
   ];
-  const FULL_EVERY = 10000, // milliseconds between redrawing the figures that are not live
-    AGAIN_AFTER = 5000, // before a server is asked again that a browser has given up on
-    TICK = 15000; // between telling anew how long ago a run changed
+  const FULL_REDRAW_MS = 10000, // between redraws of the figures that are not live
+    RETRY_MS = 5000, // before a new event stream where the browser does not reconnect
+    AGE_UPDATE_MS = 15000; // between updates of how long ago runs changed
   const find = id => document.getElementById(id);
   const table = document.querySelector("table.runs"),
     page = find("page"),
@@ -24,9 +24,9 @@
   let view = null,
     source = null,
     lastFull = 0,
-    asking = null,
-    waiting = 0,
-    retrying = 0;
+    loading = null,
+    redrawTimer = 0,
+    retryTimer = 0;
 
   function ago(seconds) {
     const passed = Math.max(0, Date.now() / 1000 - seconds);
@@ -35,9 +35,9 @@
     return `${Math.round(passed / size)} ${unit} ago`;
   }
 
-  function head() {
+  function showHead() {
     table.tHead.rows[0].replaceChildren(
-      el("th", { scope: "col" }, el("span", { class: "unseen" }, "show")),
+      el("th", { scope: "col" }, el("span", { class: "visually-hidden" }, "show")),
       ...COLUMNS.map(([title, key]) => {
         const sorted = sort.by === key ? (sort.down ? "descending" : "ascending") : null;
         const button = el(
@@ -49,8 +49,8 @@
         button.addEventListener("click", () => {
           sort.down = sort.by === key ? !sort.down : ["rounds", "accuracy", "modified"].includes(key);
           sort.by = key;
-          head();
-          list();
+          showHead();
+          showList();
           [...table.tHead.querySelectorAll("button")][COLUMNS.findIndex(c => c[1] === key)].focus();
         });
         return el("th", { scope: "col", "aria-sort": sorted }, button);
@@ -58,7 +58,7 @@
     );
   }
 
-  function list() {
+  function showList() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const kept = runs.filter(run => {
       const text = `${run.name} ${run.method} ${run.data} ${run.state}`.toLowerCase();
@@ -78,7 +78,7 @@
         box.addEventListener("change", () => {
           if (box.checked) chosen.add(run.name);
           else chosen.delete(run.name);
-          select();
+          applySelection();
         });
         const row = el(
           "tr",
@@ -94,7 +94,7 @@
           el("td", {}, run.method ?? "–"),
           el("td", {}, run.data ?? "–"),
           el("td", {}, String(run.rounds)),
-          el("td", {}, shown(run.accuracy, true)),
+          el("td", {}, formatNumber(run.accuracy, true)),
           el("td", {}, ago(run.modified)),
         );
         row.addEventListener("click", event => {
@@ -136,19 +136,19 @@
     else view.update(model);
   }
 
-  async function full() {
-    const asked = query();
+  async function loadAll() {
+    const requested = query();
     lastFull = Date.now();
-    asking = asked;
+    loading = requested;
     let model;
     try {
-      model = await (await fetch(`/api/figures?${asked}`)).json();
+      model = await (await fetch(`/api/figures?${requested}`)).json();
     } catch {
-      return; // nobody answers: the first event of a server that is back asks again
+      return; // the server is down: the first event after its return loads the figures
     } finally {
-      if (asking === asked) asking = null;
+      if (loading === requested) loading = null;
     }
-    if (asked !== query()) return;
+    if (requested !== query()) return;
     if (model.error) {
       problems([["selection", model.error]]);
       return;
@@ -156,18 +156,18 @@
     show(model, false);
   }
 
-  function select() {
+  function applySelection() {
     history.replaceState(null, "", chosen.size ? `#${query()}` : location.pathname);
-    list();
-    clearTimeout(waiting);
+    showList();
+    clearTimeout(redrawTimer);
     problems([]);
     clear(chosen.size ? "Reading…" : "Choose one or more runs above to see and compare them.");
-    if (chosen.size) full();
+    if (chosen.size) loadAll();
     follow();
   }
 
   function follow() {
-    clearTimeout(retrying);
+    clearTimeout(retryTimer);
     if (source) source.close();
     source = new EventSource(`/api/events?${query()}`);
     source.addEventListener("open", () => {
@@ -175,38 +175,38 @@
     });
     source.addEventListener("error", () => {
       find("live").textContent = "Connection lost, trying again…";
-      // A browser tries again by itself, but not after an answer it cannot use.
-      if (source.readyState === EventSource.CLOSED) retrying = setTimeout(follow, AGAIN_AFTER);
+      // Browsers reconnect by themselves, except after an invalid response.
+      if (source.readyState === EventSource.CLOSED) retryTimer = setTimeout(follow, RETRY_MS);
     });
     source.addEventListener("runs", event => {
       runs = JSON.parse(event.data);
-      list();
+      showList();
     });
     source.addEventListener("figures", event => {
-      if (asking === query()) return; // all figures are on their way
-      if (!view) return full(); // a run's first round
+      if (loading === query()) return; // all figures are on their way
+      if (!view) return loadAll(); // a run's first round
       show(JSON.parse(event.data), true);
-      clearTimeout(waiting);
-      waiting = setTimeout(full, Math.max(0, FULL_EVERY - (Date.now() - lastFull)));
+      clearTimeout(redrawTimer);
+      redrawTimer = setTimeout(loadAll, Math.max(0, FULL_REDRAW_MS - (Date.now() - lastFull)));
     });
   }
 
   Holdfast.themeButton(find("theme"));
-  search.addEventListener("input", list);
+  search.addEventListener("input", showList);
   find("clear").addEventListener("click", () => {
     chosen = new Set();
-    select();
+    applySelection();
   });
   addEventListener("hashchange", () => {
     chosen = new Set(new URLSearchParams(location.hash.slice(1)).getAll("run"));
-    select();
+    applySelection();
   });
-  setInterval(list, TICK);
-  head();
+  setInterval(showList, AGE_UPDATE_MS);
+  showHead();
   fetch("/api/runs")
     .then(answer => answer.json())
     .then(found => {
       runs = found;
-      select();
+      applySelection();
     });
 })();

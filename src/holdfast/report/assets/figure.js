@@ -1,4 +1,4 @@
-/* A figure: its legend, its slider, its panels, and what they say in words. */
+/* A figure: its legend, its slider, its panels, its summary and its tables. */
 "use strict";
 {
   const {
@@ -10,7 +10,7 @@
     LinesPanel,
     ScatterPanel,
     BarsPanel,
-    GridPanel,
+    HeatmapPanel,
     BubblesPanel,
   } = Holdfast;
 
@@ -18,7 +18,7 @@
     lines: LinesPanel,
     scatter: ScatterPanel,
     bars: BarsPanel,
-    grid: GridPanel,
+    heatmap: HeatmapPanel,
     bubbles: BubblesPanel,
   };
 
@@ -59,7 +59,7 @@
         const wide =
           panel.kind === "bubbles" ||
           (panel.kind === "bars" && panel.categories.length > 12) ||
-          (panel.kind === "grid" && panels.length === 1);
+          (panel.kind === "heatmap" && panels.length === 1);
         return {
           view,
           host,
@@ -86,17 +86,17 @@
         this.summary,
         this.numbers,
       );
-      this.shape = this.outline(this.figure);
+      this.shape = this.shapeOf(this.figure);
     }
 
-    outline(figure) {
+    shapeOf(figure) {
       return figure.panels
         .map(p => p.kind + p.title + (p.series || []).map(s => s.name).join("\n"))
         .join("\n\n");
     }
 
     slider() {
-      const names = [...new Set(this.figure.panels.flatMap(p => (p.frames || []).map(f => f.name)))];
+      const names = [...new Set(this.figure.panels.flatMap(p => (p.steps || []).map(f => f.name)))];
       names.sort((a, b) => parseInt(a.replace(/\D/g, ""), 10) - parseInt(b.replace(/\D/g, ""), 10));
       this.names = names;
       if (names.length < 2) return "";
@@ -108,18 +108,18 @@
           step: 1,
           "aria-label": `Choose what to show, ${names[0]} to ${names[names.length - 1]}`,
         });
-      this.setFrame = at => {
+      this.setStep = at => {
         input.value = at;
         label.textContent = names[at];
         input.setAttribute("aria-valuetext", names[at]);
-        this.frameName = names[at];
-        for (const { view } of this.views) if (view.choose) view.choose(names[at]);
+        this.stepName = names[at];
+        for (const { view } of this.views) if (view.showStep) view.showStep(names[at]);
         if (this.numbers && this.numbers.open) this.tables();
       };
-      input.addEventListener("input", () => this.setFrame(Number(input.value)));
-      this.startFrame =
-        this.frameName && names.includes(this.frameName)
-          ? names.indexOf(this.frameName)
+      input.addEventListener("input", () => this.setStep(Number(input.value)));
+      this.startStep =
+        this.stepName && names.includes(this.stepName)
+          ? names.indexOf(this.stepName)
           : this.figure.name === "strip"
             ? names.length - 1
             : 0;
@@ -128,11 +128,11 @@
 
     draw() {
       for (const { view } of this.views) view.draw();
-      if (this.names.length > 1) this.setFrame(this.startFrame);
-      this.words();
+      if (this.names.length > 1) this.setStep(this.startStep);
+      this.updateTexts();
     }
 
-    words() {
+    updateTexts() {
       this.summary.textContent = this.figure.summary;
       this.views.forEach(({ host, view, key }) => {
         host.setAttribute(
@@ -140,15 +140,17 @@
           `${view.panel.title || this.figure.title}. ${this.figure.summary} Arrow keys read the values, plus and minus zoom, Escape resets.`,
         );
         if (view.scale) key.replaceChildren(view.scale());
-        else if (!this.shared(view.panel)) key.replaceChildren(...this.buttons(view.panel));
+        else if (!this.shared(view.panel)) key.replaceChildren(...this.legendEntries(view.panel));
       });
       const first = this.views[0].view.panel;
-      this.legend.replaceChildren(...(this.shared(first) ? this.buttons(first) : []));
+      this.legend.replaceChildren(...(this.shared(first) ? this.legendEntries(first) : []));
     }
 
-    buttons(panel) {
+    legendEntries(panel) {
       if (panel.series.length < 2)
-        return panel.series.length && panel.kind === "lines" ? [this.swatch(panel, panel.series[0])] : [];
+        return panel.series.length && panel.kind === "lines"
+          ? [this.legendEntry(panel, panel.series[0])]
+          : [];
       return panel.series.map(series => {
         const button = el(
           "button",
@@ -165,7 +167,7 @@
       });
     }
 
-    swatch(panel, series) {
+    legendEntry(panel, series) {
       return el("span", { class: "only" }, this.symbol(panel, series), series.name);
     }
 
@@ -229,9 +231,9 @@
 
     update(figure) {
       const same =
-        this.outline(figure) === this.shape &&
+        this.shapeOf(figure) === this.shape &&
         figure.panels.every(
-          (p, i) => (p.frames || []).length < 2 && (this.figure.panels[i].frames || []).length < 2,
+          (p, i) => (p.steps || []).length < 2 && (this.figure.panels[i].steps || []).length < 2,
         );
       this.figure = figure;
       if (!same) {
@@ -240,7 +242,7 @@
         return;
       }
       figure.panels.forEach((panel, i) => this.views[i].view.update(panel));
-      this.words();
+      this.updateTexts();
       this.tables();
     }
 

@@ -1,19 +1,11 @@
 /* The page: leaderboard, figures, tables, and the theme. A page model comes from holdfast.report.page. */
 "use strict";
 {
-  const { el, shown, isDark, colourOf, tip, announcer, setPalette, FigureView } = Holdfast;
+  const { el, formatNumber, isDark, colourOf, tooltip, announcer, setPalette, FigureView } = Holdfast;
 
   function leaderboard(board, state) {
-    const several = board.rows.some(row => row.p !== null);
-    const keys = ["method", "seeds", ...board.columns.map(c => c.name), ...(several ? ["p"] : [])];
-    const value = (row, k) =>
-      k === 0
-        ? row.label
-        : k === 1
-          ? row.seeds
-          : k - 2 < board.columns.length
-            ? row.cells[k - 2].value
-            : row.p;
+    const keys = ["method", "seeds", ...board.columns.map(c => c.name)];
+    const value = (row, k) => (k === 0 ? row.label : k === 1 ? row.seeds : row.cells[k - 2].value);
     const order = board.rows.map((row, i) => ({ row, i }));
     if (state.sort !== undefined) {
       order.sort((a, b) => {
@@ -26,15 +18,12 @@
       const sorted = state.sort === k ? (state.down ? "descending" : "ascending") : null;
       const button = el(
         "button",
-        { type: "button", title: k > 1 && k - 2 < board.columns.length ? board.columns[k - 2].help : null },
+        { type: "button", title: k > 1 ? board.columns[k - 2].help : null },
         name,
         el("span", { "aria-hidden": "true" }, sorted ? (state.down ? " ↓" : " ↑") : ""),
       );
       button.addEventListener("click", () => {
-        state.down =
-          state.sort === k
-            ? !state.down
-            : k > 1 && k - 2 < board.columns.length && board.columns[k - 2].better === "high";
+        state.down = state.sort === k ? !state.down : k > 1 && board.columns[k - 2].better === "high";
         state.sort = k;
         state.redraw();
         state.host.querySelectorAll("thead button")[k].focus();
@@ -53,7 +42,6 @@
         el("th", { scope: "row" }, swatch, row.label),
         el("td", {}, String(row.seeds)),
         ...cells,
-        ...(several ? [el("td", {}, row.p === null ? "–" : String(row.p))] : []),
       );
     });
     return [
@@ -61,7 +49,7 @@
       el(
         "p",
         { class: "reading" },
-        "One row per method, the best of each column in bold; a column's head sorts by it. ",
+        "One row per method, the best of each column in bold; click a column's head to sort by it. ",
         board.note,
       ),
       el(
@@ -92,7 +80,7 @@
     );
   }
 
-  /* Goes to a section without touching the address, which the dashboard keeps its selection in. */
+  /* Scrolls to a section without changing the address, in which the dashboard keeps its selection. */
   function link(id, text) {
     return el(
       "a",
@@ -120,7 +108,7 @@
     const figures = el("div", { class: "figures" }),
       tail = el("div", {}),
       contents = el("nav", { class: "contents", "aria-label": "Figures" });
-    container.replaceChildren(contents, board, figures, tail, tip, announcer);
+    container.replaceChildren(contents, board, figures, tail, tooltip, announcer);
 
     function fill(next, partial) {
       model = partial
@@ -157,19 +145,19 @@
       tail.replaceChildren(
         listed(
           "Incidents",
-          `What went wrong at a client: ${model.incidents.counts}.`,
+          `Clients without a usable update: ${model.incidents.counts}.`,
           ["run", "round", "client", "kind", "detail"],
           model.incidents.rows,
         ),
         listed(
           "Runs",
-          `What was run; everything needed to run it again is in each run's experiment.yaml. ${model.runs.common}`,
+          `The settings of the runs; all of them are in each run's experiment.yaml. ${model.runs.common}`,
           model.runs.head,
           model.runs.rows,
         ),
         listed(
           "Not shown",
-          "Figures these runs did not record what is needed for.",
+          "Figures that need values which these runs did not record.",
           ["figure", "why"],
           model.missing,
         ),
@@ -181,7 +169,7 @@
       state.redraw();
       for (const view of views.values()) {
         for (const { view: panel } of view.views) panel.draw();
-        view.words();
+        view.updateTexts();
       }
     };
     fill(model, false);
@@ -197,7 +185,7 @@
       { signal } = listening;
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw, { signal });
     document.addEventListener("holdfast-theme", redraw, { signal });
-    /* Paper is white and narrow, whatever the screen is: everything is drawn for it, and afterwards as before. */
+    /* For print everything is redrawn in the light theme and in the width of the paper. */
     const root = document.documentElement;
     let theme;
     addEventListener(

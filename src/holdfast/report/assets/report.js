@@ -1,4 +1,4 @@
-/* Starts the report: its model lies in the page. */
+/* Draws the report from the model in the page. */
 "use strict";
 Holdfast.themeButton(document.getElementById("theme"));
 window.holdfastPage = Holdfast.render(

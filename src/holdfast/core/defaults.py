@@ -1,0 +1,3 @@
+"""Defaults that the command line's help shows without importing the package that uses them."""
+
+DASHBOARD_PORT = 8642
