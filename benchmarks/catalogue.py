@@ -1,9 +1,9 @@
-"""What every method costs and what it learnt, measured, for `holdfast methods` and docs/methods.md.
+"""Measures every method's costs and collects its accuracy, for `holdfast methods` and docs/methods.md.
 
     python benchmarks/catalogue.py [--results]
 
-Costs are those of the third round of a small federation; accuracy and forgetting are the means in
-results/learning.json. ``--results`` takes up new results only and leaves the costs as they are.
+Costs are measured in the third round of a small federation. Accuracy and forgetting are means of the runs in
+results/learning.json; ``--results`` updates only these.
 """
 
 from __future__ import annotations
@@ -21,29 +21,37 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 import learning
-from holdfast.core.settings import Settings
 from holdfast.core.trees import size_in_bytes
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
+from holdfast.engine.base import NO_OVERLAP, Engine, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
-from holdfast.engine.rounds import Engine, RoundLoop
+from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods import METHODS, CReFF, Method
-from holdfast.methods.catalogue import CATALOGUE, FACTS, costs_in_words, describe, overview
-from holdfast.models import parse_model
-from holdfast.training.train import StateCache, Training
+from holdfast.methods.catalogue import MEASUREMENTS, costs_in_words, describe, overview
+from work import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
-CLIENTS, ROUND = 6, 3  # by round 3 everything is sent that ever will be; 6 clients, as FedFomo sends 5 models
+RUN_AS = {
+    "scaffold": ("scaffold:variant=ntd",),
+    "fedka": ("fedka", "fedka:beta=0.01", "fedka:logits=centred,beta=0.01", "fedka:logits=centred,beta=0.1"),
+    "fedmlp": ("fedmlp", "fedmlp:head=shared"),
+    "ccvr": ("fedavg+ccvr",),
+}
+"""The method texts of the measured results, for methods that were not run with their defaults."""
+
+CLIENTS, ROUND = 6, 3  # in round 3 every method sends all it ever sends; 6 clients, as FedFomo sends 5 models
 
 
 def measured_method(name: str) -> Method:
-    """With default hyper-parameters; CReFF's 300 epochs on the server would only take time."""
+    """The method with default hyper-parameters, but without CReFF's 300 epochs on the server, which take long."""
     return CReFF(epochs=1) if name == "creff" else METHODS[name]()
 
 
 def federation(shape: tuple[int, ...], each: int, augment: bool = False) -> Federation:
-    """Clients of ``each`` samples in ten classes, of which each client lacks two; 20 public samples."""
+    """Clients with ``each`` samples of eight of ten classes, and 20 public samples."""
     rng = np.random.default_rng(0)
     samples = CLIENTS * each + 20
     labels = (np.arange(samples) % 8 + np.arange(samples) // each) % 10
@@ -53,26 +61,21 @@ def federation(shape: tuple[int, ...], each: int, augment: bool = False) -> Fede
     return federate(data, parts, public=np.arange(CLIENTS * each, samples))
 
 
-def prepared(
-    method: Method, model: str, data: Federation, epochs: int, batch_size: int
+def first_rounds(
+    method: Method, model: str, data: Federation, local_epochs: int, batch_size: int
 ) -> tuple[RoundLoop, StateCache]:
-    """A loop that stands before its first round."""
-    settings = Settings(
-        rounds=10,
-        local_epochs=epochs,
-        batch_size=batch_size,
-        momentum=0.9,
-        evaluate_every=10,
-        evaluate_locals=False,
-    )
-    memories = StateCache(None, None)
-    training = Training(method, parse_model(model), data, settings, engine="sequential", device="cpu")
-    return training.loop(memories), memories
+    """A run before its first round, and the states of its clients."""
+    training = prepare(
+        method, model, data, engine="sequential", rounds=10, evaluate_every=10, local_epochs=local_epochs,
+        batch_size=batch_size, momentum=0.9,
+    )  # fmt: skip
+    states = StateCache(None, None)
+    return training.loop(states), states
 
 
 def traffic(method: Method) -> dict[str, Any]:
-    """Bytes of one client and one round, with ntd-cifar and its 2.2 million parameters."""
-    loop, memories = prepared(
+    """Bytes of one client in one round of ntd-cifar, which has 2.2 million parameters."""
+    loop, states = first_rounds(
         method, "ntd-cifar", federation((3, 32, 32), each=8), local_epochs=2, batch_size=8
     )
     watched = loop.engine = Watched(loop.engine)
@@ -86,7 +89,7 @@ def traffic(method: Method) -> dict[str, Any]:
         "model": size_in_bytes({**server.params, **server.buffers}),
         "up": record["bytes_up"] // CLIENTS,
         "down": record["bytes_down"] // CLIENTS,
-        "state": size_in_bytes(memories.get(0) or {}),
+        "state": size_in_bytes(states.get(0) or {}),
         "server_state": size_in_bytes(server.state),
         "up_at_the_end": size_in_bytes(survey),
         "sends": sorted(watched.sends),
@@ -95,9 +98,9 @@ def traffic(method: Method) -> dict[str, Any]:
 
 
 def work(method: Method, augment: bool) -> dict[str, float]:
-    """Multiplications and additions of all clients and of the server in one round."""
+    """Multiplications and additions of the clients and of the server in one round."""
     data = federation((1, 8, 8), each=100, augment=augment)
-    loop, _ = prepared(method, "mlp", data, local_epochs=5, batch_size=50)
+    loop, _ = first_rounds(method, "mlp", data, local_epochs=5, batch_size=50)
     for number in range(1, ROUND):
         loop.round(number)
     with Operations() as counter:
@@ -107,7 +110,7 @@ def work(method: Method, augment: bool) -> dict[str, float]:
 
 
 class Operations(TorchDispatchMode):
-    """Counts multiplications and additions of matrix products; torch's own counter fails on input gradients."""
+    """Counts the operations of matrix products; torch's FlopCounterMode fails on gradients of inputs."""
 
     total = 0
 
@@ -120,7 +123,7 @@ class Operations(TorchDispatchMode):
 
 
 class Watched:
-    """An engine, and what its clients did and sent."""
+    """An engine that also records the operations and the uploads of its clients."""
 
     def __init__(self, engine: Engine, counter: Operations | None = None) -> None:
         self.engine, self.counter = engine, counter
@@ -128,8 +131,10 @@ class Watched:
         self.operations = 0
         self.sends: set[str] = set()
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult | Incident]:
-        results = self.engine.train(sent, jobs)
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult | Incident]:
+        results = self.engine.train(sent, jobs, overlap)
         for _ in jobs:
             before = self._count()
             result = next(results)
@@ -142,19 +147,19 @@ class Watched:
 
 
 def costs() -> dict[str, Any]:
-    """What every method costs, work as a multiple of FedAvg's."""
-    found: dict[str, Any] = {}
+    """The costs of every method, with work as a multiple of FedAvg's."""
+    costs: dict[str, Any] = {}
     base = {augment: work(METHODS["fedavg"](), augment)["clients"] for augment in (False, True)}
     for name in METHODS:
         method = measured_method(name)
         plain, augmented = (work(method, augment) for augment in (False, True))
-        found[name] = traffic(method) | {
+        costs[name] = traffic(method) | {
             "work": round(plain["clients"] / base[False], 3),
             "work_augmented": round(augmented["clients"] / base[True], 3),
             "server_works": plain["server"] > 0,
         }
-        print(name, found[name], flush=True)
-    return found
+        print(name, costs[name], flush=True)
+    return costs
 
 
 def results(name: str) -> list[dict[str, Any]]:
@@ -163,7 +168,7 @@ def results(name: str) -> list[dict[str, Any]]:
     rows = [r for r in rows if r["setting"] == learning.words(r["data"])]
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        if row["method"] in (CATALOGUE[name].run_as or (name,)):
+        if row["method"] in RUN_AS.get(name, (name,)):
             groups.setdefault((row["data"], row["split"], row["method"]), []).append(row)
     return [
         {
@@ -177,7 +182,7 @@ def results(name: str) -> list[dict[str, Any]]:
 
 HEAD = """# Methods
 
-Every method: when to use it, what it costs, what leaves a client, and what it learnt here. `holdfast methods` prints
+Every method: when to use it, its costs, what leaves a client, and its measured accuracy. `holdfast methods` prints
 this table, `holdfast methods fedka` one method. Combine methods with a plus: `fedntd+fedfa`, `fedfa+ccvr`.
 
 - **work**: a client's matrix products in a round as a multiple of FedAvg's (5 epochs of 100 samples in batches of 50,
@@ -185,19 +190,19 @@ this table, `holdfast methods fedka` one method. Combine methods with a plus: `f
   **aug.**: where inputs are augmented, so that a teacher's outputs cannot be kept.
 - **up**, **down**, **keeps**: what a client sends and receives in a round and keeps between rounds, as multiples of
   the model (`ntd-cifar`: 2.2 million parameters, 8.63 MB, features of width 512, ten classes).
-- **public**: whether the server needs public data. **alone**: whether the server looks at each client's upload by
-  itself; if not, it needs only sums, which secure aggregation can provide. What *leaves a client* is told besides
-  its weights, its buffers and its number of samples.
+- **public**: whether the server needs public data. **alone**: whether the server needs each client's upload by
+  itself; if not, it needs only sums, which secure aggregation can provide. What *leaves a client* is listed apart
+  from its weights, its buffers and its number of samples.
 - **digits**, **fashion**(-mnist): accuracy/forgetting in percent with Dirichlet 0.1, defaults, means over the last
   ten rounds and the seeds run (scaffold with `variant=ntd`, ccvr on fedavg and after the last round). Their number
-  and the other settings stand with each method, deviations in [What each method learns](learning.md).
+  and the other settings are listed with each method, deviations in [What each method learns](learning.md).
 
 All numbers are measured, by `python benchmarks/catalogue.py`, which writes this page.
 """
 
 
 def markdown() -> str:
-    """docs/methods.md."""
+    """The text of docs/methods.md."""
     pages = [describe(name) for name in METHODS]
     numbers = [overview(page) for page in pages]
     links = [row | {"method": f"[{row['method']}](#{row['method']})"} for row in numbers]
@@ -222,12 +227,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", action="store_true", help="only take up new results")
+    parser.add_argument("--results", action="store_true", help="update results only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    facts = json.loads(FACTS.read_text())["costs"] if arguments.results else costs()
+    facts = json.loads(MEASUREMENTS.read_text())["costs"] if arguments.results else costs()
     written = {"costs": facts, "results": {name: results(name) for name in METHODS}}
-    FACTS.write_text(json.dumps(written, indent=1) + "\n")
+    MEASUREMENTS.write_text(json.dumps(written, indent=1) + "\n")
     (ROOT / "docs/methods.md").write_text(markdown())
 
 

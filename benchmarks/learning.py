@@ -1,10 +1,10 @@
-"""How well every method learns and how much it forgets: accuracy and forgetting on two data sets and two splits.
+"""Accuracy and forgetting of every method on two data sets and two partitions.
 
     python benchmarks/learning.py [--data digits fashion-mnist] [--seeds 3] [--workers 2] [--device auto]
 
-Results go to results/learning.json as they come (what is there for the same setting is not run again); ``--page``
-writes docs/learning.md from them and from learning_notes.md. All methods of one seed share federation, weights,
-clients and batches.
+Each result is stored in results/learning.json as soon as it is available, and is not run again for the same
+settings. ``--page`` writes docs/learning.md from the results and from learning_notes.md. All methods of a seed share
+the federation, the initial weights, the sampled clients and the batches.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DATA = {
 }
 SPLITS = {"Dirichlet 0.1": "dirichlet:0.1", "2 classes a client": "class-shards:2"}
 PUBLIC = 0.025
-RECENT = 10  # rounds that accuracy and forgetting are averaged over
+RECENT = 10  # last rounds over which accuracy and forgetting are averaged
 BASELINES = [
     "fedavg", "fedprox", "fedavgm", "scaffold:variant=ntd", "fednova", "fedcurv", "moon", "feddyn", "fedproc",
     "feddf", "fedreg", "fedrep", "fedproto", "creff", "fedavg+ccvr", "fedala", "fedrod", "fedfomo", "fedpac",
@@ -60,12 +60,12 @@ STACKS = ["fedntd+fedfa", "fedfa+ccvr"]
 
 
 def words(data: str) -> str:
-    """The setting of a data set as a line; a result counts only for the setting it was made in."""
+    """The settings of a data set as text, which is stored with each result."""
     return ", ".join(f"{name} {value}" for name, value in DATA[data].items()) + f", public {PUBLIC:.1%}"
 
 
 def run(data: str, setting: str, split: str, method: str, seed: int, device: str) -> dict:
-    """Train once and return what the table needs."""
+    """Train once and return the numbers of the table."""
     import torch
 
     torch.set_num_threads(1)
@@ -79,53 +79,53 @@ def run(data: str, setting: str, split: str, method: str, seed: int, device: str
     federation = hf.federate(
         hf.load(data), parse_partition(SPLITS[split]), clients=clients, seed=seed, public=PUBLIC
     )
-    began = time.perf_counter()
-    outcome = hf.train(
+    start = time.perf_counter()
+    trained = hf.train(
         parse_method(method), model, federation, seed=seed, device=device, evaluate_locals=False, **settings
     )
-    rounds = len(outcome.records)
-    recent = 1 if "ccvr" in method else RECENT  # a calibration after the last round changes that one alone
+    rounds = len(trained.records)
+    recent = 1 if "ccvr" in method else RECENT  # CCVR changes the model after the last round only
     ends = range(rounds - recent + 1, rounds + 1)
-    forgetting = [hf.metrics.backward_transfer_forgetting(outcome.class_accuracy[:end]) for end in ends]
+    forgetting = [hf.metrics.backward_transfer_forgetting(trained.class_accuracy[:end]) for end in ends]
     return {
-        "final": outcome.accuracy,
-        "accuracy": float(np.mean([r["accuracy"] for r in outcome.records[-recent:]])),
+        "final": trained.accuracy,
+        "accuracy": float(np.mean([r["accuracy"] for r in trained.records[-recent:]])),
         "forgetting": float(np.mean(forgetting)),
-        "curve": [round(float(r["accuracy"]), 4) for r in outcome.records],
-        "seconds": round(time.perf_counter() - began, 1),
+        "curve": [round(float(r["accuracy"]), 4) for r in trained.records],
+        "seconds": round(time.perf_counter() - start, 1),
         "device": device,
     }
 
 
 def page() -> None:
-    """docs/learning.md: the notes, then one table a data set and split."""
+    """Write docs/learning.md: the notes and a table for each data set and partition."""
     from holdfast.metrics.summary import format_mean, mean_and_deviation
 
     rows = [r for r in json.loads(RESULTS.read_text()) if r["setting"] == words(r["data"])]
     lines = NOTES.read_text().splitlines()
     for data in DATA:
         for split in SPLITS:
-            here = [r for r in rows if r["data"] == data and r["split"] == split]
-            if not here:
+            selected = [r for r in rows if r["data"] == data and r["split"] == split]
+            if not selected:
                 continue
             lines += ["", f"## {data}, {split}", "", f"{words(data)}.", ""]
             lines += ["| method | accuracy | forgetting | final | seeds |", "|---|---|---|---|---|"]
             table = []
-            for method in dict.fromkeys(r["method"] for r in here):
-                ran = [r for r in here if r["method"] == method]
-                found = [r for r in ran if "accuracy" in r]
-                if not found:
-                    table.append((-1.0, f"| {method} | failed: {ran[0]['error']} | | | |"))
+            for method in dict.fromkeys(r["method"] for r in selected):
+                runs = [r for r in selected if r["method"] == method]
+                completed = [r for r in runs if "accuracy" in r]
+                if not completed:
+                    table.append((-1.0, f"| {method} | failed: {runs[0]['error']} | | | |"))
                     continue
                 accuracy, forgetting, final = (
-                    100 * np.array([r[key] for r in found]) for key in ("accuracy", "forgetting", "final")
+                    100 * np.array([r[key] for r in completed]) for key in ("accuracy", "forgetting", "final")
                 )
                 bold = "**" if set(method.split("+")) & set(FIVE) else ""
                 numbers = [
                     format_mean(*mean_and_deviation(values), 1) for values in (accuracy, forgetting, final)
                 ]
-                failed = f", {len(ran) - len(found)} failed" if len(ran) > len(found) else ""
-                cells = [f"{bold}{method}{bold}", *numbers, f"{len(found)}{failed}"]
+                failed = f", {len(runs) - len(completed)} failed" if len(runs) > len(completed) else ""
+                cells = [f"{bold}{method}{bold}", *numbers, f"{len(completed)}{failed}"]
                 table.append((float(accuracy.mean()), f"| {' | '.join(cells)} |"))
             lines += [line for _, line in sorted(table, key=lambda entry: -entry[0])]
     PAGE.write_text("\n".join(lines) + "\n")

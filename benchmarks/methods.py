@@ -1,10 +1,10 @@
-"""What a round of FedNTD, FedKA and FedFA costs, as a multiple of a FedAvg round.
+"""The time of a round of FedNTD, FedKA and FedFA, as a multiple of FedAvg's.
 
     python benchmarks/methods.py [--passes 5] [--samples 200] [--json FILE]
 
 ntd-cifar on CIFAR shapes, 2 clients a round, 5 local epochs in batches of 50 with momentum, one client after
-another on the CPU. Methods alternate within each pass; a figure is the median of the ratios to the FedAvg round
-of the same pass, since a busy machine slows neighbours in time alike.
+another on the CPU. Methods take turns in each pass. A figure is the median of the ratios to the FedAvg round of the
+same pass, because other load on the machine affects the rounds of a pass alike.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.engine.rounds import RoundLoop
 from holdfast.methods import FedAvg, FedFA, FedKA, FedNTD, Method
-from holdfast.models import parse_model
-from holdfast.training.train import StateCache, Training
-from work import cifar_shaped, equal_federation
+from work import cifar_shaped, equal_federation, prepare, rounds_of
 
 CLIENTS = 2
 CASES: dict[str, tuple[Method, bool, float]] = {
@@ -32,7 +29,7 @@ CASES: dict[str, tuple[Method, bool, float]] = {
     "fedka": (FedKA(), False, 1.25),
     "fedfa": (FedFA(), False, 1.3),
 }
-"""What is timed: the method, whether inputs are augmented, and the most it should cost."""
+"""The method, whether inputs are augmented, and the highest acceptable ratio."""
 
 
 def federation(samples: int, augment: bool) -> Federation:
@@ -41,40 +38,38 @@ def federation(samples: int, augment: bool) -> Federation:
     return equal_federation(replace(dataset, preprocess=augmentation), CLIENTS, samples)
 
 
-def prepared(method: Method, data: Federation) -> RoundLoop:
-    settings = Settings(
-        rounds=10**6, local_epochs=5, batch_size=50, lr=0.01, momentum=0.9, weight_decay=1e-5,
-        evaluate_every=10**6, evaluate_locals=False,
+def rounds(method: Method, data: Federation) -> RoundLoop:
+    training = prepare(
+        method, "ntd-cifar", data, engine="sequential", local_epochs=5, batch_size=50, momentum=0.9, weight_decay=1e-5
     )  # fmt: skip
-    training = Training(method, parse_model("ntd-cifar"), data, settings, engine="sequential", device="cpu")
-    return training.loop(StateCache(None, None))
+    return rounds_of(training)
 
 
 def measure(passes: int, samples: int) -> dict[str, dict[str, float]]:
     data = {augment: federation(samples, augment) for augment in (False, True)}
-    loops = {name: prepared(method, data[augment]) for name, (method, augment, _) in CASES.items()}
-    base = {augment: prepared(FedAvg(), data[augment]) for augment in data}
+    loops = {name: rounds(method, data[augment]) for name, (method, augment, _) in CASES.items()}
+    base = {augment: rounds(FedAvg(), data[augment]) for augment in data}
     ratios: dict[str, list[np.ndarray]] = {name: [] for name in CASES}
     for number in range(1, passes + 2):
         fedavg = {augment: _seconds(loop, number) for augment, loop in base.items()}
         for name, loop in loops.items():
             ratios[name].append(_seconds(loop, number) / fedavg[CASES[name][1]])
-    found = {}
+    results = {}
     for name, rows in ratios.items():
         clock, processor = np.array(rows[1:]).T  # the first pass warms up
-        found[name] = {
+        results[name] = {
             "clock": float(np.median(clock)), "clock_lowest": float(clock.min()),
             "clock_highest": float(clock.max()), "processor": float(np.median(processor)),
             "target": CASES[name][2],
         }  # fmt: skip
-    return found
+    return results
 
 
 def _seconds(loop: RoundLoop, number: int) -> np.ndarray:
-    """A round's seconds by the clock, and of this process's processor time, which a busy machine disturbs less."""
-    began = np.array([time.perf_counter(), time.process_time()])
+    """Wall time and CPU time of a round in seconds; the latter depends less on other load."""
+    start = np.array([time.perf_counter(), time.process_time()])
     loop.round(number)
-    return np.array([time.perf_counter(), time.process_time()]) - began
+    return np.array([time.perf_counter(), time.process_time()]) - start
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""What the engine adds to a bare PyTorch loop, where it shows: on work that is almost nothing.
+"""The overhead of the engine over a plain PyTorch loop, on workloads so small that it shows.
 
     python benchmarks/overhead.py [--passes 15] [--json FILE]
 
-O1: a linear model on CIFAR shapes, 10 clients, 100 steps a round: the steps' own cost.
-O2: the ntd-cifar network (2.2 million parameters), 10 clients with one batch of 2 samples: start, load, aggregate.
-Passes of both loops alternate; the figure is the ratio of their medians.
+O1: a linear model on CIFAR shapes, 10 clients, 100 steps a round: the cost of a step.
+O2: the ntd-cifar network (2.2 million parameters), 10 clients with one batch of 2 samples: the cost of starting a
+client, loading its data and aggregating.
+Both loops take turns; the figure is the ratio of their medians.
 """
 
 from __future__ import annotations
@@ -17,11 +18,8 @@ import time
 import numpy as np
 import torch
 
-from holdfast.core.settings import Settings
-from holdfast.methods import FedAvg
 from holdfast.models import parse_model
-from holdfast.training.train import StateCache, Training
-from work import BareLoop, cifar_shaped, equal_federation
+from work import BareLoop, cifar_shaped, equal_federation, prepare, rounds_of
 
 CASES = {
     "O1 linear, 100 steps": {"model": "linear", "each": 500, "batch_size": 50},
@@ -31,29 +29,23 @@ CASES = {
 
 def measure(case: dict, passes: int) -> dict[str, float]:
     federation = equal_federation(cifar_shaped(10 * case["each"] + 1000), 10, case["each"])
-    spec, batch = parse_model(case["model"]), case["batch_size"]
-    settings = Settings(
-        rounds=10**6, local_epochs=1, batch_size=batch, lr=0.01, momentum=0.9, evaluate_every=10**6,
-        evaluate_locals=False,
-    )  # fmt: skip
-    loop = Training(FedAvg(), spec, federation, settings, engine="sequential", device="cpu").loop(
-        StateCache(None, None)
-    )
-    net = spec.build(federation.dataset.shape, 10, 0)
-    cpu = torch.device("cpu")
-    bare = BareLoop(net, federation, cpu, batch_size=batch, local_epochs=1, lr=0.01, momentum=0.9)
+    model, batch_size = case["model"], case["batch_size"]
+    training = prepare("fedavg", model, federation, engine="sequential", batch_size=batch_size, momentum=0.9)
+    loop = rounds_of(training)
+    net = parse_model(model).build(federation.dataset.shape, 10, 0)
+    bare = BareLoop(net, federation, torch.device("cpu"), batch_size=batch_size, local_epochs=1)
     everyone = np.arange(10)
-    ours, theirs = [], []
+    our_times, bare_times = [], []
     for number in range(1, passes + 4):
-        began = time.perf_counter()
+        start = time.perf_counter()
         bare.round(everyone)
-        between = time.perf_counter()
+        middle = time.perf_counter()
         loop.round(number)
-        ended = time.perf_counter()
+        end = time.perf_counter()
         if number > 3:  # the first passes warm up
-            theirs.append(between - began)
-            ours.append(ended - between)
-    bare_ms, our_ms = 1e3 * statistics.median(theirs), 1e3 * statistics.median(ours)
+            bare_times.append(middle - start)
+            our_times.append(end - middle)
+    bare_ms, our_ms = 1e3 * statistics.median(bare_times), 1e3 * statistics.median(our_times)
     return {"bare_ms": bare_ms, "holdfast_ms": our_ms, "ratio": our_ms / bare_ms}
 
 

@@ -1,8 +1,7 @@
-"""Seconds and memory to build the largest federations: `python benchmarks/partitions.py`.
+"""Time and memory to build large federations: `python benchmarks/partitions.py`.
 
-Each case runs in a process of its own, so that its peak memory is its own; what importing and the data
-themselves take is subtracted. Beside the time that passed stands the time processors worked, which other work on
-the machine hardly changes.
+Each case runs in a separate process, to measure its peak memory without that of imports and data. CPU time is
+reported as well as wall time, because it hardly depends on other load on the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from holdfast.data.streams import stream
 
 
 def labelled(samples: int, classes: int = 10) -> Dataset:
-    """Labels without images: partitions do not look at them."""
+    """Labels without images, which partitions do not use."""
     y = torch.arange(samples) % classes
     return Dataset(
         "labels", torch.zeros(samples, 1), y, torch.zeros(1, 1), y[:1], tuple(map(str, range(classes)))
@@ -66,35 +65,31 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def measure(name: str, answer: Connection) -> None:
+def measure(name: str, results: Connection) -> None:
     samples, build = CASES[name]
     data = labelled(samples)
-    before, began, worked = peak_mib(), time.perf_counter(), time.process_time()
+    before, wall, cpu = peak_mib(), time.perf_counter(), time.process_time()
     federation = build(data)
-    seconds, processor = time.perf_counter() - began, time.process_time() - worked
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     peak = peak_mib() - before
-    held = sum(array.nbytes for array in (federation.indices, federation.offsets)) / 2**20
-    began = time.perf_counter()
-    chosen = np.flatnonzero(federation.sizes())[:10]
-    for k in chosen:
+    size = sum(array.nbytes for array in (federation.indices, federation.offsets)) / 2**20
+    start = time.perf_counter()
+    clients = np.flatnonzero(federation.sizes())[:10]
+    for k in clients:
         federation.client(int(k))
-    federation.label_counts(chosen)
-    answer.send((seconds, processor, peak, held, (time.perf_counter() - began) * 1000))
+    federation.label_counts(clients)
+    results.send((wall, cpu, peak, size, (time.perf_counter() - start) * 1000))
 
 
 def main() -> None:
-    print(
-        f"{'':66s} {'s':>7s} {'processor s':>12s} {'peak MiB':>9s} {'held MiB':>9s} {'10 clients, ms':>15s}"
-    )
+    print(f"{'':66s} {'s':>7s} {'CPU s':>12s} {'peak MiB':>9s} {'size MiB':>9s} {'10 clients, ms':>15s}")
     for name in CASES:
         receive, send = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("spawn").Process(target=measure, args=(name, send))
         process.start()
-        seconds, processor, peak, held, lookup = receive.recv()
+        wall, cpu, peak, size, lookup = receive.recv()
         process.join()
-        print(
-            f"{name:66s} {seconds:7.2f} {processor:12.2f} {peak:9.0f} {held:9.1f} {lookup:15.2f}", flush=True
-        )
+        print(f"{name:66s} {wall:7.2f} {cpu:12.2f} {peak:9.0f} {size:9.1f} {lookup:15.2f}", flush=True)
 
 
 if __name__ == "__main__":

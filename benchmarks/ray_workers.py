@@ -1,7 +1,7 @@
-"""Two Ray workers against one, on a cluster of two nodes on this machine: rounds of compute-bound clients.
+"""Speed-up of two Ray workers over one, with compute-bound clients on a cluster of two nodes on this machine.
 
-Run on two idle cores: ``.venv-ray/bin/python benchmarks/ray_workers.py``. The two alternate, so that whatever else
-the machine does meets both; the figure is the median of the rounds' ratios.
+Run on two idle cores: ``.venv-ray/bin/python benchmarks/ray_workers.py``. Rounds with one and with two workers
+alternate, so that other load affects both alike; the figure is the median of the ratios.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import ray
 from ray.cluster_utils import Cluster
 
 import holdfast as hf
-from holdfast.core.settings import Settings
 from holdfast.engine.ray import Ray
-from holdfast.training.train import StateCache, Training
+from work import prepare, rounds_of
 
 CLIENTS, SAMPLES, ROUNDS = 16, 100, 8
-WANTED = 1.6
+TARGET = 1.6
 
 
 def main() -> None:
@@ -31,7 +30,7 @@ def main() -> None:
     finally:
         ray.shutdown()
         cluster.shutdown()
-    print(f"two workers are {ratio:.2f} times as fast as one (wanted: {WANTED})")
+    print(f"two workers are {ratio:.2f} times as fast as one (target: {TARGET})")
 
 
 def measure(address: str) -> float:
@@ -41,24 +40,20 @@ def measure(address: str) -> float:
         np.arange(CLIENTS * SAMPLES) % 10,
     )
     federation = hf.federate(hf.Dataset.from_arrays(x, y, x[:20], y[:20]), hf.IID(), clients=CLIENTS)
-    settings = Settings(rounds=ROUNDS, batch_size=25, evaluate_locals=False, evaluate_every=ROUNDS)
-    model = hf.parse_model("cnn")
-    training = Training(
-        hf.FedAvg(), model, federation, settings, engine="ray", ray_address=address, device="cpu"
-    )
+    training = prepare("fedavg", "cnn", federation, engine="ray", ray_address=address, batch_size=25)
     assert isinstance(training.engine, Ray)
-    loop, pool = training.loop(StateCache(None, None)), training.engine.pool
+    loop, pool = rounds_of(training), training.engine.pool
     both = list(pool.members)
-    loop.round(1)  # workers start and fetch their data
+    loop.round(1)  # the workers start and load their data
     ratios = []
     for _ in range(1, ROUNDS):
-        took = {}
+        seconds = {}
         for workers in (1, 2):
             pool.members, pool.size = both[:workers], workers
-            began = time.perf_counter()
+            start = time.perf_counter()
             loop.round(2)
-            took[workers] = time.perf_counter() - began
-        ratios.append(took[1] / took[2])
+            seconds[workers] = time.perf_counter() - start
+        ratios.append(seconds[1] / seconds[2])
     return float(np.median(ratios))
 
 

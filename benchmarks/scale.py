@@ -1,10 +1,10 @@
-"""What a round costs with more clients: in it, and registered.
+"""The time of a round by the number of sampled clients and by the number of registered clients.
 
     python benchmarks/scale.py [--json FILE] [--plot FILE.svg]
 
 Rounds of 10 to 1,000 sampled clients out of 10,000, and of 10 out of 100 to 1,000,000 registered ones. Every client
-holds 20 samples of CIFAR-10's shape; a linear model, batches of 10, one epoch, one thread. Times are CPU times, so
-that a busy machine may run this too; medians of the rounds after the first three.
+has 20 samples of CIFAR-10's shape; a linear model, batches of 10, one epoch, one thread. Times are CPU times, which
+hardly depend on other load; medians of the rounds after the first three.
 """
 
 from __future__ import annotations
@@ -18,38 +18,30 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.engine.rounds import RoundLoop
-from holdfast.methods import FedAvg
-from holdfast.models import parse_model
-from holdfast.training.train import StateCache, Training
-from work import cifar_shaped
+from work import cifar_shaped, prepare, rounds_of
 
 SAMPLED, REGISTERED = (10, 30, 100, 300, 1000), (100, 1_000, 10_000, 100_000, 1_000_000)
 
 
-def rounds_of(dataset: Dataset, registered: int, sampled: int) -> RoundLoop:
-    """The rounds of a federation; with many clients samples are held by several of them."""
+def rounds(dataset: Dataset, registered: int, sampled: int) -> RoundLoop:
+    """The rounds of a federation whose clients have 20 samples each, drawn with replacement."""
     indices = np.random.default_rng(0).integers(0, len(dataset.y_train), registered * 20)
     federation = Federation(dataset, indices, np.arange(registered + 1, dtype=np.int64) * 20)
-    settings = Settings(
-        rounds=10**6, clients_per_round=sampled, batch_size=10, evaluate_every=10**6, evaluate_locals=False
-    )
-    training = Training(FedAvg(), parse_model("linear"), federation, settings, device="cpu")
-    return training.loop(StateCache(None, None))
+    return rounds_of(prepare("fedavg", "linear", federation, clients_per_round=sampled, batch_size=10))
 
 
 def curve(loops: dict[int, RoundLoop], rounds: int) -> list[dict[str, float]]:
-    """The median CPU time of a round in milliseconds for each number of clients; their rounds alternate."""
+    """The median CPU time of a round in milliseconds for each number of clients, which take turns."""
     times: dict[int, list[float]] = {clients: [] for clients in loops}
     for number in range(1, rounds + 4):
         for clients, loop in loops.items():
-            began = time.process_time()
+            start = time.process_time()
             loop.round(number)
-            times[clients].append(time.process_time() - began)
-    return [{"clients": n, "cpu_ms": 1e3 * statistics.median(taken[3:])} for n, taken in times.items()]
+            times[clients].append(time.process_time() - start)
+    return [{"clients": n, "cpu_ms": 1e3 * statistics.median(ms[3:])} for n, ms in times.items()]
 
 
 def draw(report: dict, path: Path) -> None:
@@ -84,9 +76,9 @@ def main() -> None:
         "sampled clients, of 10,000": ({n: (10_000, n) for n in SAMPLED}, 12),
         "registered clients, 10 sampled": ({n: (n, 10) for n in REGISTERED}, 60),
     }
-    for label, (pairs, rounds) in cases.items():
-        loops = {n: rounds_of(dataset, registered, sampled) for n, (registered, sampled) in pairs.items()}
-        points = report["curves"][label] = curve(loops, rounds)
+    for label, (pairs, count) in cases.items():
+        loops = {n: rounds(dataset, registered, sampled) for n, (registered, sampled) in pairs.items()}
+        points = report["curves"][label] = curve(loops, count)
         print(f"{label:>32} {'CPU ms a round':>15} {'a client':>9}")
         for point in points:
             each = point["cpu_ms"] / pairs[point["clients"]][1]

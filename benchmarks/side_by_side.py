@@ -1,9 +1,9 @@
-"""Several processes on one GPU: how many images they train a second, together; and which kernels a step has.
+"""Throughput of several processes on one GPU, and the kernels of a step.
 
-    nvidia-cuda-mps-control -d              # else they take turns
+    nvidia-cuda-mps-control -d              # without it the processes take turns
     python benchmarks/side_by_side.py --processes 1 7 [--method fedavg] [--profile] [--json FILE]
 
-The work: FedMLP's ResNet-18 on CIFAR shapes, augmented, 10 clients of 960 samples as lanes, batches of 32.
+They train FedMLP's ResNet-18 on CIFAR shapes with augmentation, 10 clients of 960 samples in parallel, batches of 32.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ from typing import Any
 
 import torch
 
-from holdfast.core.device import share_with, takes_turns
-from holdfast.core.settings import Settings
-from holdfast.methods.registry import parse_method
-from holdfast.models import parse_model
+from holdfast.core.device import gpu_is_time_sliced, share_gpu
 from holdfast.training.description import machine
-from holdfast.training.train import StateCache, Training
-from work import cifar_shaped, equal_federation
+from work import cifar_shaped, equal_federation, prepare, rounds_of
 
 CLIENTS, SAMPLES, BATCH, EPOCHS = 10, 960, 32, 4
-SECONDS = 6.0  # that processes are timed for
+SECONDS = 6.0  # for which processes are timed
 
 
 class Work:
@@ -35,15 +31,12 @@ class Work:
     def __init__(self, method: str, device: str) -> None:
         dataset = cifar_shaped(CLIENTS * SAMPLES)
         dataset = replace(dataset, preprocess=replace(dataset.preprocess, crop=4, flip=True))
-        settings = Settings(
-            rounds=10**6, local_epochs=EPOCHS, batch_size=BATCH, lr=0.01, momentum=0.9, weight_decay=1e-5,
-            evaluate_every=10**6, evaluate_locals=False,
-        )  # fmt: skip
         federation = equal_federation(dataset, CLIENTS, SAMPLES)
-        training = Training(
-            parse_method(method), parse_model("mlp-resnet18"), federation, settings, engine="vectorized", device=device
+        training = prepare(
+            method, "mlp-resnet18", federation, engine="vectorized", device=device,
+            local_epochs=EPOCHS, batch_size=BATCH, momentum=0.9, weight_decay=1e-5,
         )  # fmt: skip
-        self.loop, self.number = training.loop(StateCache(None, None)), 0
+        self.loop, self.number = rounds_of(training), 0
 
     def round(self) -> None:
         self.number += 1
@@ -52,22 +45,22 @@ class Work:
             torch.cuda.synchronize()
 
 
-def train(method: str, device: str, beside: int, ready: Any, rates: Any) -> None:
-    """One process: images a second, once all of them are ready."""
+def train(method: str, device: str, processes: int, ready: Any, rates: Any) -> None:
+    """In each process: wait until all are ready, and measure images per second."""
     if device == "cuda":
-        share_with(beside)
+        share_gpu(processes)
     work = Work(method, device)
     work.round()
     ready.wait()
-    began, rounds = time.perf_counter(), 0
-    while time.perf_counter() - began < SECONDS:
+    start, rounds = time.perf_counter(), 0
+    while time.perf_counter() - start < SECONDS:
         work.round()
         rounds += 1
-    rates.put(rounds * CLIENTS * SAMPLES * EPOCHS / (time.perf_counter() - began))
+    rates.put(rounds * CLIENTS * SAMPLES * EPOCHS / (time.perf_counter() - start))
 
 
-def together(method: str, device: str, processes: int) -> float:
-    """Images a second of so many processes."""
+def throughput(method: str, device: str, processes: int) -> float:
+    """Images per second of all processes together."""
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     ready, rates = context.Barrier(processes), context.Queue()
     started = [
@@ -83,7 +76,7 @@ def together(method: str, device: str, processes: int) -> float:
 
 
 def profile(method: str, device: str) -> dict[str, Any]:
-    """µs of each kernel in a step, and how often it comes."""
+    """The time of each kernel in a step, in µs, and its number of calls."""
     work = Work(method, device)
     work.round()
     activity = torch.profiler.ProfilerActivity
@@ -119,14 +112,14 @@ def main() -> None:
         "images a second": {},
     }
     if device == "cuda":
-        report["take turns"] = takes_turns()
+        report["take turns"] = gpu_is_time_sliced()
     if arguments.profile:
         report["profile"] = profile(method, device)
         print(f"{report['profile']['us a step']:.0f} us a step")
         for name, kernel in list(report["profile"]["kernels"].items())[:40]:
             print(f"{kernel['us']:8.1f} {kernel['times']:6.1f}  {name[:100]}", flush=True)
     for processes in arguments.processes:
-        rate = report["images a second"][processes] = together(method, device, processes)
+        rate = report["images a second"][processes] = throughput(method, device, processes)
         print(f"{processes} processes: {rate:,.0f} images/s", flush=True)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:

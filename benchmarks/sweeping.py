@@ -1,4 +1,4 @@
-"""Many training runs side by side, each result stored as it comes."""
+"""Runs many training runs in parallel and stores each result as soon as it is available."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ def sweep(
     results: Path, names: Sequence[str], cells: Sequence[tuple], run: Callable[..., dict], *, device: str,
     workers: int, limit: float,
 ) -> None:  # fmt: skip
-    """Run the cells whose result is not in the file yet; a cell's values are called ``names``.
+    """Run the cells that have no result in the file yet.
 
-    ``run(*cell, device)`` returns what is stored beside them. After ``limit`` seconds nothing more is started.
+    Args:
+        results: the JSON file, a list of objects.
+        names: the keys under which a cell's values are stored.
+        cells: the values of each cell.
+        run: called with a cell's values and the device; returns further entries to store.
+        device: auto, cpu or cuda.
+        workers: the number of parallel processes.
+        limit: seconds after which the program exits.
     """
 
     def key(row: dict) -> tuple[str, ...]:
@@ -26,7 +33,7 @@ def sweep(
     done = json.loads(results.read_text()) if results.exists() else []
     known = {key(row) for row in done}
     missing = [cell for cell in cells if tuple(map(str, cell)) not in known]
-    began = time.monotonic()
+    start = time.monotonic()
     results.parent.mkdir(exist_ok=True)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(run, *cell, device): cell for cell in missing}
@@ -35,12 +42,12 @@ def sweep(
             row = dict(zip(names, cell, strict=True))
             try:
                 row |= future.result()
-            except Exception as error:  # one method's failure must not lose the others' results
+            except Exception as error:  # the failure of one method must not end the others
                 row |= {"error": str(error)[:300]}
-            # Read again: another sweep may have added its own since.
+            # Read the file again, because another process may have added results.
             done = [*(json.loads(results.read_text()) if results.exists() else []), row]
             results.write_text(json.dumps(sorted(done, key=key), indent=0) + "\n")
             print({k: v for k, v in row.items() if k != "curve"}, flush=True)
-            if time.monotonic() - began > limit:
+            if time.monotonic() - start > limit:
                 print("time is up", flush=True)
                 os._exit(0)

@@ -1,4 +1,4 @@
-"""The work that benchmarks time, and the bare PyTorch loop they compare with."""
+"""What the benchmarks share: synthetic data, runs without evaluation, and a plain PyTorch loop for comparison."""
 
 from __future__ import annotations
 
@@ -11,13 +11,46 @@ import numpy as np
 import torch
 from torch import nn
 
+from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.data.preprocess import Preprocess
+from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.state_cache import StateCache
+from holdfast.methods import Method, parse_method
+from holdfast.models import parse_model
+from holdfast.training.session import Training
+
+MANY = 10**6  # rounds: more than any benchmark runs
+
+
+def prepare(
+    method: Method | str,
+    model: str,
+    federation: Federation,
+    *,
+    engine: str = "auto",
+    device: str = "cpu",
+    parallel_clients: int | None = None,
+    ray_address: str | None = None,
+    **settings: float | None,
+) -> Training:
+    """A run that evaluates nothing, so that only training is timed."""
+    method = parse_method(method) if isinstance(method, str) else method
+    schedule = Settings(**{"rounds": MANY, "evaluate_every": MANY, "evaluate_locals": False} | settings)
+    return Training(
+        method, parse_model(model), federation, schedule, engine=engine, device=device,
+        parallel_clients=parallel_clients, ray_address=ray_address,
+    )  # fmt: skip
+
+
+def rounds_of(training: Training) -> RoundLoop:
+    """The rounds of a run without a directory."""
+    return training.loop(StateCache(None, None))
 
 
 def cifar_shaped(samples: int, classes: int = 10, shape: tuple[int, ...] = (3, 32, 32)) -> Dataset:
-    """Random images and labels: timing does not look at pixels."""
+    """Random images and labels, since the time of training does not depend on pixels."""
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 256, (samples, *shape), dtype=np.uint8))
     y = torch.from_numpy(rng.integers(0, classes, samples))
@@ -27,26 +60,20 @@ def cifar_shaped(samples: int, classes: int = 10, shape: tuple[int, ...] = (3, 3
 
 
 def equal_federation(dataset: Dataset, clients: int, each: int) -> Federation:
-    """The first ``clients * each`` samples, ``each`` a client."""
+    """The first ``clients * each`` samples, ``each`` for every client."""
     offsets = np.arange(clients + 1, dtype=np.int64) * each
     return Federation(dataset, np.arange(clients * each, dtype=np.int64), offsets)
 
 
-def sized_federation(dataset: Dataset, sizes: np.ndarray) -> Federation:
-    """Clients of the given sizes."""
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Federation(dataset, np.arange(offsets[-1], dtype=np.int64), offsets)
-
-
 class BareLoop:
-    """What one would write by hand: one client after another, float data on the device, torch.optim.SGD."""
+    """FedAvg in plain PyTorch: one client after another, preprocessed data on the device, torch.optim.SGD."""
 
     def __init__(
-        self, net: nn.Module, federation: Federation, device: torch.device, *, batch_size: int, epochs: int,
-        lr: float, momentum: float, loss: Callable[..., torch.Tensor] | None = None,
+        self, net: nn.Module, federation: Federation, device: torch.device, *, batch_size: int, local_epochs: int,
+        lr: float = 0.01, momentum: float = 0.9,
     ) -> None:  # fmt: skip
-        self.device, self.batch_size, self.epochs = device, batch_size, epochs
-        self.lr, self.momentum, self.loss = lr, momentum, loss
+        self.device, self.batch_size, self.local_epochs = device, batch_size, local_epochs
+        self.lr, self.momentum = lr, momentum
         self.net = copy.deepcopy(net).to(device)
         self.weights = {k: v.clone() for k, v in self.net.state_dict().items()}
         dataset = federation.dataset
@@ -56,23 +83,18 @@ class BareLoop:
         self.rng = np.random.default_rng(0)
 
     def round(self, clients: np.ndarray) -> None:
-        """Train these clients and average."""
+        """Train these clients and average their weights."""
         total = {k: torch.zeros_like(v) for k, v in self.weights.items()}
         samples = 0
         for k in clients:
             ids = torch.from_numpy(self.federation.client(int(k))).to(self.device)
             self.net.load_state_dict(self.weights)
             optimiser = torch.optim.SGD(self.net.parameters(), lr=self.lr, momentum=self.momentum)
-            for _ in range(self.epochs):
+            for _ in range(self.local_epochs):
                 order = ids[torch.from_numpy(self.rng.permutation(len(ids))).to(self.device)]
                 for batch in order.split(self.batch_size):
                     optimiser.zero_grad()
-                    x, y = self.x[batch], self.y[batch]
-                    out = self.net(x)
-                    loss = nn.functional.cross_entropy(out, y)
-                    if self.loss is not None:
-                        loss = loss + self.loss(out, x, y)
-                    loss.backward()
+                    nn.functional.cross_entropy(self.net(self.x[batch]), self.y[batch]).backward()
                     optimiser.step()
             for name, value in self.net.state_dict().items():
                 total[name] += value * len(ids)
@@ -88,15 +110,15 @@ def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> f
 def seconds_in_turns(
     works: Mapping[str, Callable[[], object]], repeats: int, device: torch.device
 ) -> dict[str, float]:
-    """The median times of several, in seconds; passes alternate, so that a busy moment meets all of them."""
+    """The median time of each, in seconds. They take turns, so that other load on the machine affects all alike."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            began = time.perf_counter()
+            start = time.perf_counter()
             work()
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - began)
+            times[name].append(time.perf_counter() - start)
     return {name: statistics.median(taken) for name, taken in times.items()}

@@ -1,4 +1,4 @@
-"""Rounds of another framework, of Holdfast and of the bare loop in turn, in one process."""
+"""Times rounds of another framework, of Holdfast and of a plain loop, which take turns in one process."""
 
 from __future__ import annotations
 
@@ -17,22 +17,19 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from holdfast.core.settings import Settings
-from holdfast.methods import FedAvg
+import work as workload
 from holdfast.models import parse_model
 from holdfast.training.description import machine
-from holdfast.training.train import StateCache, Training
-from work import BareLoop, cifar_shaped, equal_federation
 
 LR, MOMENTUM = 0.01, 0.9
 
 
 @dataclass
 class Work:
-    """What is trained: all ``clients`` in every round, by SGD with `LR` and `MOMENTUM`."""
+    """The workload: all ``clients`` train in every round, by SGD with `LR` and `MOMENTUM`."""
 
-    clients: list[tuple[Tensor, Tensor]]  # inputs, ready for the model, and labels; on the device
-    net: nn.Module  # on the device too
+    clients: list[tuple[Tensor, Tensor]]  # preprocessed inputs and labels, on the device
+    net: nn.Module  # on the device
     batch_size: int
     epochs: int
 
@@ -42,7 +39,7 @@ CASES = {
     "O1": {"model": "linear", "each": 500, "batch_size": 50},
     "O2": {"model": "ntd-cifar", "each": 2, "batch_size": 2},
 }
-"""W, and the two of overhead.py; 10 clients. On a CPU W has one epoch, on a GPU all five."""
+"""W and the two cases of overhead.py, with 10 clients; one local epoch on a CPU, five on a GPU."""
 
 
 def measure(
@@ -50,44 +47,45 @@ def measure(
     rounds_of: Callable[[Work], Callable[[], object]],
     passes: int,
     device: torch.device,
-    follows: bool,
+    peer_only: bool,
 ) -> dict[str, float]:
-    batch, cuda = case["batch_size"], device.type == "cuda"
-    epochs = 5 if cuda else 1
-    federation = equal_federation(cifar_shaped(10 * case["each"] + 1000), 10, case["each"])
-    spec = parse_model(case["model"])
-    net = spec.build(federation.dataset.shape, 10, 0)
-    settings = Settings(
-        rounds=10**6, local_epochs=epochs, batch_size=batch, lr=LR, momentum=MOMENTUM, evaluate_every=10**6,
-        evaluate_locals=False,
-    )  # fmt: skip
-    loop = Training(FedAvg(), spec, federation, settings, device=str(device)).loop(StateCache(None, None))
-    bare = BareLoop(net, federation, device, batch_size=batch, local_epochs=epochs, lr=LR, momentum=MOMENTUM)
+    """Median milliseconds of a round of the plain loop, the other framework and Holdfast."""
+    cuda = device.type == "cuda"
+    schedule = {
+        "batch_size": case["batch_size"], "local_epochs": 5 if cuda else 1, "lr": LR, "momentum": MOMENTUM
+    }  # fmt: skip
+    dataset = workload.cifar_shaped(10 * case["each"] + 1000)
+    federation = workload.equal_federation(dataset, 10, case["each"])
+    net = parse_model(case["model"]).build(federation.dataset.shape, 10, 0)
+    training = workload.prepare("fedavg", case["model"], federation, device=str(device), **schedule)
+    loop = workload.rounds_of(training)
+    bare = workload.BareLoop(net, federation, device, **schedule)
     ids = [torch.from_numpy(federation.client(k)).to(device) for k in range(10)]
-    peer = rounds_of(Work([(bare.x[i], bare.y[i]) for i in ids], net.to(device), batch, epochs))
+    clients = [(bare.x[i], bare.y[i]) for i in ids]
+    peer = rounds_of(Work(clients, net.to(device), schedule["batch_size"], schedule["local_epochs"]))
     numbers = iter(range(1, 10**6))
     works = {
         "bare": lambda: bare.round(np.arange(10)),
         "peer": peer,
         "holdfast": lambda: loop.round(next(numbers)),
     }
-    if follows:
+    if peer_only:
         works = {"peer": peer}
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(passes + 1):  # the first warms up
         for name, work in works.items():
-            began = time.perf_counter()
+            start = time.perf_counter()
             work()
             if cuda:
                 torch.cuda.synchronize()
-            times[name].append(1e3 * (time.perf_counter() - began))
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(passes[1:]) for name, passes in times.items()}
 
 
-def main(name: str, rounds_of: Callable[[Work], Callable[[], object]], follows: bool = False) -> None:
-    """Measure a framework whose ``rounds_of(work)`` gives a function that does one round.
+def main(name: str, rounds_of: Callable[[Work], Callable[[], object]], peer_only: bool = False) -> None:
+    """Measure a framework whose ``rounds_of(work)`` returns a function that trains one round.
 
-    A process that ``follows`` only takes its part in the framework's rounds, and says nothing.
+    With ``peer_only`` the process only takes part in the framework's rounds, and prints nothing.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
@@ -99,16 +97,16 @@ def main(name: str, rounds_of: Callable[[Work], Callable[[], object]], follows: 
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    if follows:
+    if peer_only:
         for case in arguments.only:
-            measure(CASES[case], rounds_of, arguments.passes, device, follows)
+            measure(CASES[case], rounds_of, arguments.passes, device, peer_only)
         return
     print(f"{machine(device)}; medians of {arguments.passes} passes; × bare loop in brackets")
     print(f"{'work':6} {'bare ms':>9} {f'{name} ms':>24} {'holdfast ms':>20}")
     report: dict = {"peer": name, "machine": machine(device), "passes": arguments.passes}
     for case in arguments.only:
-        found = report[case] = measure(CASES[case], rounds_of, arguments.passes, device, follows)
-        shown = {key: f"{found[key]:.0f} ({found[key] / found['bare']:.2f})" for key in ("peer", "holdfast")}
-        print(f"{case:6} {found['bare']:9.0f} {shown['peer']:>24} {shown['holdfast']:>20}", flush=True)
+        times = report[case] = measure(CASES[case], rounds_of, arguments.passes, device, peer_only)
+        cells = {key: f"{times[key]:.0f} ({times[key] / times['bare']:.2f})" for key in ("peer", "holdfast")}
+        print(f"{case:6} {times['bare']:9.0f} {cells['peer']:>24} {cells['holdfast']:>20}", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

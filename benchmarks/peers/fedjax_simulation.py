@@ -34,14 +34,14 @@ def parameters_of(net: nn.Module) -> dict:
 
 
 def apply(net: nn.Module, parameters: dict, x: jax.Array) -> jax.Array:
-    """What ``net`` gives for images ``x`` (channels last) with these parameters."""
+    """The output of ``net`` for images ``x`` (channels last) with these parameters."""
     for name, layer in net.named_children():
         match layer:
             case nn.Conv2d():
                 weight, bias = parameters[name]["weight"], parameters[name]["bias"]
-                rim = [(pad, pad) for pad in layer.padding]
+                padding = [(pad, pad) for pad in layer.padding]
                 sizes = ("NHWC", "HWIO", "NHWC")
-                x = jax.lax.conv_general_dilated(x, weight, (1, 1), rim, dimension_numbers=sizes) + bias
+                x = jax.lax.conv_general_dilated(x, weight, (1, 1), padding, dimension_numbers=sizes) + bias
             case nn.Linear():
                 x = x @ parameters[name]["weight"] + parameters[name]["bias"]
             case nn.ReLU():
@@ -52,7 +52,7 @@ def apply(net: nn.Module, parameters: dict, x: jax.Array) -> jax.Array:
             case nn.Flatten():  # torch's features are channels first
                 x = jnp.moveaxis(x, -1, 1).reshape(len(x), -1)
             case _:
-                raise TypeError(f"no translation of {type(layer).__name__} to JAX")
+                raise TypeError(f"{type(layer).__name__} has no translation to JAX")
     return x
 
 
@@ -76,8 +76,8 @@ def rounds_of(work: Work) -> Callable[[], object]:
     def one_round() -> None:
         nonlocal state
         keys = jax.random.split(jax.random.PRNGKey(next(rounds)), len(clients))
-        taking_part = [(str(k), client, keys[k]) for k, client in enumerate(clients)]
-        state, _ = algorithm.apply(state, taking_part)
+        participants = [(str(k), client, keys[k]) for k, client in enumerate(clients)]
+        state, _ = algorithm.apply(state, participants)
         jax.block_until_ready(state.params)
 
     return one_round

@@ -1,4 +1,4 @@
-"""Flower's simulation: its FedAvg, and one client a core in processes of Ray.
+"""FedAvg in Flower's simulation, with one client per core in processes of Ray.
 
 pip install 'flwr[simulation]==1.42.*' .
 python benchmarks/peers/flower_simulation.py [--only W] [--passes 5] [--json FILE]
@@ -27,7 +27,7 @@ server, client = ServerApp(), ClientApp()
 
 @cache
 def _work(path: str) -> Work:
-    """What a client process trains, read once."""
+    """The workload of a client process, read once."""
     return torch.load(path, weights_only=False)
 
 
@@ -74,7 +74,7 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
-    import flower_simulation as again  # under a name by which Ray's processes find it, and keep what it has read
+    import flower_simulation as again  # as a module that Ray's processes can import, which keeps the cache
 
     cores = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(again.server, again.client, CLIENTS, backend_config=cores)

@@ -1,4 +1,4 @@
-"""Apple's pfl-research, in one process or, under torchrun, in several with a thread each.
+"""Apple's pfl-research, in one process, or with torchrun in several processes of one thread each.
 
 pip install 'pfl[pytorch]==0.6.0' .
 python benchmarks/peers/pfl_research.py [--only W] [--passes 5] [--device cuda] [--json FILE]
@@ -60,7 +60,7 @@ def rounds_of(work: Work) -> Callable[[], object]:
         FederatedAveraging().run(one_round, backend, model, local, send_metrics_to_platform=False)
 
     def together() -> None:
-        torch.distributed.barrier()  # the others wait here while the first measures something else
+        torch.distributed.barrier()  # the other processes wait here while the first measures the other programs
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         one()
@@ -70,4 +70,4 @@ def rounds_of(work: Work) -> Callable[[], object]:
 
 
 if __name__ == "__main__":
-    main("pfl-research", rounds_of, follows=os.environ.get("RANK", "0") != "0")
+    main("pfl-research", rounds_of, peer_only=os.environ.get("RANK", "0") != "0")

@@ -22,23 +22,23 @@ FOLDER = tempfile.TemporaryDirectory()
 
 
 def _write(work: Work) -> Path:
-    """The clients' samples where PFLlib reads them, beside the folder it is to be called from."""
+    """Write the clients' samples where PFLlib reads them; returns the working directory that it expects."""
     root = Path(tempfile.mkdtemp(dir=FOLDER.name))
     for part in ("train", "test"):
         (root / "dataset" / DATASET / part).mkdir(parents=True)
         for k, (x, y) in enumerate(work.clients):
             data = {"x": x.cpu().numpy(), "y": y.cpu().numpy()}
             np.savez(root / "dataset" / DATASET / part / f"{k}.npz", data=np.array(data, dtype=object))
-    called_from = root / "system"
-    called_from.mkdir()
-    return called_from
+    working_directory = root / "system"
+    working_directory.mkdir()
+    return working_directory
 
 
 def rounds_of(work: Work) -> Callable[[], object]:
     from flcore.servers.serveravg import FedAvg
 
     class Arguments(defaultdict[str, object]):
-        """What is not named here is 0: slow clients, new clients, attacks, few shots."""
+        """Options that are not listed default to 0: slow clients, new clients, attacks, few shots."""
 
         __getattr__ = defaultdict.__getitem__
 
@@ -56,15 +56,15 @@ def rounds_of(work: Work) -> Callable[[], object]:
         learning_rate_decay_gamma=1.0,
         time_threthold=10**9,
     )
-    called_from = _write(work)
-    with contextlib.chdir(called_from):
+    working_directory = _write(work)
+    with contextlib.chdir(working_directory):
         server = FedAvg(arguments, 0)
     for client in server.clients:
         client.optimizer = torch.optim.SGD(client.model.parameters(), LR, momentum=MOMENTUM)
 
     def one_round() -> None:
         """As in flcore.servers.serveravg.FedAvg.train, without the test."""
-        with contextlib.chdir(called_from):
+        with contextlib.chdir(working_directory):
             server.selected_clients = server.select_clients()
             server.send_models()
             for client in server.selected_clients:

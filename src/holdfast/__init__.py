@@ -8,14 +8,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from holdfast import methods as methods
     from holdfast import metrics as metrics
     from holdfast import models as models
     from holdfast.api import *  # noqa: F403
-    from holdfast.methods import *  # noqa: F403  (mypy does not look into the list that `api.__all__` unpacks)
-
-__version__ = "0.1.0"
+    from holdfast.methods import *  # noqa: F403  (mypy does not evaluate the list that `api.__all__` unpacks)
+    from holdfast.methods.builtin import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,9 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.cli import COMMANDS, app
-from holdfast.cli.machine import EXTRAS
-from holdfast.cli.options import HELP
+from holdfast.cli.inspect import FIGURES as cli_figures
 from holdfast.cli.printing import print_table
-from holdfast.cli.seeing import FIGURES as cli_figures
+from holdfast.cli.reference import EXTRAS
 from holdfast.core.errors import install
 from holdfast.report import tracker
 
@@ -73,29 +73,30 @@ def test_every_command_explains_itself_with_an_example(command):
 
 
 def test_every_setting_is_an_option_and_explained():
-    from dataclasses import fields
-
-    explained = [name for group in HELP.values() for name in group]
-    assert sorted(explained) == sorted(field.name for field in fields(hf.Experiment))
+    shown = good("run", "--help")
+    for field in fields(hf.Experiment):
+        assert f"--{field.name.replace('_', '-')}" in shown
+        assert field.metadata["help"]
 
 
 def test_help_names_every_preset():
     from holdfast.data.preprocess import PRESETS
 
-    assert set(re.findall(r"[\w-]+", HELP["Data and clients"]["preprocess"].split(":")[1])) == set(PRESETS)
+    (preprocess,) = [f.metadata["help"] for f in fields(hf.Experiment) if f.name == "preprocess"]
+    assert set(re.findall(r"[\w-]+", preprocess.split(":")[1])) == set(PRESETS)
 
 
-def test_compare_shows_no_option_it_refuses():
+def test_help_of_compare_hides_the_refused_option():
     assert "--method" not in good("compare", "--help")
 
 
-def test_help_does_not_wait_for_torch():
+def test_help_does_not_import_torch():
     code = "import sys; from holdfast.cli import app; print('torch' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "False\n"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output == "False\n"
 
 
-def test_the_program_says_its_version():
+def test_the_version_is_printed():
     shown = subprocess.run([*PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
     assert shown == f"holdfast {hf.__version__}\n"
 
@@ -104,7 +105,7 @@ def test_the_program_says_its_version():
 
 
 def test_run_by_options_is_run_by_file(run, tmp_path):
-    told = json.loads(good("run", run / "experiment.yaml", "--out", tmp_path / "again", "--json"))
+    output = json.loads(good("run", run / "experiment.yaml", "--out", tmp_path / "again", "--json"))
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
     direct = hf.Experiment(
         clients=5,
@@ -116,8 +117,8 @@ def test_run_by_options_is_run_by_file(run, tmp_path):
         seed=1,
         device="cpu",
     ).run()
-    assert told["accuracy"] == direct.accuracy
-    assert told["hash"] == direct.experiment["hash"]
+    assert output["accuracy"] == direct.accuracy
+    assert output["hash"] == direct.experiment["hash"]
     changed = good(
         "run",
         run / "experiment.yaml",
@@ -133,7 +134,7 @@ def test_run_by_options_is_run_by_file(run, tmp_path):
     assert hf.RunDirectory.open(tmp_path / "c").experiment["method"]["beta"] == 0.5
 
 
-def test_a_run_finds_itself_a_place(tmp_path, monkeypatch):
+def test_a_run_without_out_gets_a_new_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     good("run", *SMALL, "--rounds", 1)
     good("run", *SMALL, "--rounds", 1)
@@ -152,11 +153,11 @@ def test_resume_of_a_finished_run_changes_nothing(run):
 def test_compare_prints_means_and_a_test(tmp_path):
     arguments = ["compare", "fedavg", "fedprox", *SMALL, "--seeds", 2, "--out", tmp_path / "c"]
     shown = good(*arguments)
-    told = json.loads(good(*arguments, "--json"))
-    for row in told["rows"]:
+    output = json.loads(good(*arguments, "--json"))
+    for row in output["rows"]:
         mean, deviation = 100 * np.mean(row["accuracy"]), 100 * np.std(row["accuracy"], ddof=1)
         assert re.search(rf"{row['method']}\s+{mean:.2f} ± {deviation:.2f}", shown)
-    assert f"{told['rows'][1]['p_value']:.3f}" in shown
+    assert f"{output['rows'][1]['p_value']:.3f}" in shown
     assert good("table", tmp_path / "c").count("\n| fed") == 2
 
 
@@ -175,13 +176,13 @@ def test_tables_fold_words_and_never_cut_numbers(columns, monkeypatch, capsys):
     assert columns < 80 or max(map(len, lines)) <= columns
 
 
-def test_trackers_are_told(tmp_path):
+def test_records_go_to_trackers(tmp_path):
     good("run", *SMALL, "--track", "csv", "--out", tmp_path / "t")
     with open(tmp_path / "t" / "metrics.csv", newline="") as file:
         assert [row["round"] for row in csv.DictReader(file)] == ["1", "2", "3"]
 
 
-def test_a_resumed_run_goes_on_telling_its_tracker(tmp_path):
+def test_a_resumed_run_continues_its_tracker(tmp_path):
     def stop(record):
         if record["round"] == 2:
             raise KeyboardInterrupt
@@ -195,7 +196,7 @@ def test_a_resumed_run_goes_on_telling_its_tracker(tmp_path):
         assert [row["round"] for row in csv.DictReader(file)] == ["1", "2", "3", "4"]
 
 
-def test_interrupt_says_how_to_go_on(tmp_path):
+def test_an_interrupt_prints_how_to_continue(tmp_path):
     out = tmp_path / "my run"
     process = subprocess.Popen(
         [*PROGRAM, "run", *SMALL, "--rounds", "1000000", "--out", str(out)], stderr=subprocess.PIPE, text=True,
@@ -210,15 +211,15 @@ def test_interrupt_says_how_to_go_on(tmp_path):
     assert process.stderr.read().strip() == f"holdfast: stopped; continue with: holdfast resume '{out}'"
 
 
-# Seeing ---------------------------------------------------------------------------------------------------
+# Inspecting -----------------------------------------------------------------------------------------------
 
 
 def test_show(run):
-    told = json.loads(good("show", run, "--json"))
+    output = json.loads(good("show", run, "--json"))
     opened = hf.Run.open(run)
-    assert told["state"] == "finished"
-    assert told["accuracy"] == opened.accuracy
-    assert told["forgetting"] == pytest.approx(opened.forgetting)
+    assert output["state"] == "finished"
+    assert output["accuracy"] == opened.accuracy
+    assert output["forgetting"] == pytest.approx(opened.forgetting)
     assert f"{opened.accuracy:.2%}" in good("show", run)
 
 
@@ -228,8 +229,8 @@ def test_show_and_export_of_a_run_that_recorded_little(tmp_path):
         for round in (1, 2):
             little.append({"round": round, "accuracy": round / 4})
     assert "mine: interrupted after 2 of 3 rounds" in good("show", little.path)
-    told = json.loads(good("show", little.path, "--json"))
-    assert (told["accuracy"], told["forgetting"]) == (0.5, None)
+    output = json.loads(good("show", little.path, "--json"))
+    assert (output["accuracy"], output["forgetting"]) == (0.5, None)
     good("export", little.path, tmp_path / "little.csv")
     assert (tmp_path / "little.csv").read_text().splitlines() == ["round,accuracy", "1,0.25", "2,0.5"]
 
@@ -289,10 +290,10 @@ def test_report_figure_and_table(run, tmp_path):
 def test_partition_prints_saves_and_is_used_again(tmp_path):
     chosen = ["--clients", 6, "--partition", "shards:2", "--seed", 4]
     saved = tmp_path / "federation.json"
-    told = json.loads(good("partition", *chosen, "--save", saved, "--draw", tmp_path / "who.png", "--json"))
+    output = json.loads(good("partition", *chosen, "--save", saved, "--draw", tmp_path / "who.png", "--json"))
     federation = hf.federate(hf.load("digits"), hf.Shards(2), clients=6, seed=4)
-    assert told["hash"] == federation.hash
-    assert told["label_counts"] == federation.label_counts().tolist()
+    assert output["hash"] == federation.hash
+    assert output["label_counts"] == federation.label_counts().tolist()
     assert (tmp_path / "who.png").stat().st_size > 1000
     assert federation.hash in good("partition", *chosen)
     again = json.loads(
@@ -315,18 +316,18 @@ def test_partition_prints_saves_and_is_used_again(tmp_path):
 
 
 def test_stream_prints_every_stage():
-    told = json.loads(good("stream", "--clients", 3, "--stream", 2, "--partition", "iid", "--json"))
-    assert told["stages"] == 2
-    assert np.sum(told["label_counts"]) == 1438
-    assert np.shape(told["label_counts"]) == (2, 3, 10)
+    output = json.loads(good("stream", "--clients", 3, "--stream", 2, "--partition", "iid", "--json"))
+    assert output["stages"] == 2
+    assert np.sum(output["label_counts"]) == 1438
+    assert np.shape(output["label_counts"]) == (2, 3, 10)
 
 
 def test_diagnose_own_counts(tmp_path):
     (tmp_path / "counts.csv").write_text("30,0\n0,10\n")
-    told = json.loads(good("diagnose", tmp_path / "counts.csv", "--json"))["measures"]
-    assert told["imbalance_ratio"] == 3
-    assert told["missing_classes"] == 1
-    assert "Most like" in good("diagnose", tmp_path / "counts.csv")
+    output = json.loads(good("diagnose", tmp_path / "counts.csv", "--json"))["measures"]
+    assert output["imbalance_ratio"] == 3
+    assert output["missing_classes"] == 1
+    assert "Most similar" in good("diagnose", tmp_path / "counts.csv")
 
 
 @pytest.mark.parametrize(
@@ -345,14 +346,14 @@ def test_diagnose_own_counts(tmp_path):
 )
 def test_diagnose_reads_counts_as_people_and_pandas_write_them(text, tmp_path):
     (tmp_path / "counts.csv").write_text(text, encoding="utf-8")
-    told = json.loads(good("diagnose", tmp_path / "counts.csv", "--json"))["measures"]
-    assert (told["clients"], told["classes"], told["samples"]) == (2, 3, 36)
+    output = json.loads(good("diagnose", tmp_path / "counts.csv", "--json"))["measures"]
+    assert (output["clients"], output["classes"], output["samples"]) == (2, 3, 36)
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("5,-6\n8,9", "'-6' in line 1 is no number of samples"),
+        ("5,-6\n8,9", "'-6' in line 1 is not a number of samples"),
         ("cat,dog\n5,6.5", "'6.5' in line 2"),
         ("cat,dog\n5,6\n\n8,", "'' in line 4"),
         ("cat,dog\n5,6\n8", "line 3 has 1 columns and the first one 2"),
@@ -370,15 +371,15 @@ def test_counts_that_cannot_be_are_refused(text, sentence, tmp_path):
 def test_diagnose_names_the_table_its_methods_come_from(tmp_path):
     named = ["client,cat,dog,eel"] + [f"{k},{'9,9,0' if k % 2 else '0,9,9'}" for k in range(10)]
     (tmp_path / "named.csv").write_text("\n".join(named))
-    told = json.loads(good("diagnose", tmp_path / "named.csv", "--json"))
-    assert told["measures"]["samples"] == 180
-    assert all(found["table"].startswith("results/") for found in told["measured"])
-    said = good("diagnose", tmp_path / "named.csv")
-    assert told["measured"][0]["table"] in said
-    assert told["measured"][0]["scores"][0]["method"] in said
+    output = json.loads(good("diagnose", tmp_path / "named.csv", "--json"))
+    assert output["measures"]["samples"] == 180
+    assert all(found["table"].startswith("results/") for found in output["measured"])
+    printed = good("diagnose", tmp_path / "named.csv")
+    assert output["measured"][0]["table"] in printed
+    assert output["measured"][0]["scores"][0]["method"] in printed
 
 
-# What there is --------------------------------------------------------------------------------------------
+# Reference ------------------------------------------------------------------------------------------------
 
 
 def test_methods_and_datasets_as_json():
@@ -393,23 +394,23 @@ def test_methods_and_datasets_as_json():
     assert datasets["cifar10"]["train"] == 50_000
 
 
-def test_datasets_says_what_to_get_and_where_to_put_it(tmp_path, monkeypatch):
+def test_datasets_lists_missing_files_and_where_to_put_them(tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    said = good("datasets")
-    assert "cifar100 needs cifar-100-python.tar.gz: get it from https://www.cs.toronto.edu/" in said
-    assert f"and put it in {tmp_path / 'cifar100'}" in said
+    output = good("datasets")
+    assert "cifar100 needs cifar-100-python.tar.gz: get it from https://www.cs.toronto.edu/" in output
+    assert f"and put it in {tmp_path / 'cifar100'}" in output
 
 
 def test_doctor_names_versions_and_engines():
-    told = json.loads(good("doctor", "--json"))
-    assert told["versions"]["torch"] == torch.__version__
-    assert set(told["engines"]) >= {"sequential", "vectorized", "auto"}
+    output = json.loads(good("doctor", "--json"))
+    assert output["versions"]["torch"] == torch.__version__
+    assert set(output["engines"]) >= {"sequential", "vectorized", "auto"}
     active = "CUDA graphs" if torch.cuda.is_available() else "recorded steps"
-    assert told["engines"][active].startswith("active")
+    assert output["engines"][active].startswith("active")
 
 
-# What is wrong --------------------------------------------------------------------------------------------
+# Errors ---------------------------------------------------------------------------------------------------
 
 RUN = ["run", "--clients", "5"]
 
@@ -445,10 +446,10 @@ RUN = ["run", "--clients", "5"]
         (["diagnose", "nowhere.csv"], "cannot read 'nowhere.csv'"),
         (["diagnose", "nowhere"], "cannot read 'nowhere'"),
         ([*RUN, "--data", "photos/"], "there is no folder photos, and no data set of that name"),
-        ([*RUN, "--skew", "rotation=-10,noise=1"], "rotation of a feature skew must be 0 or more, not -10"),
+        ([*RUN, "--skew", "rotation=-10,noise=1"], "feature skew: rotation is -10.0; it must be at least 0"),
         (
             [*RUN, "--partition", "by-writer"],
-            "writer of a sample; femnist, or mnist beside QMNIST's labels, does",
+            "has no group 'writer'; femnist, or mnist with QMNIST's labels, has one",
         ),
         (["ui", ".", "--port", "99999"], "there is no port 99999; choose one from 1 to 65535"),
     ],
@@ -485,7 +486,7 @@ def test_a_file_of_a_run_is_not_the_run(run):
         result = call(command, run / "experiment.yaml")
         assert result.exit_code == 2
         assert result.stderr.strip().endswith(
-            f"experiment.yaml holds no run: it is a file; name a directory, as {run}"
+            f"experiment.yaml holds no run: it is a file; name a directory, such as {run}"
         )
 
 
@@ -495,10 +496,10 @@ def test_a_damaged_federation_file_is_refused(tmp_path):
     content["indices"][5] = "seven"
     (tmp_path / "f.json").write_text(json.dumps(content))
     result = call("run", "--federation", tmp_path / "f.json", "--model", "linear", "--out", tmp_path / "run")
-    assert (result.exit_code, "'seven' among its indices is no whole number" in result.stderr) == (2, True)
+    assert (result.exit_code, "indices[5] is 'seven', not a whole number" in result.stderr) == (2, True)
 
 
-def test_diagnose_says_what_a_file_must_be(tmp_path):
+def test_diagnose_refuses_other_files(tmp_path):
     (tmp_path / "counts.txt").write_text("1,2")
     result = call("diagnose", tmp_path / "counts.txt")
     assert (result.exit_code, "it must be an experiment (.yaml), a federation" in result.stderr) == (2, True)
@@ -522,11 +523,11 @@ def test_diagnose_of_a_saved_mixture_finds_its_parts(tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.data.sources.load", lambda name, **_: known[name])
     mixture = ["--data", "mixed-digits:mnist,usps", "--partition", "by-domain", "--clients", 4, "--seed", 3]
     good("partition", *mixture, "--save", tmp_path / "mixture.json")
-    told = json.loads(good("diagnose", tmp_path / "mixture.json", "--json"))["measures"]
-    assert (told["clients"], told["samples"]) == (4, 80)
+    output = json.loads(good("diagnose", tmp_path / "mixture.json", "--json"))["measures"]
+    assert (output["clients"], output["samples"]) == (4, 80)
 
 
-def test_one_damaged_run_is_named_and_several_go_on_without_it(run, tmp_path):
+def test_a_damaged_run_is_named_and_left_out(run, tmp_path):
     for name in ("whole", "unreadable", "broken"):
         shutil.copytree(run, tmp_path / "runs" / name)
     (tmp_path / "runs/unreadable/experiment.yaml").write_text("a: [")
@@ -535,11 +536,11 @@ def test_one_damaged_run_is_named_and_several_go_on_without_it(run, tmp_path):
     metrics.write_text(f"{first}\nbroken\n{last}\n")
     result = call("table", tmp_path / "runs")
     assert (result.exit_code, result.stdout.count("\n| fed")) == (0, 1)
-    said = sorted(result.stderr.splitlines())
-    assert len(said) == 2
-    assert "broken is left out: " in said[0]
-    assert "metrics.jsonl is damaged: line 2" in said[0]
-    assert "unreadable/experiment.yaml is damaged: it is not YAML" in said[1]
+    output = sorted(result.stderr.splitlines())
+    assert len(output) == 2
+    assert "broken is left out: " in output[0]
+    assert "metrics.jsonl is damaged: line 2" in output[0]
+    assert "unreadable/experiment.yaml is damaged: it is not YAML" in output[1]
     for name, sentence in (("broken", "line 2"), ("unreadable", "experiment.yaml is damaged")):
         result = call("table", tmp_path / "runs" / name)
         assert (result.exit_code, result.stdout, sentence in result.stderr) == (2, "", True)
@@ -576,7 +577,7 @@ def test_output_that_cannot_be_written_is_one_sentence(command):
     assert (result.returncode, result.stderr) == (2, "holdfast: the output: No space left on device\n")
 
 
-def test_whoever_has_read_enough_may_leave():
+def test_a_closed_pipe_is_no_error():
     with subprocess.Popen([*PROGRAM, "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
         program.stdout.close()
         assert program.stderr.read() == b""

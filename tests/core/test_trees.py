@@ -1,9 +1,20 @@
-"""Trees of tensors: adding, and writing to and copying from many lanes at once."""
+"""Trees of tensors: addition, and copies to and from lanes."""
 
 import pytest
 import torch
 
-from holdfast.core.trees import add_, changes, copies_of_lanes, copy_, stack_like, write_lanes
+from holdfast.core.trees import (
+    add_,
+    changes,
+    copies_of_lanes,
+    copy_,
+    leaves,
+    stack_like,
+    tree_map,
+    unflatten,
+    where,
+    write_lanes,
+)
 
 
 def tree(value: float) -> dict:
@@ -13,7 +24,7 @@ def tree(value: float) -> dict:
     }
 
 
-def test_sums_take_a_copy_first_and_then_add():
+def test_add_copies_new_leaves_and_adds_to_others():
     first, total = tree(1), {}
     add_(total, first)
     add_(total, tree(2))
@@ -40,7 +51,7 @@ def test_lanes_are_written_and_copied_by_number(lanes):
 
 
 @pytest.mark.parametrize("lanes", [[1, 2, 3], [0, 2]])
-def test_what_all_lanes_share_reaches_each_of_them_and_no_other(lanes):
+def test_a_shared_tensor_is_written_to_the_given_lanes_only(lanes):
     stacked, shared = stack_like(tree(0), 5), tree(7)
     write_lanes(stacked, [shared] * len(lanes), lanes)
     assert [lane for lane in range(5) if stacked["b"]["c"][lane, 0, 0] == 8] == lanes
@@ -48,7 +59,7 @@ def test_what_all_lanes_share_reaches_each_of_them_and_no_other(lanes):
     assert stacked["a"].sum().item() == 4 * 3 * len(lanes)
 
 
-def test_a_part_is_copied_to_where_it_belongs():
+def test_copy_writes_a_part_of_a_tree():
     target, part = tree(1), {"b": {"n": torch.tensor(9)}}
     copy_(target, part)
     assert target["b"]["n"].item() == 9
@@ -60,3 +71,17 @@ def test_changes_are_the_new_tensors_at_any_depth():
     new = {"a": old["a"], "b": old["b"] | {"n": torch.tensor(9)}}
     assert changes(new, old) == {"b": {"n": new["b"]["n"]}}
     assert changes({"a": new["b"]["c"], "b": old["b"]}, old) == {"a": new["b"]["c"]}
+
+
+def test_tree_map_applies_a_function_to_leaves_at_the_same_path():
+    part = {"b": {"c": torch.ones(2, 2)}}
+    assert tree_map(lambda a, b: (a + b).tolist(), part, tree(1)) == {"b": {"c": [[3, 3], [3, 3]]}}
+    assert tree_map(torch.numel, tree(0)) == {"a": 3, "b": {"c": 4, "n": 1}}
+    chosen = where(torch.tensor(False), part, tree(1))
+    assert chosen["b"]["c"].tolist() == [[2, 2], [2, 2]]
+
+
+def test_unflatten_is_the_inverse_of_leaves():
+    flat = dict(leaves(tree(1)))
+    assert list(flat) == ["a", "b/c", "b/n"]
+    assert dict(leaves(unflatten(flat))) == flat

@@ -71,14 +71,14 @@ def test_labels_and_classes():
 
 
 @pytest.mark.parametrize("given", [np.array(["ill", "well"]), np.array([7, 9]), [7, "well"]])
-def test_names_of_classes_are_texts_that_a_file_can_hold(given):
+def test_class_names_become_strings(given):
     names = from_arrays(pixels(6, 1, 4, 4), classes=given).classes
     assert names == tuple(str(name) for name in given)
     assert {type(name) for name in names} == {str}
 
 
 class Table:
-    """What pandas and others have: columns, and a way to become an array."""
+    """A table with columns that NumPy can convert, as in pandas."""
 
     def __init__(self, values):
         self.values = values
@@ -87,14 +87,14 @@ class Table:
         return np.array(self.values, dtype=dtype)
 
 
-def test_tables_are_taken_for_the_arrays_they_become():
+def test_tables_are_converted_to_arrays():
     x, y = [[0.5, 2.0], [1.0, 3.0], [4.0, -1.0]], [0, 1, 1]
     data = Dataset.from_arrays(Table(x), Table(y), Table(x[:1]), Table(y[:1]))
     assert data.x_train.tolist() == x
     assert data.y_train.tolist() == y
 
 
-def test_a_data_set_tells_itself_in_one_line():
+def test_repr_of_a_data_set_is_one_line():
     images, labels = np.zeros((6, 5, 4), np.uint8), np.arange(6) % 3
     data = Dataset.from_arrays(images, labels, images[:2], labels[:2], name="mine")
     assert repr(data) == "Dataset('mine', 6 + 2 samples of shape (1, 5, 4), 3 classes)"
@@ -124,27 +124,27 @@ NAN = np.array([[1.0, 2.0], [np.nan, 1.0], [0.0, 0.0], [np.inf, 1.0]])
             "x_train holds NaN or infinite values in 2 of 4 samples, first in sample 1",
         ),
         ((NAN[:1], Y[:1], NAN, Y), {}, "x_test holds NaN"),
-        ((X, Y, X, Y), {"classes": ["one"]}, "y_train has labels from 0 to 1, but they must lie from 0 to 0"),
+        ((X, Y, X, Y), {"classes": ["one"]}, "y_train has labels from 0 to 1, but they must be from 0 to 0"),
         ((X, Y - 1, X, Y), {}, "labels from -1 to 0"),
         ((X, Y[:3], X, Y), {}, "x_train has 4 samples, but y_train has 3 labels"),
         ((X, Y, X[:3], Y), {}, "x_test has 3 samples, but y_test has 4 labels"),
         ((X[:0], Y[:0], X, Y), {}, "x_train is empty"),
         ((X, Y, X, Y[:0]), {}, "y_test is empty"),
-        ((X, np.eye(4), X, Y), {}, "one label a sample"),
+        ((X, np.eye(4), X, Y), {}, "one label per sample"),
         ((X, Y + 0.5, X, Y), {}, "whole numbers"),
-        ((X, Y, X[:, :, :4], Y), {}, r"training have shape \(3, 8, 8\), for testing \(3, 4, 8\)"),
+        ((X, Y, X[:, :, :4], Y), {}, r"training samples have shape \(3, 8, 8\), test samples \(3, 4, 8\)"),
         ((X, Y, X / 255, Y), {}, "both be images"),
         ((X[:, 0].astype(int), Y, X[:, 0].astype(int) + 200, Y), {}, "both be images"),
         ((np.array(["a", "b"]), Y[:2], X, Y), {}, "x_train must be an array of numbers"),
         (
             (X, np.array(["a", "b", "a", "b"]), X, Y),
             {},
-            "y_train .* holds texts .*; give the names as classes",
+            "y_train .* holds strings .*; pass the names as classes",
         ),
         (([[1, 2], [3]], Y[:2], X, Y), {}, "x_train must be an array of numbers"),
         ((X, Y, X, Y), {"classes": "ab"}, "classes must be a list of names, .* not 'ab'"),
         ((X, Y, X, Y), {"classes": 2}, "classes must be a list of names, .* not 2"),
-        ((X, Y, X, Y), {"classes": ["a", "a"]}, "classes must differ, but 'a' is there more than once"),
+        ((X, Y, X, Y), {"classes": ["a", "a"]}, "classes must differ, but 'a' occurs more than once"),
         ((X, Y, X, Y), {"groups": {"w": Y}}, r"group 'w' is a ndarray; it must be a holdfast\.Group\("),
         ((X * 1j, Y, X, Y), {}, "real numbers"),
         ((X, Y, X, Y), {"preprocess": Preprocess((0.5, 0.5), (1.0, 1.0))}, "mean has 2 channels"),
@@ -156,7 +156,7 @@ NAN = np.array([[1.0, 2.0], [np.nan, 1.0], [0.0, 0.0], [np.inf, 1.0]])
         ),
     ],
 )
-def test_mistakes_are_named(arrays, options, words):
+def test_invalid_arguments_raise_errors(arrays, options, words):
     with pytest.raises(HoldfastError, match=words):
         Dataset.from_arrays(*arrays, **options)
 
@@ -191,7 +191,7 @@ def test_folder_without_split_is_split_by_seed(tmp_path):
 
 
 @pytest.mark.parametrize("parts", [("train", "val"), ("train",), ("Train", "Test")])
-def test_parts_of_a_tree_are_not_taken_for_classes(tmp_path, parts):
+def test_parts_of_a_tree_are_not_classes(tmp_path, parts):
     for part in parts:
         for name in ("cat", "dog"):
             for i in range(5):
@@ -232,7 +232,7 @@ def test_one_colour_image_makes_all_of_them_colour(tmp_path):
     np.testing.assert_array_equal(data.x_train[1], colour.transpose(2, 0, 1))
 
 
-def test_unusable_folders_are_named(tmp_path):
+def test_invalid_folders_raise_errors(tmp_path):
     with pytest.raises(HoldfastError, match="there is no folder"):
         Dataset.from_folder(tmp_path / "none")
     with pytest.raises(HoldfastError, match="has no images laid out as"):

@@ -1,4 +1,4 @@
-"""Measures of heterogeneity against SciPy and definitions, and regimes that recognise themselves."""
+"""Measures of heterogeneity against SciPy and definitions, and the nearest regime."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_extremes():
     assert label_skew(np.eye(100, dtype=int)) > 0.95
 
 
-def test_diagnose_tells_everything():
+def test_diagnose_returns_all_measures():
     told = diagnose([[10, 0, 0], [5, 5, 0], [0, 0, 0], [0, 0, 2]])
     assert told["clients"] == 4
     assert told["classes"] == 3
@@ -61,7 +61,7 @@ def test_diagnose_tells_everything():
 @pytest.mark.parametrize(
     "table", [[1, 2], [[-1, 2]], [[0, 0]], [[0.5, 1]], [[float("nan"), 1]], [["a"]], [[]]]
 )
-def test_what_is_not_a_table_of_counts_is_refused(table):
+def test_invalid_label_counts_raise_errors(table):
     with pytest.raises(HoldfastError, match="label counts"):
         diagnose(table)
 
@@ -76,7 +76,7 @@ def test_a_regime_is_nearest_to_itself(name):
     assert found["distance"] == pytest.approx(0, abs=1e-9)
 
 
-def test_a_federation_of_ones_own_finds_its_regime():
+def test_a_federation_finds_its_regime():
     # Ten classes, two a client, all equal: FedNTD's s=2, which has a few clients with one class only.
     table = np.zeros((50, 10), int)
     for k in range(50):
@@ -87,7 +87,7 @@ def test_a_federation_of_ones_own_finds_its_regime():
     assert "FedNTD" in found["source"]
 
 
-def test_imbalance_alone_sets_a_federation_apart():
+def test_imbalance_alone_increases_the_distance():
     assert nearest_regime([[10_000, 1000, 100]] * 10)["distance"] > 0.8
     assert nearest_regime([[1000, 1000, 1000]] * 10)["distance"] < 0.1
 

@@ -1,4 +1,4 @@
-"""Federations: an index that answers who holds what, keeps to its hash, and refuses what cannot be."""
+"""Federations: queries, hash, files and validation."""
 
 import json
 import tracemalloc
@@ -52,7 +52,7 @@ def stream_by_hand(toy, **more):
     return Federation(toy, np.arange(10), np.array([0, 2, 5, 5, 5, 6, 10]), stages=3, **more)
 
 
-def test_stages_lie_within_clients(toy):
+def test_stages_are_ordered_within_clients(toy):
     federation = stream_by_hand(toy)
     assert federation.clients == 2
     assert [federation.client(0, s).tolist() for s in range(3)] == [[0, 1], [2, 3, 4], []]
@@ -84,7 +84,7 @@ def test_a_missing_stage_is_refused(toy):
         ([400], [0, 1], 1),
     ],
 )
-def test_an_index_that_does_not_fit_is_refused(toy, indices, offsets, stages):
+def test_invalid_indices_and_offsets_raise_errors(toy, indices, offsets, stages):
     with pytest.raises(HoldfastError):
         Federation(toy, np.array(indices), np.array(offsets), stages=stages)
 
@@ -110,7 +110,7 @@ def test_the_hash_is_of_the_content(toy):
     assert len(one.hash) == 64
 
 
-def test_the_hash_tells_where_one_array_ends(toy):
+def test_the_hash_depends_on_the_lengths_of_arrays(toy):
     held = Federation(toy, np.array([0]), np.array([0, 1]))
     public = Federation(toy, np.array([], int), np.array([0, 0]), public=np.array([1]))
     assert held.hash != public.hash
@@ -130,7 +130,7 @@ def test_the_same_seed_gives_the_same_hash(seed, alpha, clients):
     assert federation_from(toy, one.partition).hash == one.hash
 
 
-def test_a_federation_tells_itself_in_one_line(toy):
+def test_repr_of_a_federation_is_one_line(toy):
     dealt = federate(toy, Dirichlet(0.5, min_size=0), clients=3, seed=7)
     assert repr(dealt) == f"Federation({toy!r}, 3 clients, name=dirichlet, alpha=0.5, min_size=0, seed=7)"
     staged = stream(toy, IID(), clients=2, tasks_per_client=2)
@@ -145,7 +145,7 @@ def test_a_partition_may_be_named(toy):
         federate(toy, "dirichlt:0.5", clients=3)
 
 
-def test_a_file_gives_the_same_federation_back(toy, tmp_path):
+def test_a_saved_federation_is_loaded_unchanged(toy, tmp_path):
     path = tmp_path / "federation.json"
     made = federate(toy, Dirichlet(0.5, min_size=1), clients=5, seed=1, public=0.2)
     made.save(path)
@@ -158,7 +158,7 @@ def test_a_file_gives_the_same_federation_back(toy, tmp_path):
     np.testing.assert_array_equal(read.public, made.public)
 
 
-def test_a_file_brings_its_feature_skew_back(toy, tmp_path):
+def test_loading_applies_the_feature_skew_again(toy, tmp_path):
     path = tmp_path / "federation.json"
     made = federate(toy, IID(), clients=4, skew=FeatureSkew(noise=0.3, contrast=0.5, groups=2))
     made.save(path)
@@ -167,7 +167,7 @@ def test_a_file_brings_its_feature_skew_back(toy, tmp_path):
     assert not torch.equal(read.dataset.x_train, toy.x_train)
 
 
-def test_a_file_that_does_not_fit_is_refused(toy, tmp_path):
+def test_invalid_files_raise_errors(toy, tmp_path):
     path = tmp_path / "federation.json"
     made = federate(toy, IID(), clients=4)
     made.save(path)
@@ -185,9 +185,9 @@ def test_a_file_that_does_not_fit_is_refused(toy, tmp_path):
     with pytest.raises(HoldfastError, match="cannot read the federation"):
         Federation.load(tmp_path / "none.json", toy)
     for key, value, words in (
-        ("indices", [0, "one"], "'one' among its indices is no whole number"),
-        ("offsets", [0, [1]], r"\[1\] among its offsets"),
-        ("public", [2**80], "among its public is no whole number"),
+        ("indices", [0, "one"], r"indices\[1\] is 'one', not a whole number"),
+        ("offsets", [0, [1]], r"offsets\[1\] is \[1\]"),
+        ("public", [2**80], r"public\[0\] is \d+, not a whole number"),
         ("leaves", None, "'leaves' is missing or damaged"),
         ("stages", "2", "'stages' is missing or damaged"),
         ("stages", 0, "offsets must begin with 0"),
@@ -198,7 +198,7 @@ def test_a_file_that_does_not_fit_is_refused(toy, tmp_path):
             Federation.load(path, toy)
 
 
-def test_given_ids_are_taken_as_they_are(toy):
+def test_given_ids_are_kept(toy):
     federation = federate(toy, [[5, 3], [], np.array([7])], public=[9, 8])
     assert [federation.client(k).tolist() for k in range(3)] == [[5, 3], [], [7]]
     assert federation.public.tolist() == [8, 9]
@@ -211,21 +211,21 @@ def test_given_ids_are_taken_as_they_are(toy):
     [
         ([], {}, "at least 1 client"),
         ([[1, 2], [2, 3]], {}, "sample 2 is given 2 times among the clients"),
-        ([[1, 400]], {}, "between 0 and 399, but run from 1 to 400"),
+        ([[1, 400]], {}, "between 0 and 399, but range from 1 to 400"),
         ([[-1]], {}, "between 0 and 399"),
         ([[0.5]], {}, "flat list of whole numbers"),
         ([[1], [2]], {"clients": 3}, "sample ids of 2 clients are given, but clients is 3"),
-        ([[1], [2]], {"public": [2]}, "sample 2 is both public and held by a client"),
+        ([[1], [2]], {"public": [2]}, "sample 2 is both public and a client's"),
         ([[1], [2]], {"public": 0.1}, "give the public ones as ids too"),
-        ([[1], [2]], {"long_tail": LongTail(0.5)}, "would take samples away"),
+        ([[1], [2]], {"long_tail": LongTail(0.5)}, "would remove some"),
     ],
 )
-def test_given_ids_that_cannot_be_are_refused(toy, parts, more, message):
+def test_invalid_given_ids_raise_errors(toy, parts, more, message):
     with pytest.raises(HoldfastError, match=message):
         federate(toy, parts, **more)
 
 
-def test_public_data_is_drawn_evenly_and_held_by_no_client():
+def test_public_data_is_drawn_by_class_and_no_client_has_it():
     toy = dataset_of(np.repeat(np.arange(3), [100, 60, 40]))
     federation = federate(toy, IID(), clients=5, public=0.1, seed=4)
     assert np.bincount(toy.y_train[federation.public]).tolist() == [10, 6, 4]
@@ -236,7 +236,7 @@ def test_public_data_is_drawn_evenly_and_held_by_no_client():
 
 
 @pytest.mark.parametrize("public", [1.0, -0.1, [1, 1], [500]])
-def test_public_data_that_cannot_be_is_refused(toy, public):
+def test_invalid_public_data_raises_errors(toy, public):
     with pytest.raises(HoldfastError):
         federate(toy, IID(), clients=5, public=public)
 

@@ -1,4 +1,4 @@
-"""Partitions: each sample once, counts as promised, the laws of the sequential procedures they come from."""
+"""Partitions: each sample once, expected counts, and the distributions of the published sequential procedures."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def pool_of(samples: int, classes: int, seed: int = 0) -> SamplePool:
 
 
 def table(partition: Partition, pool: SamplePool, clients: int, seed: int = 0) -> np.ndarray:
-    """Samples per client and class, counted one by one, after checking that no sample is given twice."""
+    """Samples per client and class, after a check that no sample is assigned twice."""
     indices, offsets = partition.assign(pool, clients, generator(seed, "test"))
     assert offsets[0] == 0
     assert offsets[-1] == len(indices)
@@ -83,7 +83,7 @@ COMPLETE = [
     clients=st.sampled_from([10, 20, 40]),
 )
 @pytest.mark.parametrize("partition", COMPLETE, ids=lambda p: p.name)
-def test_each_sample_is_given_exactly_once_and_a_seed_fixes_everything(
+def test_each_sample_is_assigned_once_and_the_seed_determines_everything(
     partition, seed, samples, classes, clients
 ):
     pool = pool_of(samples, classes)
@@ -97,14 +97,14 @@ def test_each_sample_is_given_exactly_once_and_a_seed_fixes_everything(
 
 
 @pytest.mark.parametrize("partition", COMPLETE, ids=lambda p: p.name)
-def test_another_seed_deals_otherwise(partition):
+def test_another_seed_gives_another_assignment(partition):
     pool = pool_of(600, 4)
     one, two = (partition.assign(pool, 20, generator(seed, "test")).indices for seed in (1, 2))
     assert not np.array_equal(one, two)
 
 
 @pytest.mark.parametrize("partition", [*COMPLETE, Shards(1)], ids=lambda p: p.name)
-def test_a_class_without_samples_is_passed_over(partition):
+def test_classes_without_samples_are_skipped(partition):
     pool = pool_of(600, 3)
     counts = table(partition, SamplePool(np.array([0, 2, 3])[pool.labels], pool.groups), 30)
     assert counts.sum(0).tolist() == [200, 0, 200, 200]
@@ -141,7 +141,7 @@ def test_shards_are_runs_of_the_sorted_labels():
 
 @settings(deadline=None)
 @given(s=st.sampled_from([1, 2, 3, 5]), seed=st.integers(0, 999))
-def test_class_shards_have_the_promised_counts(s, seed):
+def test_class_shards_have_the_expected_counts(s, seed):
     classes, clients, per_class = 5, 20, 120
     counts = table(ClassShards(s), pool_of(classes * per_class, classes), clients, seed)
     shard = per_class * classes // (s * clients)
@@ -151,7 +151,7 @@ def test_class_shards_have_the_promised_counts(s, seed):
     assert (counts.sum(0) == per_class).all()
 
 
-def test_class_shards_give_leftovers_one_by_one():
+def test_class_shards_distribute_remainders_one_by_one():
     labels = np.array([0] * 23 + [1] * 21)
     counts = table(ClassShards(1), SamplePool(labels), 10)
     assert sorted(counts[:, 0].tolist()) == [0] * 5 + [4, 4, 5, 5, 5]
@@ -170,7 +170,7 @@ def test_class_shards_of_62_classes_drop_what_cannot_be_shared():
 
 
 def sequential_dirichlet(labels, clients, alpha, min_size, capped, rng):
-    """The procedure as published: one class after another, everything again until all have enough."""
+    """The published procedure: class by class, repeated until all clients have ``min_size`` samples."""
     classes = labels.max() + 1
     while True:
         counts = np.zeros((clients, classes), int)
@@ -250,15 +250,15 @@ def test_dirichlet_005_on_cifar10_sizes_is_found():
 
 
 @pytest.mark.parametrize("kind", [Dirichlet, DirichletUncapped, QuantitySkew])
-def test_a_vanishing_alpha_gives_everything_to_somebody(kind):
+def test_a_tiny_alpha_gives_everything_to_one_client(kind):
     counts = table(kind(1e-6, min_size=0), pool_of(300, 3), 4)
     assert counts.sum() == 300
     sizes = counts.sum(1) if kind is QuantitySkew else counts.max(0)
     assert sizes.max() >= 100
 
 
-def test_unreachable_min_size_is_told_after_bounded_work(monkeypatch):
-    monkeypatch.setattr(candidates, "MOST_SHARES", 100_000)
+def test_unreachable_min_size_raises_an_error_after_bounded_work(monkeypatch):
+    monkeypatch.setattr(candidates, "MAX_SHARES", 100_000)
     with pytest.raises(HoldfastError, match=r"none of \d+ draws gave every client 28 samples .* min_size="):
         Dirichlet(0.05, min_size=28).assign(pool_of(300, 3), 10, generator(0, "test"))
 
@@ -284,7 +284,7 @@ def test_a_partition_does_not_depend_on_the_number_of_cores(monkeypatch):
     np.testing.assert_array_equal(deal(1), deal(5))
 
 
-def test_samples_of_a_class_are_dealt_in_random_order():
+def test_samples_of_a_class_are_assigned_in_random_order():
     pool = SamplePool(np.arange(400) % 2)
     indices, _ = Dirichlet(1.0, min_size=1).assign(pool, 1, generator(0, "test"))
     assert not np.array_equal(np.sort(indices[:200]), indices[:200])
@@ -292,7 +292,7 @@ def test_samples_of_a_class_are_dealt_in_random_order():
 
 
 def sequential_inner(labels, clients, alpha, rng):
-    """FedDyn's loop: a random client with room draws a class from its prior until one is left of it."""
+    """FedDyn's loop: a random client that is not full draws classes from its prior until one has samples left."""
     classes = labels.max() + 1
     prior = rng.dirichlet(np.full(classes, alpha), clients)
     left, room = np.bincount(labels), np.full(clients, len(labels) // clients)
@@ -325,7 +325,7 @@ def test_dirichlet_inner_keeps_sizes_and_skews_classes():
     assert (np.sort(counts, 1)[:, -2:].sum(1) > 70).mean() > 0.5
 
 
-def test_dirichlet_two_stage_deals_groups_of_ten_apart():
+def test_dirichlet_two_stage_assigns_groups_of_ten_separately():
     pool = pool_of(2500, 5)
     indices, offsets = DirichletTwoStage(0.3).assign(pool, 25, generator(0, "test"))
     assert (np.diff(offsets) == 100).all()
@@ -336,7 +336,7 @@ def test_dirichlet_two_stage_deals_groups_of_ten_apart():
         assert len(np.unique(np.concatenate([held[k] for k in group]))) == 5
 
 
-def test_dirichlet_two_stage_asks_for_half_the_mean_within_a_group(monkeypatch):
+def test_dirichlet_two_stage_requires_half_the_mean_within_a_group(monkeypatch):
     asked = []
     inner = dirichlet._dirichlet
 
@@ -361,7 +361,7 @@ def test_classes_per_client_is_exact(classes, seed):
         assert owned.sum() == 200
 
 
-def test_classes_per_client_leaves_out_classes_nobody_holds():
+def test_classes_per_client_leaves_out_unassigned_classes():
     counts = table(ClassesPerClient(2), pool_of(600, 6), 2)
     assert ((counts == 0) | (counts == 100) | (counts == 50)).all()
     assert (counts.sum(0) > 0).sum() <= 4
@@ -388,7 +388,7 @@ def test_by_domain_gives_every_client_one_domain():
         ByDomain().assign(pool, 5, generator(0, "test"))
 
 
-def test_by_writer_deals_whole_writers():
+def test_by_writer_assigns_whole_writers():
     pool = pool_of(600, 5)
     writers = pool.groups["writer"][1]
     indices, offsets = ByWriter().assign(pool, 12, generator(0, "test"))
@@ -399,7 +399,7 @@ def test_by_writer_deals_whole_writers():
     assert ByWriter().default_clients(pool) == 40
 
 
-def test_by_writer_can_pick_some_writers():
+def test_by_writer_can_draw_some_writers():
     writers = np.repeat(np.arange(6), [1, 2, 3, 40, 50, 60])
     pool = SamplePool(np.zeros(156, int), {"writer": (tuple("abcdef"), writers)})
     one_each = ByWriter(per_client=1, min_samples=3)
@@ -428,7 +428,7 @@ def test_writer_transfer_copies_the_mixtures_of_writers():
     assert sorted(distance.argmin(1).tolist()) == list(range(10))
 
 
-def test_writer_transfer_shares_a_class_no_picked_writer_wrote():
+def test_writer_transfer_splits_a_class_without_writers_equally():
     labels, writers = np.array([0] * 90 + [1] * 10), np.array([0] * 45 + [1] * 45 + [2] * 10)
     pool = SamplePool(labels, {"writer": (tuple("abc"), writers)})
     tables = [table(WriterTransfer(), pool, 2, seed) for seed in range(12)]
@@ -457,7 +457,7 @@ def test_a_description_makes_the_same_partition(partition):
         ("by-writer:1,min_samples=10", ByWriter(1, 10)),
     ],
 )
-def test_partitions_are_written_in_a_line(text, expected):
+def test_partitions_are_parsed_from_text(text, expected):
     assert parse_partition(text) == expected
 
 
@@ -474,7 +474,7 @@ def test_partitions_are_written_in_a_line(text, expected):
         ("by-writer", {"per_client": None, "min_samples": 1}),
     ],
 )
-def test_parameters_that_nobody_gives(text, parameters):
+def test_default_parameters(text, parameters):
     assert parse_partition(text).describe() == {"name": text.split(":")[0]} | parameters
 
 
@@ -483,22 +483,24 @@ def test_parameters_that_nobody_gives(text, parameters):
     [
         ("dirichlt:0.1", "did you mean dirichlet"),
         ("dirichlet", "needs alpha"),
-        ("dirichlet:0", "alpha must be a number above 0"),
-        ("dirichlet:nan", "alpha must be a number above 0"),
+        ("dirichlet:0", "alpha is 0.0; it must be above 0"),
+        ("dirichlet:nan", "alpha is nan; it must be a number"),
         ("dirichlet:0.1,minsize=3", "did you mean min_size"),
         ("dirichlet:much", "must be a number"),
         ("shards:2.5", "must be a whole number"),
         ("shards:inf", "must be a whole number"),
-        ("shards:0", "must be 1 or more"),
-        ("class-shards:0", "must be 1 or more"),
-        ("classes:0", "must be 1 or more"),
-        ("by-writer:0", "must be 1 or more"),
+        ("shards:0", "per_client is 0; it must be at least 1"),
+        ("class-shards:0", "s is 0; it must be at least 1"),
+        ("classes:0", "classes is 0; it must be at least 1"),
+        ("by-writer:0", "per_client is 0; it must be at least 1"),
         ("class-shards:2,drop=perhaps", "must be true or false"),
-        ("iid:3", "more than the 0 parameters"),
+        ("iid:3", "not of the form option=value"),
+        ("dirichlet:0.1,alpha=0.2", "alpha is given twice"),
+        ("dirichlet:0.1,5,7", "takes at most 2 values without a name"),
         ("by-domain:nonsense", "unknown partition"),
     ],
 )
-def test_a_line_that_makes_no_sense_is_refused(text, message):
+def test_invalid_text_raises_errors(text, message):
     with pytest.raises(HoldfastError, match=message):
         parse_partition(text)
 
@@ -512,16 +514,16 @@ def test_a_line_that_makes_no_sense_is_refused(text, message):
         (Dirichlet(0.1), 11, "need 110 samples"),
         (ClassShards(3), 7, "cannot be shared equally by 4 classes; take 4 or 8 clients"),
         (ClassesPerClient(5), 4, "cannot hold 5 classes: the data has 4"),
-        (ByWriter(), 5, "does not say the writer of a sample"),
-        (ByDomain(), 5, "does not say the domain of a sample"),
+        (ByWriter(), 5, "this data set has no group 'writer'"),
+        (ByDomain(), 5, "this data set has no group 'domain'"),
     ],
 )
-def test_a_partition_that_cannot_be_made_is_refused(partition, clients, message):
+def test_impossible_partitions_raise_errors(partition, clients, message):
     with pytest.raises(HoldfastError, match=message):
         partition.assign(SamplePool(np.arange(100) % 4), clients, generator(0, "test"))
 
 
-def test_the_number_of_clients_is_asked_for():
+def test_the_number_of_clients_is_required():
     with pytest.raises(HoldfastError, match="needs the number of clients"):
         IID().default_clients(pool_of(10, 2))
 

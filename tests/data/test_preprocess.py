@@ -14,7 +14,7 @@ def images(n=7, channels=3, height=9, width=11):
 
 
 def by_hand(x, draws, p):
-    """The same, sample by sample, in the order of the papers' code: PIL, tensor, normalise, cutout."""
+    """The expected result, sample by sample, in the order of the papers' code: PIL, tensor, normalise, cutout."""
     out = []
     mean, std = (np.array(v)[:, None, None] for v in (p.mean, p.std))
     for image, (dy, dx, flip, cy, cx) in zip(x, draws, strict=True):
@@ -38,7 +38,7 @@ def by_hand(x, draws, p):
 @pytest.mark.parametrize(
     ("crop", "flip", "cutout"), [(4, True, 6), (2, False, 0), (0, True, 0), (0, False, 5)]
 )
-def test_augmentation_is_the_papers(mode, crop, flip, cutout):
+def test_augmentation_is_that_of_the_papers(mode, crop, flip, cutout):
     p = Preprocess(MEAN, STD, crop, mode, flip, cutout)
     x = images(n=40)
     draws = p.draw(generator(1, "augment"), 40, x.shape[1:])
@@ -73,7 +73,7 @@ def test_draws_cover_exactly_their_range():
     ("p", "columns"),
     [(Preprocess(crop=1), {0, 1}), (Preprocess(flip=True), {2}), (Preprocess(cutout=2), {3, 4})],
 )
-def test_parts_that_are_off_draw_zeros(p, columns):
+def test_steps_that_are_off_draw_zeros(p, columns):
     drawn = p.draw(generator(0, "augment"), 200, (3, 8, 8)).any(axis=0)
     assert set(np.flatnonzero(drawn)) == columns
     assert p.augments
@@ -87,7 +87,7 @@ def test_floats_pass_unchanged_or_are_normalised_as_they_are():
     assert torch.equal(x, kept)
 
 
-def test_no_constants_scale_to_one_and_one_constant_serves_all_channels():
+def test_without_constants_images_are_scaled_and_one_constant_applies_to_all_channels():
     x = torch.from_numpy(images())
     torch.testing.assert_close(Preprocess()(x), x / 255)
     torch.testing.assert_close(Preprocess((0.5,), (0.5,))(x), x / 127.5 - 1)
@@ -124,21 +124,24 @@ def test_can_be_captured_in_a_cuda_graph():
     [
         (lambda: Preprocess((0.5,), ()), "one entry per channel"),
         (lambda: Preprocess((0.5,), (0.0,)), "std above 0"),
-        (lambda: Preprocess(crop=-1), "0 or more"),
-        (lambda: Preprocess(crop=1, crop_mode="reflct"), "did you mean reflect"),
+        (lambda: Preprocess(crop=-1), "crop is -1; it must be at least 0"),
+        (
+            lambda: Preprocess(crop=1, crop_mode="reflct"),
+            "crop_mode is 'reflct'; it must be zeros or reflect",
+        ),
         (lambda: Preprocess(flip=True).check((6,)), "need images"),
         (lambda: Preprocess(MEAN, STD).check((1, 8, 8)), "3 channels"),
         (lambda: Preprocess(crop=8, crop_mode="reflect").check((1, 8, 8)), "larger"),
         (lambda: preprocess_for("cifar10", "fednt"), "did you mean fedntd"),
-        (lambda: preprocess_for("svhn", "fedka"), "does not say how to preprocess 'svhn'"),
+        (lambda: preprocess_for("svhn", "fedka"), "does not include 'svhn'"),
     ],
 )
-def test_mistakes_are_named(make, words):
+def test_invalid_arguments_raise_errors(make, words):
     with pytest.raises(HoldfastError, match=words):
         make()
 
 
-def test_presets_say_what_the_papers_do():
+def test_presets_are_those_of_the_papers():
     cifar = preprocess_for("cifar10", "fedntd")
     assert (cifar.crop, cifar.crop_mode, cifar.flip, cifar.cutout) == (4, "zeros", True, 16)
     assert cifar.mean == (0.49139968, 0.48215827, 0.44653124)
@@ -153,6 +156,6 @@ def test_presets_say_what_the_papers_do():
 @pytest.mark.parametrize(
     "p", [Preprocess(), Preprocess(MEAN, STD), Preprocess((0.9,), (0.1,)), PRESETS["plain"]["cifar10"]]
 )
-def test_no_byte_becomes_more_than_the_largest(p):
+def test_largest_bounds_every_byte(p):
     every = torch.arange(256, dtype=torch.uint8).expand(1, 3, 1, 256)
     assert float(p(every).abs().max()) == pytest.approx(p.largest())

@@ -27,7 +27,7 @@ PUBLISHED = dict(DATASETS)
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A search root of the test's own; the cache is its own too, and no md5 is expected of small files."""
+    """A temporary search root and cache; md5 sums of the small files are not checked."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("HOLDFAST_DATA", raising=False)
     for name, source in DATASETS.items():
@@ -133,13 +133,13 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path, protocol):
         b"\x80\x02K\x01r\xff\xff\xff\x7f.",
     ],
 )
-def test_what_is_not_plain_arrays_is_refused(content):
+def test_pickles_of_other_objects_are_refused(content):
     with pytest.raises(HoldfastError, match="batch is refused"):
         read_pickled_arrays(content, "batch")
 
 
-def test_a_value_named_in_many_places_is_read_once():
-    """Forty lists, each of which holds the one before it twice: a million million if they were copied."""
+def test_a_value_with_many_references_is_converted_once():
+    """Forty lists, each of which contains the previous one twice: 2**40 lists if they were copied."""
     nested = []
     for _ in range(40):
         nested = [nested, nested]
@@ -162,7 +162,7 @@ def test_mnist(root):
     assert not data.groups
 
 
-def test_mnist_has_writers_where_qmnist_tells_them(root):
+def test_mnist_has_writers_if_qmnist_is_found(root):
     write_mnist(root / "mnist", train=4, test=2)
     rows = np.zeros((4, 8), np.int32)
     rows[:, 2] = [7, 5, 7, 9]
@@ -449,7 +449,7 @@ def test_a_truncated_file_without_known_sum_is_named(root):
 
 
 @pytest.mark.parametrize("name", [name for name in DATASETS if name != "digits"])
-def test_what_is_missing_is_said_in_one_sentence(root, name):
+def test_missing_files_are_described_in_one_sentence(root, name):
     with pytest.raises(HoldfastError) as caught:
         load(name, root=root, download=False)
     message = str(caught.value)
@@ -492,7 +492,7 @@ def test_archives_are_downloaded_unpacked_and_dropped(root, monkeypatch, tmp_pat
     assert [path.name for path in (tmp_path / "cache/holdfast/cifar10").iterdir()] == ["cifar-10-batches-py"]
 
 
-def test_a_failed_download_says_what_to_do_instead(root, monkeypatch, tmp_path):
+def test_a_failed_download_raises_an_error_with_instructions(root, monkeypatch, tmp_path):
     monkeypatch.setitem(DATASETS, "cifar10", published_at(DATASETS["cifar10"], tmp_path / "nowhere"))
     with pytest.raises(HoldfastError, match=r"cifar-10-python\.tar\.gz \(the download failed: .*put it in"):
         load("cifar10", root=root)
@@ -568,12 +568,12 @@ def test_unknown_names(name, words):
         load(name)
 
 
-def test_presets_that_do_not_fit_are_refused_before_reading(root):
-    with pytest.raises(HoldfastError, match="does not say how to preprocess 'mnist'"):
+def test_unsuitable_presets_raise_errors_before_reading(root):
+    with pytest.raises(HoldfastError, match="does not include 'mnist'"):
         load("mnist", root=root, preprocess="fedka")
 
 
-def test_describe_tells_what_is_where(root):
+def test_describe_returns_sizes_and_locations(root):
     write_mnist(root / "mnist")
     rows = {row["name"]: row for row in describe(root)}
     assert list(rows) == list(DATASETS)
@@ -586,7 +586,7 @@ def test_describe_tells_what_is_where(root):
     assert json.loads(json.dumps(rows)) == rows
 
 
-def test_describe_counts_what_is_there_of_a_part(root):
+def test_describe_counts_the_samples_of_a_partial_data_set(root):
     (root / "domains").mkdir()
     x, y = pixels(6, 28, 28, 3), np.arange(6)
     np.savez(root / "domains/mnist-m.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])

@@ -12,8 +12,9 @@ from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Method, Tensors
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 SIZES = (7, 4, 1, 9, 5, 6)
 INPUTS, CLASSES = 5, 3

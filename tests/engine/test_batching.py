@@ -10,7 +10,7 @@ from holdfast.core.random import generator
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.batching import BatchPlan, batch_sizes, plan_batches, widest_batch
 from holdfast.engine.clients import Job, PlannedClient, held_out
-from holdfast.engine.vectorized.round_schedule import lay_out
+from holdfast.engine.vectorized.round_schedule import schedule_round
 
 
 def plan(
@@ -91,14 +91,14 @@ def test_a_step_is_half_as_wide_where_no_lane_has_more(width: int, narrow: bool)
     planned = [
         PlannedClient(Job(k, own), own, own[:0], plan(len(own), epochs=1)) for k, own in enumerate(ids)
     ]
-    layout = lay_out(1, planned, 2, width, augments=False, narrow=narrow)
+    layout = schedule_round(1, planned, 2, width, augments=False, allow_half_width=narrow)
     taken: dict[int, list[int]] = {}
-    for leg in layout.legs:
-        for step, size in zip(range(leg.first, leg.last + 1), leg.planned.plan.sizes, strict=True):
+    for slot in layout.slots:
+        for step, size in zip(range(slot.first, slot.last + 1), slot.planned.plan.sizes, strict=True):
             assert size <= layout.widths[step]
             taken.setdefault(step, []).append(size)
-            places = layout.arrays["places"][step, leg.lane, :size].tolist()
-            assert set(places) <= set(leg.planned.ids.tolist())
+            indices = layout.arrays["indices"][step, slot.lane, :size].tolist()
+            assert set(indices) <= set(slot.planned.ids.tolist())
     for step, sizes in taken.items():
         half = -(-width // 2)
         assert layout.widths[step] == (half if narrow and max(sizes) <= half else width)

@@ -43,7 +43,7 @@ FAULTS = """
 import resource, sys, torch
 from concurrent.futures import ThreadPoolExecutor
 from torch import nn
-from holdfast.core.memory import keep_freed_memory
+from holdfast.core.device import keep_freed_memory
 
 if "keep" in sys.argv:
     keep_freed_memory()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pytest
 from engine_world import SIZES, copied, loop, same_bits
 
 from holdfast.core.errors import HoldfastError
+from holdfast.methods import FedAvg
 from holdfast.methods.base import Method, Tree
 from holdfast.methods.context import Client
 
@@ -62,3 +64,12 @@ def test_too_few_in_time_stop_the_run() -> None:
         HoldfastError, match=r"round 2: 2 usable updates came, min_clients is 5 .*client 2: late"
     ):
         rounds.round(2)
+
+
+def test_a_deadline_does_not_turn_off_what_the_engine_overlaps() -> None:
+    """The wrapper passes the loop's work on, so that the next round is prepared and the last record completed."""
+    rounds = loop(FedAvg(), engine="vectorized", parallel_clients=2, deadline=60.0)
+    finished: list[int] = []
+    for number in (1, 2):
+        rounds.finish_round(rounds.start_round(number, partial(finished.append, number)))
+    assert finished == [1, 2]

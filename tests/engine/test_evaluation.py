@@ -103,6 +103,6 @@ def test_on_a_gpu_as_many_samples_are_tested_at_once_as_fill_a_part_of_its_memor
     context = rounds_with().context
     assert context.evaluation_batch == 128
     for memory, expected in ((32 * 6 * 8 * 1000, 1000), (1, 128), (2**40, 2**14)):
-        monkeypatch.setattr("holdfast.methods.context.share_bytes", lambda _, memory=memory: memory)
+        monkeypatch.setattr("holdfast.methods.context.gpu_share_bytes", lambda _, memory=memory: memory)
         on_gpu = replace(context, device=torch.device("cuda"))  # 6 values, the hidden layer's, 8 bytes each
         assert on_gpu.evaluation_batch == expected

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.core.device import available_ram_bytes, choose_device, peak_bytes
 from holdfast.core.errors import HoldfastError
-from holdfast.core.memory import available_bytes, peak_bytes
 from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import federate
@@ -16,7 +16,7 @@ from holdfast.engine import factory as choice
 from holdfast.engine.factory import SMALL_STEP, step_bytes
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 
 def trained_by(model: str, shape: tuple[int, ...], **changes: Any) -> Training:
@@ -50,9 +50,9 @@ def test_lanes_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained_by("mlp", (64,)).engine.group == 10  # one for each client of a round
     training = trained_by("mlp", (64,), batch_size=4)
     each = 4 * step_bytes(training.context, training.data, width=4)
-    monkeypatch.setattr(choice, "available_bytes", lambda: int(3.5 * each / 0.4))
+    monkeypatch.setattr(choice, "available_ram_bytes", lambda: int(3.5 * each / 0.4))
     assert trained_by("mlp", (64,), batch_size=4).engine.group == 3
-    monkeypatch.setattr(choice, "available_bytes", lambda: 0)
+    monkeypatch.setattr(choice, "available_ram_bytes", lambda: 0)
     assert trained_by("mlp", (64,), batch_size=4).engine.group == 1
 
 
@@ -60,7 +60,7 @@ def test_memory_is_measured() -> None:
     before = peak_bytes(torch.device("cpu"))
     held = torch.ones(before // 4 + (64 << 20))  # as much again as was ever held, and more
     assert peak_bytes(torch.device("cpu")) > before
-    assert 0 < available_bytes() < 1 << 50
+    assert 0 < available_ram_bytes() < 1 << 50
     del held
 
 
@@ -68,10 +68,10 @@ def test_a_gpu_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    assert choice.choose_device("cuda:1") == torch.device("cuda", 1)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
     assert chosen == [torch.device("cuda", 1)]
     with pytest.raises(HoldfastError, match=r"'cuda:2', but torch sees 2 CUDA device\(s\) here, from 0"):
-        choice.choose_device("cuda:2")
+        choose_device("cuda:2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(HoldfastError, match="torch sees no CUDA device here; use --device cpu"):
-        choice.choose_device("cuda")
+        choose_device("cuda")

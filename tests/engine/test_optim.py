@@ -1,4 +1,4 @@
-"""Gradient descent, however a gradient lies in memory."""
+"""SGD steps, whatever the strides of the gradients."""
 
 import pytest
 import torch
@@ -9,37 +9,38 @@ from holdfast.engine.optim import sgd_
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_gradients_that_lie_otherwise_than_their_parameters(momentum):
+def test_gradients_with_other_strides_than_their_parameters(momentum):
     w, v, g = torch.randn(4, 6), torch.randn(4, 6), torch.randn(6, 4).T
-    filters, slope = torch.randn(5, 3, 2, 2), torch.randn(5, 3, 2, 2).to(memory_format=torch.channels_last)
-    weights, slopes, moving = [w, filters], [g, slope], [v, torch.randn(5, 3, 2, 2)]
-    steps = [s + 0.01 * p + momentum * m for p, s, m in zip(weights, slopes, moving, strict=True)]
+    filters = torch.randn(5, 3, 2, 2)
+    filter_grad = torch.randn(5, 3, 2, 2).to(memory_format=torch.channels_last)
+    weights, grads, buffers = [w, filters], [g, filter_grad], [v, torch.randn(5, 3, 2, 2)]
+    steps = [d + 0.01 * p + momentum * m for p, d, m in zip(weights, grads, buffers, strict=True)]
     expected = [p - 0.1 * step for p, step in zip(weights, steps, strict=True)]
-    sgd_(weights, slopes, moving if momentum else [], lr=0.1, momentum=momentum, weight_decay=0.01)
+    sgd_(weights, grads, buffers if momentum else [], lr=0.1, momentum=momentum, weight_decay=0.01)
     for found, truth in zip(weights, expected, strict=True):
         assert torch.allclose(found, truth, atol=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rates_of_their_own_where_0_is_rest(momentum, dtype):
+def test_tensors_with_learning_rates_of_their_own_are_skipped_at_0(momentum, dtype):
     weights = [torch.randn(3, 4, 5, dtype=dtype), torch.randn(3, 6, dtype=dtype)]
-    slopes, moving = ([torch.randn_like(w) for w in weights] for _ in range(2))
+    grads, buffers = ([torch.randn_like(w) for w in weights] for _ in range(2))
     lr = torch.tensor([[0.1, 0.0], [0.0, 0.2], [0.3, 0.1]], dtype=dtype)
     expected = []
-    for i, (w, g, v) in enumerate(zip(weights, slopes, moving, strict=True)):
+    for i, (w, g, v) in enumerate(zip(weights, grads, buffers, strict=True)):
         for lane, rate in enumerate(lr[:, i].tolist()):
             step = g[lane] + 0.01 * w[lane] + momentum * v[lane]
             expected.append((w[lane] - rate * step, step if rate and momentum else v[lane].clone()))
-    sgd_(weights, slopes, moving if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01)
-    found = [pair for w, v in zip(weights, moving, strict=True) for pair in zip(w, v, strict=True)]
+    sgd_(weights, grads, buffers if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01)
+    found = [pair for w, v in zip(weights, buffers, strict=True) for pair in zip(w, v, strict=True)]
     for (w, v), (weight, velocity) in zip(found, expected, strict=True):
         assert torch.allclose(w, weight, atol=1e-6)
         assert torch.allclose(v, velocity, atol=1e-6)
 
 
 class Contracted(nn.Module):
-    """Its first layer's gradient comes out transposed."""
+    """The gradient of its first layer is transposed in memory."""
 
     def __init__(self):
         super().__init__()

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.data.federation import federate
+from holdfast.engine.aggregation import validate_update
 from holdfast.engine.clients import Broadcast, Job
-from holdfast.engine.rounds import validate_update
 from holdfast.methods.base import Batch, Method, Tensors, Tree
 from holdfast.methods.context import Client
 from holdfast.methods.fedavg import FedAvg
@@ -81,7 +81,7 @@ def test_batch_norm_statistics_are_averaged_by_samples_and_counters_are_the_larg
 def test_sampled_clients_are_the_same_for_every_method() -> None:
     def chosen(method: Method) -> list[list[int]]:
         rounds = loop(method, clients_per_round=3, among=with_public())
-        return [rounds.participants(t).tolist() for t in range(1, 6)]
+        return [rounds.sampler.sample(t)[0].tolist() for t in range(1, 6)]
 
     first = chosen(FedAvg())
     assert all(len(set(round)) == 3 for round in first)
@@ -103,7 +103,7 @@ def test_clients_without_data_are_never_drawn() -> None:
     whole = federation()
     parts = [whole.client(0), np.empty(0, np.int64), whole.client(3)]
     rounds = loop(FedAvg(), among=federate(whole.dataset, parts), clients_per_round=2)
-    assert all(sorted(rounds.participants(t)) == [0, 2] for t in range(1, 6))
+    assert all(sorted(rounds.sampler.sample(t)[0]) == [0, 2] for t in range(1, 6))
 
 
 def test_lost_clients_are_recorded_and_left_out() -> None:
@@ -152,7 +152,7 @@ def test_a_broken_update_is_recorded_and_left_out(how: str, engine: str) -> None
     assert sorted(record["participants"]) == good
     # The model is the mean of the others', as if the broken clients had not been asked.
     asked = loop(FedAvg(), engine=engine)
-    asked.participants = lambda round: np.array(good)  # type: ignore[method-assign]
+    asked.sampler.sample = lambda round: (np.array(good), np.array([], int))  # type: ignore[method-assign]
     asked.round(1)
     for name, value in asked.server.params.items():
         torch.testing.assert_close(rounds.server.params[name], value, rtol=1e-12, atol=1e-12)

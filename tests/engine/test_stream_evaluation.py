@@ -12,8 +12,9 @@ import holdfast as hf
 from holdfast import metrics
 from holdfast.core.settings import Settings
 from holdfast.data.schedules import EveryN
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.registry import METHODS
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 CLASSES = 4
 SHORT = {"local_epochs": 2, "batch_size": 8, "lr": 0.05, "device": "cpu"}
@@ -82,13 +83,13 @@ def test_a_sample_is_drawn_from_those_who_have_data_in_the_epoch():
     )  # fmt: skip
     # Three of the eight in both stages of an epoch; clients 0, 1 and 2 alone are there in the first.
     for first in range(1, 20, 2):
-        chosen = set(epochs.participants(first + 1).tolist())
+        chosen = set(epochs.sampler.sample(first + 1)[0].tolist())
         assert len(chosen) == 3
-        assert set(epochs.participants(first).tolist()) == (chosen & {0, 1, 2} or {0})
+        assert set(epochs.sampler.sample(first)[0].tolist()) == (chosen & {0, 1, 2} or {0})
     # One stage an epoch: three of those who are there.
     for number in range(1, 21):
-        assert len(every.participants(number)) == 3
-        assert number > 10 or set(every.participants(number).tolist()) == {0, 1, 2}
+        assert len(every.sampler.sample(number)[0]) == 3
+        assert number > 10 or set(every.sampler.sample(number)[0].tolist()) == {0, 1, 2}
 
 
 def test_transfer_is_that_of_each_clients_own_stages():

@@ -19,7 +19,7 @@ from holdfast.engine.sequential import SequentialEngine
 from holdfast.engine.state_cache import StateCache
 from holdfast.engine.thread_pool import ThreadPoolEngine
 from holdfast.methods.registry import parse_method
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 SIZES = (9, 4, 1, 7, 5)
 

@@ -1,4 +1,4 @@
-"""What lanes do on a CPU alone."""
+"""The vectorized engine on a CPU: samples preprocessed once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.vectorized import engine as lanes
+from holdfast.engine.vectorized import engine as vectorized
 from holdfast.engine.vectorized.engine import VectorizedEngine
 from holdfast.methods import FedAvg
 
@@ -26,7 +26,7 @@ def images(preprocess: Preprocess) -> Federation:
 
 
 def trained(preprocess: Preprocess) -> tuple[torch.dtype, dict[str, torch.Tensor]]:
-    """How samples are stored, and what three rounds make of a model."""
+    """The dtype of the stored samples, and the weights after three rounds."""
     torch.manual_seed(0)
     rounds = loop(
         FedAvg(),
@@ -40,11 +40,11 @@ def trained(preprocess: Preprocess) -> tuple[torch.dtype, dict[str, torch.Tensor
     return rounds.engine.data.x.dtype, copied(rounds.server.params)
 
 
-def test_samples_made_ready_once_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_preprocessed_once_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     preprocess = Preprocess((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     stored, once = trained(preprocess)
     assert stored == torch.float64
-    monkeypatch.setattr(lanes, "READY_BYTES", 0)
+    monkeypatch.setattr(vectorized, "READY_BYTES", 0)
     stored, in_every_step = trained(preprocess)
     assert stored == torch.uint8
     assert same_bits(once, in_every_step)

@@ -1,4 +1,4 @@
-"""Messages spoilt at random."""
+"""Random damage to messages."""
 
 from __future__ import annotations
 

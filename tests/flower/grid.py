@@ -1,4 +1,4 @@
-"""Flower without its processes: a grid that calls the client app in this process, and may be told to misbehave."""
+"""Flower without its processes: a grid that calls the client app in this process, with optional faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 Fault = Callable[[Message, Message], list[Message]]
-"""What becomes of a message's reply: none, another, or several."""
+"""The replies delivered for a message and its reply: none, another, or several."""
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 

@@ -1,4 +1,4 @@
-"""Flower's real processes on loopback, with TLS and node authentication; they end with the block that began them."""
+"""Flower's real processes on loopback, with TLS and node authentication; they end with the ``with`` block."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Deployment:
         self.proxy.close()
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """A process that leads a session of its own, with its output in a log."""
+        """Start a process in a new session, with its output in a log file."""
         with open(self.folder / f"{name}.log", "ab") as log:
             return subprocess.Popen(
                 arguments,
@@ -141,19 +141,19 @@ class Deployment:
         return done.stdout
 
     def submit(self, **config: Any) -> str:
-        """Start a run; gives its id."""
+        """Start a run and return its id."""
         text = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in config.items())
-        told = self.flwr(
+        output = self.flwr(
             "run", str(self.app), "tls", "--format", "json", "-c", f"clients={self.clients} {text}"
         )
-        return str(json.loads(told[told.index("{") :])["run-id"])
+        return str(json.loads(output[output.index("{") :])["run-id"])
 
     def status(self, run: str) -> str:
-        told = self.flwr("ls", "tls", "--run-id", run, "--format", "json")
-        return str(json.loads(told[told.index("{") :])["runs"][0]["status"])
+        output = self.flwr("ls", "tls", "--run-id", run, "--format", "json")
+        return str(json.loads(output[output.index("{") :])["runs"][0]["status"])
 
     def finish(self, run: str, out: Path, seconds: float = 300) -> str:
-        """Wait for the end of a run; gives its status. Asking Flower costs seconds, looking for the model does not."""
+        """Wait for the end of a run and return its status; polls the model file, which is faster than asking Flower."""
         ends = time.monotonic() + seconds
         asked = time.monotonic()
         while time.monotonic() < ends:
@@ -166,7 +166,7 @@ class Deployment:
         raise TimeoutError(f"run {run} is not finished after {seconds} s; see the logs in {self.folder}")
 
     def asks_for_a_task(self) -> int:
-        """The HTTP status that somebody without the secret gets who asks the server for a task."""
+        """The HTTP status of a request for a task without the secret."""
         request = urllib.request.Request(
             f"https://127.0.0.1:{self.link_port}/v1/runtime/acquire-task",
             data=b"",
@@ -180,7 +180,7 @@ class Deployment:
             return refusal.code
 
     def memory(self) -> int:
-        """Bytes that its processes take, what they share counted once."""
+        """Memory of all processes in bytes, with shared memory counted once."""
         total = 0
         for pid in self.processes():
             with suppress(OSError):
@@ -200,7 +200,7 @@ class Deployment:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process with all that it started: it leads a session of its own."""
+    """Stop a process and its children, which are in its session."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sent)

@@ -1,4 +1,4 @@
-"""A network that can be cut: a TCP proxy on loopback."""
+"""A TCP proxy on loopback that can interrupt connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 
 class Proxy:
-    """Passes bytes between its own port and another; while cut, nothing gets through, as if packets were lost."""
+    """Forwards bytes between its own port and another; while cut, it forwards nothing, as if packets were lost."""
 
     def __init__(self, target: int) -> None:
         self.target = target

@@ -1,4 +1,4 @@
-"""A hundred rounds of digits in which everything goes wrong at random: the model is as good as in calm weather."""
+"""A hundred rounds of digits with random faults: the model is as accurate as without faults."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def digits() -> hf.Federation:
 
 
 class Weather:
-    """Faults drawn by (seed, round, node): the same storm for a server that is killed and comes back."""
+    """Faults drawn by (seed, round, node), so that a restarted server meets the same faults."""
 
     def __init__(self, seed: int, world: World) -> None:
         self.seed, self.world = seed, world
         self.all_nodes = dict(world.grid.nodes)
 
     def __call__(self, asked: Message, reply: Message) -> list[Message]:
-        if "orders" not in asked.content:
+        if "request" not in asked.content:
             return [reply]
-        round, node = asked.content["orders"]["round"], asked.metadata.dst_node_id
+        round, node = asked.content["request"]["round"], asked.metadata.dst_node_id
         self.network(round)
         rng = generator(self.seed, "chaos", round, node)
         if reply.has_error() or rng.random() >= FAULT_RATE:
@@ -96,7 +96,7 @@ class Weather:
                 return [reply]
 
     def with_a_full_disk(self, asked: Message) -> Message:
-        """The reply of a site that has no space for what its clients remember."""
+        """The reply of a site without disk space for its clients' memories."""
         whole = files.write_all
 
         def full(file: Any, data: bytes) -> None:
@@ -109,7 +109,7 @@ class Weather:
             files.write_all = whole
 
     def network(self, round: int) -> None:
-        """Now and then a node cannot be reached for a few rounds."""
+        """Disconnect random nodes for a few rounds."""
         for node, config in self.all_nodes.items():
             away = any(
                 generator(self.seed, "cut", r, node).random() < 0.02 for r in range(max(1, round - 3), round)
@@ -121,7 +121,7 @@ class Weather:
 
 
 def stormy(folder: Path, seed: int) -> tuple[World, int, int]:
-    """Serve until the run is finished; gives how often the server was killed, and how often its disk was full."""
+    """Serve until the run is finished; returns how often the server was killed and how often its disk was full."""
     killed = full = 0
     while True:
         world = World(folder, nodes=NODES, among=digits(), method="scaffold", model="mlp:64", precision="float32",
@@ -139,7 +139,7 @@ def stormy(folder: Path, seed: int) -> tuple[World, int, int]:
 
 
 def serve(world: World, seed: int, attempt: int) -> None:
-    """In a child: killed after a random number of writes, or stopped by a full disk."""
+    """Serve in a child process that is killed after a random number of writes, or stopped by a full disk."""
     rng = generator(seed, "kill", attempt)
     left, disk = int(rng.integers(30, 400)), rng.random() < 0.3
     whole = files.write_all

@@ -1,4 +1,5 @@
-"""Sites that fail, lie, come late or come back; servers that are killed: the run goes on or says why not."""
+"""Sites that fail, send invalid replies, are late or reconnect, and servers that are killed: the run continues or stops
+with an error."""
 
 from __future__ import annotations
 
@@ -22,20 +23,20 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 import holdfast as hf
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
-from holdfast.flower.messages import record_of, tree_of
+from holdfast.flower.messages import tree_from_record, tree_to_record
 from holdfast.methods.registry import METHODS
 
 LIAR = 2  # the client whose replies are tampered with, in round 2
 
 
 def tampered(world: World, change: Callable[[RecordDict], Any], round: int | None = 2) -> None:
-    """Change the reply of the liar's node in one round, or about the final model if ``round`` is None."""
+    """Change the reply of the liar's node in one round, or the reply with statistics if ``round`` is None."""
 
     def fault(asked: Message, reply: Message) -> list[Message]:
-        orders, survey = asked.content.get("orders"), asked.metadata.message_type == "query.survey"
-        if orders is None or LIAR not in orders["clients"] or reply.has_error():
+        request, statistics = asked.content.get("request"), asked.metadata.message_type == "query.statistics"
+        if request is None or LIAR not in request["clients"] or reply.has_error():
             return [reply]
-        if not survey if round is None else orders["round"] != round:
+        if not statistics if round is None else request["round"] != round:
             return [reply]
         content = copied(reply.content)
         change(content)
@@ -46,7 +47,7 @@ def tampered(world: World, change: Callable[[RecordDict], Any], round: int | Non
 
 
 def array(content: RecordDict, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Change the values that lie under the first manifest."""
+    """Change the values of the first manifest."""
     record = content[f"client {LIAR}"]
     manifest = next(iter(record))
     record[manifest] = Array(change(record[manifest].numpy().copy()))
@@ -143,7 +144,7 @@ def test_a_lie_is_named_and_left_out(kind: str, lie: Callable[[RecordDict], Any]
 def test_a_lie_about_the_final_model_is_named_too(
     kind: str, change: Callable[[RecordDict], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CCVR asks every client once more; whoever answers first does not decide what is right."""
+    """CCVR requests statistics from every client; the first reply does not determine the expected spec."""
     monkeypatch.setattr(f"{__name__}.LIAR", 0)
     world = World(tmp_path, method="ccvr")
 
@@ -156,7 +157,9 @@ def test_a_lie_about_the_final_model_is_named_too(
 def test_nobody_speaks_of_the_final_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.flower.engine.PAUSE_SECONDS", 0.0)
     world = World(tmp_path, method="ccvr")
-    world.grid.fault = lambda asked, reply: [] if asked.metadata.message_type == "query.survey" else [reply]
+    world.grid.fault = lambda asked, reply: (
+        [] if asked.metadata.message_type == "query.statistics" else [reply]
+    )
     with pytest.raises(HoldfastError, match=r"round 3: no usable update is left .*client 0: late"):
         world.run()
     assert [r["round"] for r in world.records] == [1, 2]
@@ -177,7 +180,7 @@ def test_the_report_counts_and_names_what_went_wrong(tmp_path: Path) -> None:
 
 
 def test_a_refused_client_goes_on_from_what_the_server_knows_of(tmp_path: Path) -> None:
-    """SCAFFOLD's control variate of the refused round is forgotten at the site too."""
+    """The site does not use SCAFFOLD's control variate of the refused round."""
     world = World(tmp_path, method="scaffold")
     tampered(world, lambda c: set_fact(c, "weight", -1.0))
     world.run()
@@ -185,14 +188,14 @@ def test_a_refused_client_goes_on_from_what_the_server_knows_of(tmp_path: Path) 
     remembers = dict(
         pair
         for m in last
-        for pair in zip(m.content["orders"]["clients"], m.content["orders"]["remembers"], strict=True)
+        for pair in zip(m.content["request"]["clients"], m.content["request"]["memory-rounds"], strict=True)
     )
     assert remembers == {k: 1 if k == LIAR else 2 for k in range(len(SIZES))}
 
 
 def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
     world = World(tmp_path, method="fedavg")
-    world.grid.fault = lambda asked, reply: [reply, reply] if "orders" in asked.content else [reply]
+    world.grid.fault = lambda asked, reply: [reply, reply] if "request" in asked.content else [reply]
     world.run()
     assert {kind for _, _, kind in world.incidents()} == {"answered twice"}
     assert apart(world.model, reference(hf.FedAvg()).model.state_dict()) <= 1e-9
@@ -202,7 +205,7 @@ def test_a_site_that_does_not_answer_in_time(tmp_path: Path) -> None:
     world = World(tmp_path, method="fedavg", deadline=7.0)
 
     def fault(asked: Message, reply: Message) -> list[Message]:
-        late = "orders" in asked.content and asked.content["orders"]["round"] == 2
+        late = "request" in asked.content and asked.content["request"]["round"] == 2
         return [] if late and asked.metadata.dst_node_id == 101 else [reply]
 
     world.grid.fault = fault
@@ -220,8 +223,8 @@ def test_too_few_answers_stop_the_run_which_can_be_resumed(
     world = World(tmp_path, method="fedavg", min_clients=4)
     world.grid.fault = lambda asked, reply: (
         []
-        if "orders" in asked.content
-        and asked.content["orders"]["round"] == 2
+        if "request" in asked.content
+        and asked.content["request"]["round"] == 2
         and reply.metadata.src_node_id == 101
         else [reply]
     )
@@ -240,8 +243,8 @@ def test_what_flower_says_of_a_lost_site(code: int, kind: str, tmp_path: Path) -
 
     def fault(asked: Message, reply: Message) -> list[Message]:
         if (
-            "orders" not in asked.content
-            or asked.content["orders"]["round"] != 2
+            "request" not in asked.content
+            or asked.content["request"]["round"] != 2
             or reply.metadata.src_node_id != 102
         ):
             return [reply]
@@ -261,7 +264,7 @@ def test_a_network_cut_for_a_while_is_waited_out(tmp_path: Path, monkeypatch: py
     asked: list[int] = []
 
     def fault(message: Message, reply: Message) -> list[Message]:
-        if "orders" not in message.content or message.content["orders"]["round"] != 2:
+        if "request" not in message.content or message.content["request"]["round"] != 2:
             return [reply]
         asked.append(message.metadata.dst_node_id)
         return [] if len(asked) <= 2 else [reply]  # nothing gets through the first time
@@ -316,8 +319,8 @@ def test_a_node_that_comes_back_under_another_id(tmp_path: Path) -> None:
     rounds: list[int] = []
 
     def fault(asked: Message, reply: Message) -> list[Message]:
-        if "orders" in asked.content:
-            rounds.append(asked.content["orders"]["round"])
+        if "request" in asked.content:
+            rounds.append(asked.content["request"]["round"])
             if rounds == [1, 1]:
                 world.grid.nodes[999] = world.grid.nodes.pop(101)
         return [reply]
@@ -332,7 +335,7 @@ def test_a_node_that_is_gone(tmp_path: Path) -> None:
     world = World(tmp_path, method="fedavg")
 
     def fault(asked: Message, reply: Message) -> list[Message]:
-        if "orders" in asked.content:
+        if "request" in asked.content:
             world.grid.nodes.pop(101, None)
         return [reply]
 
@@ -346,9 +349,9 @@ def test_a_stranger_that_talks_nonsense_is_ignored(tmp_path: Path) -> None:
     world.grid.nodes[666] = dict(world.grid.nodes[101])
 
     def fault(asked: Message, reply: Message) -> list[Message]:
-        if asked.metadata.dst_node_id == 666 and "site" in reply.content:
-            counted = tree_of(reply.content, "site")
-            reply.content["site"] = record_of(counted | {"counts": -counted["counts"]})
+        if asked.metadata.dst_node_id == 666 and "clients" in reply.content:
+            counted = tree_from_record(reply.content, "clients")
+            reply.content["clients"] = tree_to_record(counted | {"counts": -counted["counts"]})
         return [reply]
 
     world.grid.fault = fault
@@ -410,7 +413,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Take all the space that is left."""
+    """Use all free space."""
     with suppress(OSError), open(disk / "ballast", "wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
@@ -422,9 +425,9 @@ def while_full(disk: Path, world: World, rounds: tuple[int, ...]) -> None:
 
     def send_and_receive(messages: Any, **more: Any) -> list[Message]:
         messages = list(messages)
-        orders = next((m.content["orders"] for m in messages if "orders" in m.content), {"round": 0})
+        request = next((m.content["request"] for m in messages if "request" in m.content), {"round": 0})
         (disk / "ballast").unlink(missing_ok=True)
-        if orders["round"] in rounds:
+        if request["round"] in rounds:
             fill(disk)
         return send(messages, **more)
 
@@ -459,7 +462,7 @@ def test_a_server_whose_disk_is_full(disk: Path, tmp_path: Path) -> None:
 
 
 class Countdown:
-    """Kills this process at the n-th of the moments that matter: before and after sending, and at every rename."""
+    """Kills this process at the n-th event: before and after sending, and before and after every rename."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -471,7 +474,7 @@ class Countdown:
 
 
 def serve_until(world: World, moment: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run the server in a child that is killed at a moment; gives how the child ended."""
+    """Run the server in a child process that is killed at an event; returns the child's exit code."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -548,17 +551,17 @@ def test_a_full_disk_at_the_server_stops_the_run_and_loses_no_round(
 
 
 def test_no_reply_whatever_stops_the_server(tmp_path: Path) -> None:
-    """Replies damaged at random: every one is either used or named, and the other clients are not touched."""
+    """Randomly damaged replies are used or reported, and do not affect the other clients."""
     rng = np.random.default_rng(0)
     rounds = 40
     world = World(tmp_path, method="scaffold", rounds=rounds, nodes=6)
     tampered_with = []
 
     def fault(asked: Message, reply: Message) -> list[Message]:
-        if "orders" not in asked.content or LIAR not in asked.content["orders"]["clients"]:
+        if "request" not in asked.content or LIAR not in asked.content["request"]["clients"]:
             return [reply]
         reply.__dict__["_content"] = damaged(reply.content, rng)
-        tampered_with.append(asked.content["orders"]["round"])
+        tampered_with.append(asked.content["request"]["round"])
         return [reply]
 
     world.grid.fault = fault

@@ -1,4 +1,4 @@
-"""What `holdfast flower` writes: an app, keys and certificates."""
+"""The files that `holdfast flower` writes: an app, keys and certificates."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from holdfast.flower.template import write_app
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_example_is_what_is_written(tmp_path: Path) -> None:
+def test_the_example_is_the_template(tmp_path: Path) -> None:
     written = write_app(tmp_path / "flower")
     example = ROOT / "examples" / "flower"
     for path in written:
         assert (example / path.relative_to(tmp_path / "flower")).read_text() == path.read_text()
 
 
-def test_the_app_names_what_exists(tmp_path: Path) -> None:
+def test_the_components_of_the_app_exist(tmp_path: Path) -> None:
     write_app(tmp_path / "Two-Sites")
     config = tomllib.loads((tmp_path / "Two-Sites/pyproject.toml").read_text())
     assert config["project"]["name"] == "two-sites"
@@ -50,7 +50,7 @@ def test_every_key_of_the_config_is_understood(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["2 hospitals", "no.dots", "3d"])
-def test_a_name_must_do_for_a_package(name: str, tmp_path: Path) -> None:
+def test_invalid_names_of_apps_raise_errors(name: str, tmp_path: Path) -> None:
     with pytest.raises(HoldfastError, match="cannot name a Python package"):
         write_app(tmp_path / name)
 
@@ -61,7 +61,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         write_app(tmp_path / "app")
 
 
-def test_certificates_fit_each_other(tmp_path: Path) -> None:
+def test_certificates_and_keys_match(tmp_path: Path) -> None:
     write_certificates(tmp_path, ["fl.example.org", "10.0.0.1"], ["berlin"])
     authority = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
     server = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())

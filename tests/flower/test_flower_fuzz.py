@@ -1,4 +1,4 @@
-"""Whatever a node or a server says, it is used or refused by name; nothing else happens."""
+"""Randomly damaged messages are either used or refused with the defined error."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from damage import damaged
 from flower_world import CLASSES, SIZES, World
 from flwr.app import Message
 
+from holdfast.engine.aggregation import validate_update
 from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
-from holdfast.engine.rounds import validate_update
+from holdfast.engine.state_cache import StateCache
 from holdfast.flower.app import AppConfig
 from holdfast.flower.engine import FlowerEngine
-from holdfast.flower.messages import RoundRequest, record_of, tree_of
+from holdfast.flower.messages import RoundRequest, tree_from_record, tree_to_record
 from holdfast.flower.nodes import Nodes
 from holdfast.flower.population import Population, SiteReport
 from holdfast.flower.server import FlowerTraining
 from holdfast.flower.wire import WireError
-from holdfast.training.train import StateCache
 
 INPUTS = int(os.environ.get("HOLDFAST_FUZZ", "20000")) // 10  # docs/reliability.md was written with a million
 KINDS = {
@@ -47,7 +47,7 @@ def test_replies(tmp_path: Path) -> None:
     plan = AppConfig(world.app, world.config)
     dataset = world.app.server_data(plan.config)
     nodes = Nodes(world.grid, dataset)
-    population = Population.gather("0" * 32, nodes.wait_for(len(SIZES), len(SIZES), 0))
+    population = Population.from_reports("0" * 32, nodes.wait_for(len(SIZES), len(SIZES), 0))
     training = FlowerTraining(plan, nodes, population, dataset)
     loop = training.loop(StateCache(None, None))
     server, engine = loop.server, training.engine
@@ -57,24 +57,24 @@ def test_replies(tmp_path: Path) -> None:
     whole, rng, used = reply.content, np.random.default_rng(0), 0
     for _ in range(INPUTS):
         reply.__dict__["_content"] = damaged(whole, rng)
-        for said in engine._answer(job, sent, {nodes.of_client[0]: reply}, {}, engine._result):
-            if isinstance(said, Incident):
-                assert said.kind in KINDS
+        for item in engine._read_reply(job, sent, {nodes.of_client[0]: reply}, {}, engine._read_result):
+            if isinstance(item, Incident):
+                assert item.kind in KINDS
             else:
-                assert isinstance(said, ClientResult)
-                assert validate_update(said, server) in (None, "not finite")
+                assert isinstance(item, ClientResult)
+                assert validate_update(item, server) in (None, "not finite")
                 used += 1
     assert 0 < used < INPUTS
 
 
 def test_reports_of_sites(tmp_path: Path) -> None:
     world = World(tmp_path, method="fedavg", rounds=1).run()
-    reply = message(world, "facts")
+    reply = message(world, "properties")
     whole, rng, used = reply.content, np.random.default_rng(0), 0
     for _ in range(INPUTS):
         reply.__dict__["_content"] = damaged(whole, rng)
         try:
-            report = SiteReport.read(reply, CLASSES)
+            report = SiteReport.from_message(reply, CLASSES)
         except WireError:
             continue
         used += 1
@@ -85,25 +85,25 @@ def test_reports_of_sites(tmp_path: Path) -> None:
 
 def test_a_report_whose_sum_wraps_around(tmp_path: Path) -> None:
     world = World(tmp_path, method="fedavg", rounds=1).run()
-    reply = message(world, "facts")
-    site = tree_of(reply.content, "site")
+    reply = message(world, "properties")
+    site = tree_from_record(reply.content, "clients")
     counts = torch.full_like(site["counts"], 1 << 61)
     assert counts[:2].sum() == 0
-    reply.content["site"] = record_of(site | {"counts": counts})
+    reply.content["clients"] = tree_to_record(site | {"counts": counts})
     with pytest.raises(WireError) as raised:
-        SiteReport.read(reply, CLASSES)
+        SiteReport.from_message(reply, CLASSES)
     assert raised.value.kind == "absurd size"
 
 
-def test_orders_of_servers(tmp_path: Path) -> None:
+def test_requests_of_servers(tmp_path: Path) -> None:
     world = World(tmp_path, method="fedavg", rounds=1).run()
-    whole, rng, used = message(world, "orders", sent=True).content, np.random.default_rng(0), 0
+    whole, rng, used = message(world, "request", sent=True).content, np.random.default_rng(0), 0
     for _ in range(INPUTS):
         try:
-            orders = RoundRequest.read(damaged(whole, rng), CLASSES)
+            request = RoundRequest.from_record(damaged(whole, rng), CLASSES)
         except WireError:
             continue
         used += 1
-        assert set(orders.run) <= set("0123456789abcdef")
-        assert all(type(client) is int and client >= 0 for client in orders.clients)
+        assert set(request.run) <= set("0123456789abcdef")
+        assert all(type(client) is int and client >= 0 for client in request.clients)
     assert 0 < used < INPUTS

@@ -1,4 +1,4 @@
-"""What the server holds goes by the clients of a round, not by how many there are."""
+"""The server's memory depends on the clients per round, not on the number of clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL, MODEL_BYTES = "mlp:400,400", 4 * (16 * 400 + 400 + 400 * 400 + 400 + 400 
 
 
 def peak(clients: int, folder: Path) -> int:
-    """The most memory, in bytes, that a process takes in which all these clients are served, ``COHORT`` a round."""
+    """Peak memory in bytes of a process that serves this many clients, ``COHORT`` per round."""
     told, tell = os.pipe()
     child = os.fork()
     if not child:
@@ -41,6 +41,6 @@ def peak(clients: int, folder: Path) -> int:
 
 
 def test_the_servers_memory_grows_with_the_cohort_alone(tmp_path: Path) -> None:
-    """Each client of SCAFFOLD remembers a model: a hundred of them take part, and none stays in memory."""
+    """Each client of SCAFFOLD remembers a model; a hundred take part, and no model stays in memory."""
     few, many = peak(FEW, tmp_path / "few"), peak(MANY, tmp_path / "many")
     assert many - few < 15 * MODEL_BYTES, f"{few / 1e6:.0f} MB, {many / 1e6:.0f} MB"

@@ -1,4 +1,4 @@
-"""Every method on Flower gives the model it gives one client after another; and what leaves a site is counted."""
+"""Every method on Flower gives the model of the sequential engine; and the tensors that leave a site."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import nn
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.flower import FlowerApp, for_server
-from holdfast.flower.messages import tree_of
-from holdfast.flower.wire import form_of
+from holdfast.flower.messages import tree_from_record
+from holdfast.flower.wire import spec_of
 from holdfast.methods.base import Method
 from holdfast.methods.registry import METHODS, parse_method
 
@@ -30,7 +30,7 @@ def assert_same_records(found: list[dict[str, Any]], expected: list[dict[str, An
 
 
 def hf_plain(value: Any) -> Any:
-    """As it comes back from a file: NaN is None there."""
+    """The value as read from a file, where NaN is None."""
     if isinstance(value, dict):
         return {k: hf_plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -111,25 +111,25 @@ def test_several_clients_of_a_node_share_a_message(tmp_path: Path) -> None:
     world = World(tmp_path, nodes=2, method="fedavg", rounds=2).run()
     training = [m for m in world.grid.sent if m.metadata.message_type == "train"]
     assert len(training) == 2 * 2
-    assert sorted(k for m in training[:2] for k in m.content["orders"]["clients"]) == list(range(len(SIZES)))
+    assert sorted(k for m in training[:2] for k in m.content["request"]["clients"]) == list(range(len(SIZES)))
 
 
 def leaving(world: World) -> dict[str, list[str]]:
-    """The tensors of the first client's first reply, by their first word."""
+    """The tensors of the first client's first reply, by the first part of their path."""
     reply = next(m for m in world.grid.received if "client 0" in m.content)
     parts: dict[str, list[str]] = {}
-    for path in form_of(tree_of(reply.content, "client 0")):
+    for path in spec_of(tree_from_record(reply.content, "client 0")):
         head, _, rest = path.partition("/")
         parts.setdefault(head, []).append(rest)
     return parts
 
 
-def test_what_a_method_keeps_at_its_client_stays_there(tmp_path: Path) -> None:
+def test_private_tensors_stay_at_the_site(tmp_path: Path) -> None:
     world = World(tmp_path, method="fedrep").run()
     *body, weight, bias = world.model
     assert leaving(world) == {"params": body}
     down = next(m for m in world.grid.sent if m.metadata.message_type == "train").content
-    assert not {weight, bias} & tree_of(down, "sent")["params"].keys()
+    assert not {weight, bias} & tree_from_record(down, "broadcast")["params"].keys()
     proto = World(tmp_path / "proto", method="fedproto").run()
     assert set(leaving(proto)) == {"sums"}
     with_norm = World(tmp_path / "norm", nodes=len(SIZES), app=hospitals(hf.FedProto())).run()
@@ -138,7 +138,7 @@ def test_what_a_method_keeps_at_its_client_stays_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["cnn", "mlp:176,176", "mlp"])
 def test_the_payload_is_the_tensors_and_little_else(model: str, tmp_path: Path) -> None:
-    """Of a model for digits, with one client to a message; what is added goes by the message, not by its size."""
+    """For a model of digits with one client per message; the overhead does not depend on the message's size."""
     among = hf.Experiment(data="digits", clients=4, partition_seed=1).build_federation()
     world = World(
         tmp_path, nodes=4, among=among, method="fedavg", model=model, precision="float32", rounds=1
@@ -154,7 +154,7 @@ def test_the_payload_is_the_tensors_and_little_else(model: str, tmp_path: Path) 
 
 
 def test_flowers_own_mods_can_read_what_is_sent(tmp_path: Path) -> None:
-    """Local differential privacy, with hardly any noise: it needs the same arrays down and up."""
+    """Local differential privacy with little noise: it requires the same arrays in request and reply."""
     world = World(tmp_path, nodes=len(SIZES), method="fedavg")
     train, noisy = world.grid.app, LocalDpMod(clipping_norm=1e6, sensitivity=1e-6, epsilon=1.0, delta=1e-5)
     world.grid.app = lambda message, context: (
@@ -168,7 +168,7 @@ def test_flowers_own_mods_can_read_what_is_sent(tmp_path: Path) -> None:
     assert 1e-9 < difference < 1e-3
 
 
-def test_samples_leave_a_site_only_where_it_says_so(tmp_path: Path) -> None:
+def test_samples_leave_a_site_only_if_its_config_allows_it(tmp_path: Path) -> None:
     world = World(tmp_path, method="fedka")
     for node in world.grid.nodes.values():
         del node["share-samples"]
@@ -187,7 +187,9 @@ def test_a_thousand_clients_on_four_nodes(tmp_path: Path) -> None:
     # The server's part of a round is that of the sampled clients.
     assert (
         max(
-            len(m.content["orders"]["clients"]) for m in world.grid.sent if m.metadata.message_type == "train"
+            len(m.content["request"]["clients"])
+            for m in world.grid.sent
+            if m.metadata.message_type == "train"
         )
         <= 20
     )
@@ -199,12 +201,12 @@ def test_a_thousand_clients_on_four_nodes(tmp_path: Path) -> None:
         ({"learning_rate": 0.1}, "unknown key of .*learning-rate"),
         ({"method": "fedavgg"}, "unknown method 'fedavgg'"),
         ({"rounds": 0}, "rounds is 0"),
-        ({"clients": 9}, "client 6, 7, 8 of 9 is not there"),
+        ({"clients": 9}, "client 6, 7, 8 of 9 is not connected"),
         ({"out": ""}, "needs 'out'"),
         ({"lr": "fast"}, "lr is 'fast'"),
     ],
 )
-def test_mistakes_are_sentences_before_anything_is_trained(
+def test_invalid_configs_raise_errors_before_training(
     changes: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     world = World(tmp_path, **({"method": "fedavg"} | changes))
@@ -220,11 +222,11 @@ def test_two_sites_with_the_same_number(tmp_path: Path) -> None:
         world.run()
 
 
-def test_a_site_that_preprocesses_otherwise(tmp_path: Path) -> None:
+def test_a_site_with_other_preprocessing(tmp_path: Path) -> None:
     among = federation()
     from dataclasses import replace
 
     other = replace(among, dataset=replace(among.dataset, preprocess=hf.Preprocess(flip=True)))
     app = FlowerApp(lambda node, run: other, lambda run: for_server(among.dataset))
-    with pytest.raises(HoldfastError, match="preprocesses samples otherwise"):
+    with pytest.raises(HoldfastError, match="preprocesses samples differently"):
         World(tmp_path, app=app, method="fedavg").run()

@@ -70,7 +70,7 @@ def records(out: Path) -> list[dict[str, Any]]:
 
 
 def complete_rounds(out: Path) -> int:
-    """Rounds that a server which is killed now would not repeat."""
+    """The number of rounds that a server killed now would not repeat."""
     if not (out / "experiment.yaml").exists():
         return 0
     checkpoint = hf.RunDirectory.open(out).load_checkpoint()
@@ -151,7 +151,7 @@ def test_killed_nodes_and_a_cut_network(tmp_path: Path) -> None:
 
 
 def supervise(deployment: Deployment, out: Path, seconds: float = 300) -> None:
-    """Start sites that ended again and again, as a service manager does, until the run is finished."""
+    """Restart sites that have ended, as a service manager does, until the run is finished."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends and not (out / "model.safetensors").exists():
         for i, node in list(deployment.nodes.items()):
@@ -164,7 +164,7 @@ def supervise(deployment: Deployment, out: Path, seconds: float = 300) -> None:
 @pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
 @pytest.mark.parametrize("isolated", [False, True])
 def test_a_lost_superlink(isolated: bool, tmp_path: Path) -> None:
-    """The SuperLink itself is killed and started again: the run goes on from the last complete round.
+    """The SuperLink itself is killed and started again: the run resumes from the last complete round.
 
     Where the server's tasks run in a process of their own, it does so by itself.
     """
@@ -201,7 +201,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
 def test_every_kind_of_method(tmp_path: Path) -> None:
-    """States, payloads beside the weights, learning on the server, a stream: through real messages."""
+    """States, payloads, learning on the server and a stream, with real messages."""
     with Deployment(tmp_path, 2, 4, APP) as deployment:
         for name, settings in KINDS.items():
             out = tmp_path / name
@@ -230,7 +230,7 @@ def test_a_thousand_clients_on_four_sites(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
 def test_twelve_sites(tmp_path: Path) -> None:
-    """The app as it is written, on digits, on one machine; where that is overloaded, who is lost is named."""
+    """The app of the template, on digits, on one machine; clients lost to overload are reported."""
     out = tmp_path / "run"
     with Deployment(tmp_path, 12, 12, database=False) as deployment:
         run = deployment.submit(out=str(out), method="fedavg", rounds=3, deadline=200, min_clients=6)

@@ -1,4 +1,4 @@
-"""What comes from another machine is either what was sent or a named error."""
+"""Received tensors are either those that were sent or a `WireError`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from holdfast.core.trees import leaves
-from holdfast.flower.wire import DTYPES, Packed, WireError, form_of, pack, unpack
+from holdfast.flower.wire import DTYPES, PackedArray, WireError, pack, spec_of, unpack
 
 INPUTS = int(os.environ.get("HOLDFAST_FUZZ", "30000"))  # docs/reliability.md was written with a million
 
@@ -51,9 +51,9 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 @given(trees)
 def test_what_is_unpacked_is_what_was_packed(tree: dict[str, Any]) -> None:
     assert same(unpack(pack(tree)), tree)
-    known = unpack(pack(tree), form_of(tree))
+    known = unpack(pack(tree), spec_of(tree))
     assert same(known, tree)
-    assert list(form_of(known)) == list(form_of(tree))
+    assert list(spec_of(known)) == list(spec_of(tree))
 
 
 def test_each_dtype_is_one_array_in_numpys_own_format() -> None:
@@ -76,7 +76,7 @@ def test_tensors_do_not_keep_each_other_in_memory() -> None:
     assert tree["small"].untyped_storage().nbytes() == 4
 
 
-def test_views_and_transposes_travel_by_value() -> None:
+def test_views_and_transposes_are_sent_by_value() -> None:
     whole = torch.arange(12.0).reshape(3, 4)
     assert torch.equal(unpack(pack({"t": whole.T}))["t"], whole.T)
     assert torch.equal(unpack(pack({"t": whole[:, 1]}))["t"], whole[:, 1])
@@ -92,7 +92,7 @@ MANIFESTS = {one.dtype: manifest for manifest, one in pack(TREE).items()}
 FLOATS, KNOWN = pack(TREE)[MANIFESTS["float32"]], pack(TREE)[MANIFESTS["bool"]]
 
 
-def changed(dtype: str, manifest: str | None = None, /, **values: Any) -> dict[str, Packed]:
+def changed(dtype: str, manifest: str | None = None, /, **values: Any) -> dict[str, PackedArray]:
     """The message with another manifest or other content for one dtype."""
     return {
         (manifest if manifest is not None and one.dtype == dtype else name): (
@@ -102,7 +102,7 @@ def changed(dtype: str, manifest: str | None = None, /, **values: Any) -> dict[s
     }
 
 
-def without(dtype: str) -> dict[str, Packed]:
+def without(dtype: str) -> dict[str, PackedArray]:
     return {manifest: one for manifest, one in pack(TREE).items() if one.dtype != dtype}
 
 
@@ -154,9 +154,9 @@ DAMAGED = {
 @pytest.mark.parametrize(
     ("kind", "damaged"), [(kind, each) for kind, several in DAMAGED.items() for each in several]
 )
-def test_damage_is_named(kind: str, damaged: dict[str, Packed]) -> None:
+def test_damaged_messages_raise_errors(kind: str, damaged: dict[str, PackedArray]) -> None:
     with pytest.raises(WireError) as raised:
-        unpack(damaged, form_of(TREE))
+        unpack(damaged, spec_of(TREE))
     assert raised.value.kind == kind
 
 
@@ -196,43 +196,43 @@ def test_damage_is_named(kind: str, damaged: dict[str, Packed]) -> None:
         "a ",  # a scalar
     ],
 )
-def test_a_manifest_must_make_sense_and_fit_its_array(manifest: str) -> None:
+def test_invalid_manifests_raise_errors(manifest: str) -> None:
     with pytest.raises(WireError):
         unpack({manifest: EMPTY})
 
 
 def test_a_manifest_is_bounded_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.flower.wire.LONGEST_MANIFEST", 7)
+    monkeypatch.setattr("holdfast.flower.wire.MAX_MANIFEST", 7)
     assert unpack({"a 0\nb 0": EMPTY}).keys() == {"a", "b"}
     with pytest.raises(WireError) as raised:
         unpack({"a 0\nbb 0": EMPTY})
     assert raised.value.kind == "absurd size"
 
 
-def test_one_group_may_be_free() -> None:
-    form = {path: of for path, of in form_of(TREE).items() if not path.startswith("params/")}
-    assert same(unpack(pack(TREE), form, free="params"), TREE)
+def test_one_group_may_be_unchecked() -> None:
+    spec = {path: of for path, of in spec_of(TREE).items() if not path.startswith("params/")}
+    assert same(unpack(pack(TREE), spec, unchecked="params"), TREE)
     for odd in ({"more": torch.zeros(1)}, {"params": torch.zeros(1)}, {"paramsx": {"y": torch.zeros(1)}}):
         with pytest.raises(WireError) as raised:
-            unpack(pack(TREE | odd), form, free="params")
+            unpack(pack(TREE | odd), spec, unchecked="params")
         assert raised.value.kind == "wrong keys"
 
 
-def test_the_whole_is_bounded() -> None:
+def test_the_size_of_a_message_is_bounded() -> None:
     with pytest.raises(WireError) as raised:
-        unpack(pack(TREE), most_bytes=100)
+        unpack(pack(TREE), max_bytes=100)
     assert raised.value.kind == "absurd size"
 
 
-def test_types_that_do_not_travel_are_refused_before_sending() -> None:
-    with pytest.raises(Exception, match="does not travel"):
+def test_unsupported_dtypes_raise_errors_before_sending() -> None:
+    with pytest.raises(Exception, match="cannot be sent"):
         pack({"z": torch.zeros(2, dtype=torch.complex64)})
 
 
 def test_any_bytes_give_a_tree_or_the_one_error() -> None:
-    """Random damage to real messages; nothing but `WireError` may come out, and what is accepted is whole."""
+    """Random damage to real messages; only a `WireError` may be raised, and accepted trees are complete."""
     rng = np.random.default_rng(0)
-    whole, form = pack(TREE), form_of(TREE)
+    whole, spec = pack(TREE), spec_of(TREE)
     names, letters = [*DTYPES, "object", "<f4", "", "complex64", "float128", "void"], "params/bw 0123,\n\0é"
     accepted = 0
     for turn in range(INPUTS):
@@ -266,11 +266,11 @@ def test_any_bytes_give_a_tree_or_the_one_error() -> None:
                     message.pop(manifest, None)
                     message["\n".join(rng.choice(lines, rng.integers(1, len(lines) + 2)))] = one
         try:
-            tree = unpack(message, form if turn % 2 else None, free="params" if turn % 3 == 0 else None)
+            tree = unpack(message, spec if turn % 2 else None, unchecked="params" if turn % 3 == 0 else None)
         except WireError:
             continue
         accepted += 1
         if turn % 6 in (1, 5):
-            assert form_of(tree) == form
+            assert spec_of(tree) == spec
         assert sum(v.numel() for _, v in leaves(tree)) == sum(one.shape[0] for one in message.values())
     assert 0 < accepted < INPUTS  # flipped bits of the values themselves are nobody's business here

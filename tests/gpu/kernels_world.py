@@ -1,4 +1,4 @@
-"""What tests of kernels share. With TRITON_INTERPRET=1 they run on a CPU, where Triton carries kernels out in NumPy."""
+"""Shared by the tests of the kernels. With TRITON_INTERPRET=1 they run on a CPU, where Triton uses NumPy."""
 
 import importlib.util
 import os
@@ -16,5 +16,5 @@ needs_triton = pytest.mark.skipif(
 
 
 def relative(value, reference):
-    """How far a value is from what it should be, as a share of that."""
+    """The relative error of a value in the 2-norm."""
     return float((value.double() - reference.detach()).norm() / reference.detach().norm())

@@ -1,8 +1,8 @@
-"""What Triton makes of the kernels for an H200, read without one: its interpreter shows neither races nor faults of
-compilers.
+"""The kernels as Triton compiles them for an H200, checked without one: its interpreter shows neither races nor
+compiler bugs.
 
-A product on Hopper goes on while the next operands are copied to shared memory. Triton gives an operand a second
-buffer for that, but not one that is also used otherwise, which is then overwritten while it is multiplied.
+A product on Hopper runs while the next operands are copied to shared memory. Triton gives an operand a second buffer
+for that, unless the operand is also used elsewhere: then it is overwritten while it is multiplied.
 """
 
 import importlib.util
@@ -18,9 +18,10 @@ import torch
 import holdfast as hf
 from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
+from holdfast.engine.state_cache import StateCache
 from holdfast.models import parse_model
 from holdfast.models.resnet import ResNet
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def compiled(monkeypatch, tmp_path):
-    """Launches only compile, for an H200; the list has each kernel's name and its intermediate code."""
+    """Make launches only compile, for an H200; the list has each kernel's name and its intermediate code."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -51,19 +52,19 @@ def compiled(monkeypatch, tmp_path):
     return codes
 
 
-def assert_nothing_is_overwritten(codes, *names):
+def assert_no_operand_is_overwritten(codes, *names):
     assert {name for name, _ in codes} >= set(names)
     for name, code in codes:
-        if re.search(r"pendings = [1-9]", code["ttgir"]):  # products are left to go on
+        if re.search(r"pendings = [1-9]", code["ttgir"]):  # products run asynchronously
             assert not re.search(r"local_alloc (: \(\) -> !ttg.memdesc<1x|%)", code["ttgir"]), name
 
 
 def assert_no_constant_can_be_lost(codes):
-    """ptxas 12 may take a constant that is added to two numbers of 16 bits at once for 0: nothing may do that."""
+    """ptxas 12 may treat a constant that is added to two 16-bit numbers at once as 0: no kernel may do that."""
     for name, code in codes:
         constants = set(re.findall(r"mov\.b32\s+(%r\d+), -?\d+;", code["ptx"]))
-        for added in re.findall(r"add\.s16x2\s+%r\d+, ([^,]+), ([^;]+);", code["ptx"]):
-            assert all(term.startswith("%") and term not in constants for term in added), name
+        for terms in re.findall(r"add\.s16x2\s+%r\d+, ([^,]+), ([^;]+);", code["ptx"]):
+            assert all(term.startswith("%") and term not in constants for term in terms), name
 
 
 @pytest.mark.parametrize(
@@ -84,17 +85,17 @@ def test_convolutions(shape, compiled, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     lanes, batch, channels, size, outputs, kernel, stride, pad = shape
     geometry = Geometry((size, size), kernel, stride, pad)
-    w = conv.filters((lanes, outputs, channels, kernel, kernel), torch.device("cpu"))
-    y, x, spread = conv.forward(torch.empty(lanes, batch, channels, size, size), w, None, geometry)
-    layers._backward(geometry, True, torch.empty_like(y), w, x.values, x.largest, spread)
-    assert_nothing_is_overwritten(compiled, "_windows", "_window_sums")
+    w = conv.empty_filters((lanes, outputs, channels, kernel, kernel), torch.device("cpu"))
+    y, x, packed = conv.forward(torch.empty(lanes, batch, channels, size, size), w, None, geometry)
+    layers._backward(geometry, True, torch.empty_like(y), w, x.values, x.amax, packed)
+    assert_no_operand_is_overwritten(compiled, "_conv", "_conv_weight_grad")
 
 
 @pytest.mark.parametrize(
     "shape", [(1, 500, 3, 32, 32, 5, 2), (1, 500, 32, 16, 64, 5, 2), (10, 50, 6, 8, 16, 3, 1)]
 )
-def test_convolution_and_pooling_in_one_pass(shape, compiled, monkeypatch):
-    from holdfast.kernels import conv_relu_maxpool as conv_pool
+def test_convolution_relu_and_pooling_in_one_kernel(shape, compiled, monkeypatch):
+    from holdfast.kernels import conv_relu_maxpool
     from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
@@ -103,31 +104,31 @@ def test_convolution_and_pooling_in_one_pass(shape, compiled, monkeypatch):
         torch.empty(lanes, batch, channels, size, size),
         torch.empty(lanes, outputs, channels, kernel, kernel),
     )
-    conv_pool._forward(x, w, None, Geometry((size, size), kernel, 1, pad), True)
-    assert_nothing_is_overwritten(compiled, "_pooled_windows")
+    conv_relu_maxpool._forward(x, w, None, Geometry((size, size), kernel, 1, pad), True)
+    assert_no_operand_is_overwritten(compiled, "_conv_relu_maxpool")
     assert_no_constant_can_be_lost(compiled)
 
 
 @pytest.mark.parametrize("outputs", [10, 64])
 def test_classifiers(outputs, compiled, monkeypatch):
-    from holdfast.kernels import small_linear as narrow
+    from holdfast.kernels import small_linear
 
-    monkeypatch.setattr(narrow, "_precision", lambda: "tf32")
+    monkeypatch.setattr(small_linear, "_precision", lambda: "tf32")
     x, w = torch.empty(10, 50, 512), torch.empty(10, outputs, 512)
-    y = narrow._forward(x, w, torch.empty(10, outputs))
-    narrow._backward(torch.empty_like(y), x, w)
-    assert_nothing_is_overwritten(compiled, "_outputs", "_gradients")
+    y = small_linear._forward(x, w, torch.empty(10, outputs))
+    small_linear._backward(torch.empty_like(y), x, w)
+    assert_no_operand_is_overwritten(compiled, "_linear_forward", "_linear_backward")
 
 
 @pytest.mark.parametrize("shape", [(10, 32, 64, 16, 16), (1, 2, 5, 9, 7), (2, 1, 6, 11, 13)])
-def test_pooling_by_overlapping_windows(shape, compiled):
+def test_pooling_with_overlapping_windows(shape, compiled):
     from holdfast.kernels import maxpool
     from holdfast.kernels.conv_geometry import Geometry
 
     window = Geometry(shape[-2:], 3, 2, 1)
-    y, code = maxpool._forward(torch.empty(shape), window)
-    maxpool._backward(window, torch.empty_like(y), code)
-    assert [name for name, _ in compiled] == ["_pool", "_pool_back"]
+    y, argmax = maxpool._forward(torch.empty(shape), window)
+    maxpool._backward(window, torch.empty_like(y), argmax)
+    assert [name for name, _ in compiled] == ["_maxpool_forward", "_maxpool_backward"]
     assert_no_constant_can_be_lost(compiled)
 
 
@@ -140,8 +141,8 @@ def test_pooling_by_overlapping_windows(shape, compiled):
         (ResNet((1, 1), (3, 3), 1, norm="group"), (3, 32, 32)),
     ],
 )
-def test_whole_steps_and_tests_of_networks(model, shape, compiled, monkeypatch):
-    """With nothing computed, so that all values are whatever memory held."""
+def test_training_and_evaluation_of_networks(model, shape, compiled, monkeypatch):
+    """Nothing is computed, so all values are uninitialised memory."""
     monkeypatch.setattr("holdfast.kernels.unavailable", lambda device, dtype: None)
     samples, half = 20, (0.5,) * 3
     x, y = np.zeros((samples, *shape), np.uint8), np.arange(samples) % 10
@@ -153,14 +154,14 @@ def test_whole_steps_and_tests_of_networks(model, shape, compiled, monkeypatch):
         hf.FedAvg(), net, federation, settings, engine="vectorized", device="cpu", own_kernels=True
     )
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    with suppress(hf.HoldfastError):  # what it held may be no numbers
+    with suppress(hf.HoldfastError):  # the uninitialised memory may hold NaN
         training.loop(StateCache(None, None)).round(1)
     assert {name for name, _ in compiled} >= {
-        "_read",
-        "_frame",
-        "_windows",
-        "_window_sums",
-        "_descend",
-        "_count",
+        "_load_batch",
+        "_pad_images",
+        "_conv",
+        "_conv_weight_grad",
+        "_sgd_step",
+        "_count_step",
     }
     assert_no_constant_can_be_lost(compiled)

@@ -1,6 +1,6 @@
 """The Triton kernels against PyTorch in float64: fresh random inputs, odd sizes, every gradient.
 
-On a GPU, or with TRITON_INTERPRET=1 on a CPU, where Triton carries them out in NumPy (`make test-kernels`).
+On a GPU, or with TRITON_INTERPRET=1 on a CPU, where Triton runs them with NumPy (`make test-kernels`).
 """
 
 import copy
@@ -17,7 +17,8 @@ import holdfast as hf
 from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.data.preprocess import Preprocess
-from holdfast.training.train import StateCache, Training
+from holdfast.engine.state_cache import StateCache
+from holdfast.training.session import Training
 
 pytestmark = [pytest.mark.gpu, needs_triton]
 
@@ -64,17 +65,17 @@ def test_convolution_and_its_gradients(shape, tf32, monkeypatch):
     tolerance, geometry = 5e-4 if tf32 else 3e-6, Geometry((height, width), kernel, stride, pad)
     for weights in (
         w,
-        conv.filters(tuple(w.shape), w.device).copy_(w),
-    ):  # as torch keeps them, and as lanes do
-        y, padded, spread = conv.forward(x, weights, b, geometry)
+        conv.empty_filters(tuple(w.shape), w.device).copy_(w),
+    ):  # channels first, and last as in the vectorized engine
+        y, padded, packed = conv.forward(x, weights, b, geometry)
         assert relative(y, reference) < tolerance
-        for of_input in (True, False):
-            got = layers._backward(geometry, of_input, dy, weights, padded.values, padded.largest, spread)
-            for value, truth in zip(got, want if of_input else want[1:], strict=True):
+        for needs_dx in (True, False):
+            got = layers._backward(geometry, needs_dx, dy, weights, padded.values, padded.amax, packed)
+            for value, truth in zip(got, want if needs_dx else want[1:], strict=True):
                 assert relative(value, truth) < tolerance
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter does one thing after another")
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter runs programs one after another")
 @pytest.mark.parametrize("shape", [(64, 8, 64, 1), (256, 2, 512, 2), (512, 1, 512, 1)])
 def test_a_gradient_is_the_same_every_time(shape, monkeypatch):
     from holdfast.kernels import conv, layers
@@ -84,11 +85,9 @@ def test_a_gradient_is_the_same_every_time(shape, monkeypatch):
     channels, size, outputs, stride = shape
     geometry = Geometry((size, size), 3, stride, 1)
     w = torch.randn(10, outputs, channels, 3, 3, device=DEVICE)
-    y, x, spread = conv.forward(torch.randn(10, 32, channels, size, size, device=DEVICE), w, None, geometry)
+    y, x, packed = conv.forward(torch.randn(10, 32, channels, size, size, device=DEVICE), w, None, geometry)
     dy = torch.randn_like(y)
-    first, *others = (
-        layers._backward(geometry, True, dy, w, x.values, x.largest, spread)[1] for _ in range(50)
-    )
+    first, *others = (layers._backward(geometry, True, dy, w, x.values, x.amax, packed)[1] for _ in range(50))
     assert all(torch.equal(first, other) for other in others)
 
 
@@ -103,8 +102,8 @@ def test_half_precision_takes_any_magnitude(size, monkeypatch):
     )
     w, dy = torch.randn(2, 8, 16, 3, 3, device=DEVICE), torch.randn(2, 3, 8, 8, 8, device=DEVICE) * size
     geometry = Geometry((8, 8), 3, 1, 1)
-    y, padded, spread = conv.forward(x, w, torch.zeros(2, 8, device=DEVICE), geometry)
-    got = layers._backward(geometry, True, dy, w, padded.values, padded.largest, spread)
+    y, padded, packed = conv.forward(x, w, torch.zeros(2, 8, device=DEVICE), geometry)
+    got = layers._backward(geometry, True, dy, w, padded.values, padded.amax, packed)
     for i in range(2):
         exact = [x[i].double().requires_grad_(), w[i].double().requires_grad_()]
         reference = F.conv2d(*exact, padding=1)
@@ -114,7 +113,7 @@ def test_half_precision_takes_any_magnitude(size, monkeypatch):
         assert relative(got[1][i], want[1]) < 5e-4
 
 
-def test_what_is_not_finite_stays_so():
+def test_infinities_are_kept():
     from holdfast.kernels import conv
     from holdfast.kernels.conv_geometry import Geometry
 
@@ -126,7 +125,7 @@ def test_what_is_not_finite_stays_so():
 
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize(("channels", "size", "kernel"), [(6, 14, 5), (20, 4, 1), (48, 3, 1)])
-def test_what_is_not_finite_stays_in_its_lane(channels, size, kernel, tf32, monkeypatch):
+def test_infinities_do_not_spread_to_other_lanes(channels, size, kernel, tf32, monkeypatch):
     from holdfast.kernels import conv, layers
     from holdfast.kernels.conv_geometry import Geometry
 
@@ -135,41 +134,41 @@ def test_what_is_not_finite_stays_in_its_lane(channels, size, kernel, tf32, monk
     x = torch.rand(2, 1, channels, size, size, device=DEVICE)
     w = torch.randn(2, 20, channels, kernel, kernel, device=DEVICE)
     x[1] = float("inf")
-    y, padded, spread = conv.forward(x, w, None, geometry)
+    y, padded, packed = conv.forward(x, w, None, geometry)
     dy = torch.rand_like(y)
     dy[1] = float("inf")
-    got = layers._backward(geometry, True, dy, w, padded.values, padded.largest, spread)
+    got = layers._backward(geometry, True, dy, w, padded.values, padded.amax, packed)
     for value in (y, *got):
         assert torch.isfinite(value[0]).all()
         assert not torch.isfinite(value[1]).any()
 
 
-def test_pooling_keeps_what_is_no_number():
-    from holdfast.kernels import relu_maxpool as pool
+def test_pooling_keeps_nan():
+    from holdfast.kernels import relu_maxpool
 
     x = torch.randn(2, 4, 4, 4, device=DEVICE)
     x[1, 2, 3, 0] = float("nan")
     want = F.max_pool2d(F.relu(x), 2)
-    y, code = pool.forward(x[None])
+    y, argmax = relu_maxpool.forward(x[None])
     assert torch.equal(y[0].isnan(), want.isnan())
-    assert int(code[0, 1, 2, 1, 0]) == 2
+    assert int(argmax[0, 1, 2, 1, 0]) == 2
 
 
 @takes_minutes
-def test_more_images_than_a_grid_is_wide(monkeypatch):
-    from holdfast.kernels import padded_images as frame
+def test_more_images_than_the_second_grid_dimension_allows(monkeypatch):
+    from holdfast.kernels import padded_images
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     x = torch.randn(64, 1040, 4, 2, 4, device=DEVICE)
-    framed = frame.pad(x, frame.PaddedLayout(0, (2, 4)))
-    assert torch.equal(framed.values.permute(0, 1, 4, 2, 3), x)
+    padded = padded_images.pad(x, padded_images.PaddedLayout(0, (2, 4)))
+    assert torch.equal(padded.values.permute(0, 1, 4, 2, 3), x)
 
 
 @pytest.mark.skipif(
     INTERPRETED or not torch.cuda.is_available() or torch.cuda.mem_get_info()[1] < 60 << 30,
     reason="needs a GPU of 60 GiB",
 )
-def test_more_values_than_32_bits_count(monkeypatch):
+def test_more_values_than_32_bits_can_index(monkeypatch):
     from holdfast.kernels import conv
     from holdfast.kernels.conv_geometry import Geometry
 
@@ -178,27 +177,27 @@ def test_more_values_than_32_bits_count(monkeypatch):
     last = x[:, -4:].normal_()
     w = torch.randn(1, 64, 64, 3, 3, device=DEVICE)
     y, padded, _ = conv.forward(x, w, None, Geometry((28, 28), 3, 1, 1))
-    assert float(padded.largest) == float(last.abs().max())
+    assert float(padded.amax) == float(last.abs().max())
     assert relative(y[0, -4:], F.conv2d(last[0].double(), w[0].double(), padding=1)) < 5e-4
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 8, 6), (2, 32, 32, 32), (7, 1, 2, 2)])
-@pytest.mark.parametrize("flat", [False, True])
-def test_relu_and_pooling(shape, flat, monkeypatch):
-    from holdfast.kernels import padded_images as frame
-    from holdfast.kernels import relu_maxpool as pool
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_relu_and_pooling(shape, channels_first, monkeypatch):
+    from holdfast.kernels import padded_images, relu_maxpool
 
     x = torch.randn(shape, device=DEVICE)
     exact = x.double().requires_grad_()
     reference = F.max_pool2d(F.relu(exact), 2)
     dy = torch.randn_like(reference).float()
-    y, code = pool.forward(x[None], flat)
+    y, argmax = relu_maxpool.forward(x[None], channels_first)
     assert torch.equal(y[0], reference.float())
-    assert y[0].is_contiguous() or not flat
+    assert y[0].is_contiguous() or not channels_first
     (want,) = torch.autograd.grad(reference, exact, dy.double())
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    framed = frame.unpool(dy[None], code, frame.PaddedLayout(0, (shape[2], shape[3])))
-    got = framed.values[0].permute(0, 3, 1, 2)[:, : shape[1], : shape[2], : shape[3]]  # frames are rounded up
+    layout = padded_images.PaddedLayout(0, (shape[2], shape[3]))
+    padded = padded_images.relu_maxpool_backward(dy[None], argmax, layout)
+    got = padded.values[0].permute(0, 3, 1, 2)[:, : shape[1], : shape[2], : shape[3]]  # sizes are rounded up
     assert torch.equal(got, want.float())
 
 
@@ -212,10 +211,10 @@ def test_relu_and_pooling(shape, flat, monkeypatch):
         (1, 3, 4, 1, 12, 12, 64, 5, 1, 0),
     ],
 )
-@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("channels_first", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-def test_convolution_and_pooling_in_one_pass(shape, flat, biased, monkeypatch):
-    from holdfast.kernels import conv_relu_maxpool as conv_pool
+def test_convolution_relu_and_pooling_in_one_kernel(shape, channels_first, biased, monkeypatch):
+    from holdfast.kernels import conv_relu_maxpool
     from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
@@ -225,22 +224,22 @@ def test_convolution_and_pooling_in_one_pass(shape, flat, biased, monkeypatch):
     bias = torch.randn(own, outputs, device=DEVICE) if biased else None
     x[-1] *= 1000
     geometry = Geometry((height, width), kernel, stride, padding)
-    assert conv_pool.serves(outputs, geometry)
+    assert conv_relu_maxpool.supported(outputs, geometry)
 
     def exact(x, w, b):
         return F.max_pool2d(F.relu(F.conv2d(x, w, b, stride, padding)), 2)
 
     def ours(x, w, b):
-        return conv_pool.convolve_and_pool(x, w, b, geometry, flat)
+        return conv_relu_maxpool.conv_relu_maxpool(x, w, b, geometry, channels_first)
 
     with torch.no_grad():
         dims = [None if len(t) < max(lanes, own) else 0 for t in (x, w)]
         dims.append(dims[1] if biased else None)
-        alike = [
+        given = [
             t[0] if dim is None and t is not None else t for t, dim in zip((x, w, bias), dims, strict=True)
         ]
-        got = vmap(ours, tuple(dims))(*alike)
-        assert got.stride(-1) == (1 if flat else outputs)
+        got = vmap(ours, tuple(dims))(*given)
+        assert got.stride(-1) == (1 if channels_first else outputs)
         for lane, y in enumerate(got):
             x1, w1, b1 = (None if t is None else t[lane % len(t)].double() for t in (x, w, bias))
             assert relative(y, exact(x1, w1, b1)) < 5e-4
@@ -262,18 +261,18 @@ def test_convolution_and_pooling_in_one_pass(shape, flat, biased, monkeypatch):
         ((1, 1, 2, 1, 2), (3, 2, 1)),
     ],
 )
-def test_pooling_by_overlapping_windows(shape, window):
+def test_pooling_with_overlapping_windows(shape, window):
     from holdfast.kernels.maxpool import LaneMaxPool2d
 
     layer = LaneMaxPool2d(nn.MaxPool2d(*window))
-    x = torch.randint(-3, 4, shape, device=DEVICE).float()  # many are equal: the first of a window counts
+    x = torch.randint(-3, 4, shape, device=DEVICE).float()  # many ties: the first value of a window counts
 
     def loss(pool, x, dy):
         return (pool(x) * dy).sum()
 
     plain = vmap(lambda v: F.max_pool2d(v, *window))(x)
     dy = torch.randn_like(plain)
-    for images in (x, x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)):  # however they lie
+    for images in (x, x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)):  # in either memory order
         assert torch.equal(vmap(layer)(images), plain)
         got = vmap(grad(lambda v, g: loss(layer, v, g)))(images, dy)
         want = vmap(grad(lambda v, g: loss(lambda i: F.max_pool2d(i, *window), v, g)))(x, dy)
@@ -281,7 +280,7 @@ def test_pooling_by_overlapping_windows(shape, window):
     assert torch.equal(layer(x[0]), plain[0])  # and without lanes
 
 
-def test_pooling_by_overlapping_windows_keeps_what_is_no_number():
+def test_pooling_with_overlapping_windows_keeps_nan():
     from holdfast.kernels.maxpool import LaneMaxPool2d
 
     layer, nan, inf = LaneMaxPool2d(nn.MaxPool2d(3, 2, 1)), float("nan"), float("inf")
@@ -296,32 +295,32 @@ def test_pooling_by_overlapping_windows_keeps_what_is_no_number():
         assert torch.allclose(*gradients, rtol=1e-6, atol=1e-6)
 
 
-def test_which_pooling_is_ours():
+def test_which_pooling_the_kernels_support():
     from holdfast.kernels.maxpool import LaneMaxPool2d
 
-    assert LaneMaxPool2d.serves(nn.MaxPool2d((3, 3), (2, 2), (1, 1)))
+    assert LaneMaxPool2d.supports(nn.MaxPool2d((3, 3), (2, 2), (1, 1)))
     for other in (
         nn.MaxPool2d((3, 2)), nn.MaxPool2d(3, (1, 2)), nn.MaxPool2d(3, padding=(1, 0)), nn.MaxPool2d(3, dilation=2),
         nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, return_indices=True), nn.MaxPool2d(17),
     ):  # fmt: skip
-        assert not LaneMaxPool2d.serves(other)
+        assert not LaneMaxPool2d.supports(other)
 
 
 class Doubled(nn.Conv2d):
-    """A convolution of a user's own, such as those that standardise their weights."""
+    """A user's subclass of a convolution."""
 
     def forward(self, x):
         return super().forward(2 * x)
 
 
 class Shifted(nn.MaxPool2d):
-    """Pooling of a user's own."""
+    """A user's subclass of pooling."""
 
     def forward(self, x):
         return super().forward(x) + 1
 
 
-def test_layers_that_a_user_made_of_torchs_stay_as_they_are():
+def test_subclasses_and_hooked_layers_are_not_replaced():
     from holdfast import kernels
 
     hooked = nn.MaxPool2d(2, 1)
@@ -348,34 +347,35 @@ def test_layers_that_a_user_made_of_torchs_stay_as_they_are():
         Preprocess((0.5,), (0.2,), 3, "reflect", flip=True),
     ],
 )
-def test_samples_are_read_as_preprocessing_says(preprocess, stored):
-    from holdfast.kernels.load_batch import read
+def test_samples_are_loaded_as_by_preprocessing(preprocess, stored):
+    from holdfast.kernels.load_batch import load_batch
 
     rng = np.random.default_rng()
     x = torch.from_numpy(rng.integers(0, 256, (20, 3, 12, 10))).to(DEVICE, stored)
     y = torch.from_numpy(rng.integers(0, 10, 20)).to(DEVICE)
-    places = torch.from_numpy(rng.integers(0, 20, (4, 3, 16))).to(
-        DEVICE
-    )  # ids, rows of tables, epoch and key
+    # Sample ids, table rows, epoch and dropout key.
+    indices = torch.from_numpy(rng.integers(0, 20, (4, 3, 16))).to(DEVICE)
     mask = torch.from_numpy(rng.integers(0, 2, (4, 3, 7))).to(DEVICE, torch.float32)
     drawn = preprocess.draw(rng, 4 * 3 * 7, (3, 12, 10)) if preprocess.augments else None
     draws = None if drawn is None else torch.from_numpy(drawn.reshape(4, 3, 7, 5)).to(DEVICE)
     cursor = torch.tensor([2], device=DEVICE)
-    ids = places[2, :2, :7]
+    ids = indices[2, :2, :7]
     used = None if draws is None else draws[2, :2].reshape(-1, 5)
     want = preprocess(x.index_select(0, ids.reshape(-1)), used).view(2, 7, 3, 12, 10)
-    samples, labels, rows, real, epoch, key = read(x, y, cursor, places, mask, draws, 2, preprocess)
+    samples, labels, rows, out_mask, epoch, key = load_batch(
+        x, y, cursor, indices, mask, draws, 2, preprocess
+    )
     assert torch.allclose(samples, want, rtol=1e-6, atol=1e-4)
     assert torch.equal(labels, y[ids])
-    assert torch.equal(rows, places[2, :2, 7:14])
-    assert torch.equal(real, mask[2, :2])
-    assert torch.equal(torch.stack([epoch, key], 1), places[2, :2, 14:])
-    assert read(x, y, cursor, places, None, draws, 2, preprocess)[3].shape == (2, 0)
+    assert torch.equal(rows, indices[2, :2, 7:14])
+    assert torch.equal(out_mask, mask[2, :2])
+    assert torch.equal(torch.stack([epoch, key], 1), indices[2, :2, 14:])
+    assert load_batch(x, y, cursor, indices, None, draws, 2, preprocess)[3].shape == (2, 0)
 
 
 @pytest.mark.parametrize("lanes", [1, 5])
 def test_losses_and_steps_are_counted(lanes):
-    from holdfast.kernels.step_counter import count_
+    from holdfast.kernels.step_counter import count_step_
 
     total, loss, cursor = (
         torch.randn(7, device=DEVICE),
@@ -384,30 +384,31 @@ def test_losses_and_steps_are_counted(lanes):
     )
     want = total.clone()
     want[:lanes] += loss
-    count_(total, loss, cursor)
+    count_step_(total, loss, cursor)
     assert torch.equal(total, want)
     assert cursor.item() == 4
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("pull", [0.0, 0.3])
-def test_descent(momentum, pull):
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+def test_sgd_step(momentum, mu):
     from holdfast.engine.optim import sgd_
-    from holdfast.kernels.conv import filters
+    from holdfast.kernels.conv import empty_filters
 
     shapes = [(2, 20_000), (2, 5, 7), (2, 64, 32, 3, 3), *((2, 3 + i) for i in range(20))]
     w, g, v, sent = ([torch.randn(shape, device=DEVICE) for shape in shapes] for _ in range(4))
-    # its gradient lies otherwise
-    w[2], v[2], sent[2] = (filters(shapes[2], t.device).copy_(t) for t in (w[2], v[2], sent[2]))
-    sent = [of_all[0] for of_all in sent]
+    # The gradient of these filters keeps other strides.
+    w[2], v[2], sent[2] = (empty_filters(shapes[2], t.device).copy_(t) for t in (w[2], v[2], sent[2]))
+    sent = [stacked[0] for stacked in sent]
     expected = []
-    for weight, slope, moving, there in zip(w, g, v, sent, strict=True):
-        step = slope.double() + 0.01 * weight.double() + momentum * moving.double()
-        step += pull * (weight.double() - there)
+    for weight, gradient, velocity, centre in zip(w, g, v, sent, strict=True):
+        step = gradient.double() + 0.01 * weight.double() + momentum * velocity.double()
+        step += mu * (weight.double() - centre)
         expected.append((weight.double() - 0.1 * step, step))
     lr = torch.tensor(0.1, device=DEVICE)
     sgd_(
-        w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True, pull=pull, sent=sent
+        w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True, proximal_mu=mu,
+        sent=sent,
     )  # fmt: skip
     for i, (weight, step) in enumerate(expected):
         assert relative(w[i], weight) < 1e-6
@@ -415,60 +416,61 @@ def test_descent(momentum, pull):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_descent_at_rates_of_their_own(momentum):
+def test_sgd_step_with_learning_rates_per_tensor(momentum):
     from holdfast.engine.optim import sgd_
 
     shapes = [(3, 5000), (3, 4, 7), *((3, 3 + i) for i in range(20))]
     w, g, v = ([torch.randn(shape, device=DEVICE) for shape in shapes] for _ in range(3))
     lr = torch.rand(3, len(shapes), device=DEVICE) * (torch.rand(3, len(shapes), device=DEVICE) > 0.4)
     expected = []
-    for i, (weight, slope, moving) in enumerate(zip(w, g, v, strict=True)):
+    for i, (weight, gradient, velocity) in enumerate(zip(w, g, v, strict=True)):
         rate = lr[:, i].double().view(-1, *[1] * (weight.dim() - 1))
-        step = slope.double() + 0.01 * weight.double() + momentum * moving.double()
-        expected.append((weight.double() - rate * step, torch.where(rate == 0, moving.double(), step)))
+        step = gradient.double() + 0.01 * weight.double() + momentum * velocity.double()
+        expected.append((weight.double() - rate * step, torch.where(rate == 0, velocity.double(), step)))
     sgd_(w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True)
     for i, (weight, step) in enumerate(expected):
         assert relative(w[i], weight) < 1e-6
         assert relative(v[i], step) < 1e-6 or not momentum
 
 
-def test_largest_values():
-    from holdfast.kernels import padded_images as frame
+def test_block_amax():
+    from holdfast.kernels import padded_images
 
     dense = torch.randn(3, 2, 5, 70, 60, device=DEVICE)
     for x in (dense, dense.transpose(2, 4), dense.permute(0, 1, 4, 2, 3), dense[::2], dense * 0):
-        assert torch.equal(frame.peaks(x).amax(1).view(torch.float32), x.abs().amax((1, 2, 3, 4)))
+        assert torch.equal(
+            padded_images.block_amax(x).amax(1).view(torch.float32), x.abs().amax((1, 2, 3, 4))
+        )
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 3, 2), (3, 4, 70, 1, 1), (2, 40, 6, 8, 8)])
-@pytest.mark.parametrize("follows", [None, "relu", "sum"])
+@pytest.mark.parametrize("epilogue", [None, "relu", "residual"])
 @pytest.mark.parametrize("kind", ["batch", "group"])
-def test_norms_note_the_largest_values_they_write(shape, follows, kind):
+def test_norms_record_the_amax_of_what_they_write(shape, epilogue, kind):
     from holdfast.kernels import batchnorm, groupnorm
-    from holdfast.kernels.amax import noted_peaks, noting
+    from holdfast.kernels.amax import recorded_amax, recording_amax
 
-    lanes, channels, relu = shape[0], shape[2], follows is not None
+    lanes, channels, relu = shape[0], shape[2], epilogue is not None
     x, dy, other = (torch.randn(shape, device=DEVICE) for _ in range(3))
     x[0] *= 100
     w, b = (torch.randn(lanes, channels, device=DEVICE) for _ in range(2))
-    added = other if follows == "sum" else None
-    with noting():
+    residual = other if epilogue == "residual" else None
+    with recording_amax():
         if kind == "batch":
-            y, mean, scale, *_ = batchnorm._forward(x, w, b, added, (None,) * 3, None, 1e-5, 0.1, relu)
-            after = None if added is None else y
-            dx, *_ = batchnorm._backward(relu, dy, x, w, b, None, mean, scale, after)
+            y, mean, rstd, *_ = batchnorm._forward(x, w, b, residual, (None,) * 3, None, 1e-5, 0.1, relu)
+            output = None if residual is None else y
+            dx, *_ = batchnorm._backward(relu, dy, x, w, b, None, mean, rstd, output)
         else:
-            y, mean, scale = groupnorm._forward(x, w, b, added, 1 if channels == 5 else 2, 1e-5, relu)
-            dx, *_ = groupnorm._backward(relu, dy, x, w, b, mean, scale, None if added is None else y)
+            y, mean, rstd = groupnorm._forward(x, w, b, residual, 1 if channels == 5 else 2, 1e-5, relu)
+            dx, *_ = groupnorm._backward(relu, dy, x, w, b, mean, rstd, None if residual is None else y)
         for images in (y, dx):
-            found = noted_peaks(images)
+            found = recorded_amax(images)
             assert torch.equal(found.amax(1).view(torch.float32), images.abs().amax((1, 2, 3, 4)))
 
 
-def test_pooling_and_products_note_the_largest_values_they_write(monkeypatch):
-    from holdfast.kernels import conv_relu_maxpool as conv_pool
-    from holdfast.kernels import layers
-    from holdfast.kernels.amax import note_bound, note_peaks, noted_peaks, noting
+def test_pooling_and_convolutions_record_the_amax_of_what_they_write(monkeypatch):
+    from holdfast.kernels import conv_relu_maxpool, layers
+    from holdfast.kernels.amax import record_amax, record_amax_bound, recorded_amax, recording_amax
     from holdfast.kernels.conv_geometry import Geometry
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
@@ -476,25 +478,24 @@ def test_pooling_and_products_note_the_largest_values_they_write(monkeypatch):
     x[1] *= 100
     w = torch.randn(2, 6, 4, 3, 3, device=DEVICE)
     geometry = Geometry((12, 12), 3, 1, 1)
-    with noting():
-        y, *kept = layers._forward(x, w, None, geometry, True, False)
-        *between, code = kept
-        dx, *_ = layers._backward(geometry, True, torch.randn_like(y), w, *between, code)
+    with recording_amax():
+        y, *saved = layers._forward(x, w, None, geometry, True, False)
+        dx, *_ = layers._backward(geometry, True, torch.randn_like(y), w, *saved)
         for images in (y, dx):
-            found = noted_peaks(images)
+            found = recorded_amax(images)
             assert torch.equal(found.amax(1).view(torch.float32), images.abs().amax((1, 2, 3, 4)))
-    with noting():
+    with recording_amax():
         flat, *_ = layers._forward(x, w, None, geometry, True, True)
-        assert noted_peaks(flat) is None  # it is no image any more
+        assert recorded_amax(flat) is None  # it is not read by a convolution
         assert torch.equal(flat, y)
-        once = conv_pool._forward(x, w, None, geometry, False)
-        found = noted_peaks(once)
-        assert torch.equal(found.amax(1).view(torch.float32), once.amax((1, 2, 3, 4)))
-    with noting():
-        note_bound(x, 12.5)
-        assert noted_peaks(x).view(torch.float32).tolist() == [[12.5]] * 2
-        note_peaks(y, torch.zeros(2, 5000, dtype=torch.int32, device=DEVICE))
-        assert noted_peaks(y) is None  # too many to be read again and again
+        fused = conv_relu_maxpool._forward(x, w, None, geometry, False)
+        found = recorded_amax(fused)
+        assert torch.equal(found.amax(1).view(torch.float32), fused.amax((1, 2, 3, 4)))
+    with recording_amax():
+        record_amax_bound(x, 12.5)
+        assert recorded_amax(x).view(torch.float32).tolist() == [[12.5]] * 2
+        record_amax(y, torch.zeros(2, 5000, dtype=torch.int32, device=DEVICE))
+        assert recorded_amax(y) is None  # too many blocks to be read repeatedly
 
 
 @pytest.mark.parametrize("shape", [(3, 50, 10), (2, 7, 100), (1, 1, 2), (4, 300, 62), (2, 3, 1000)])
@@ -514,27 +515,30 @@ def test_mean_cross_entropy(shape, masked):
 
     truth = logits.double().requires_grad_()
     want = exact(truth, labels, weight.double())
-    (slope,) = torch.autograd.grad(want, truth)
+    (dlogits,) = torch.autograd.grad(want, truth)
     dims = (0, 0, 0 if masked else None)
     ours = vmap(grad_and_value(mean_cross_entropy), in_dims=dims)(logits, labels, mask if masked else None)
-    # A loss near 0 is a difference of logits: what they are rounded to is left of it.
+    # A loss near 0 is a difference of logits, and inherits their absolute rounding error.
     assert float(ours[1].sum()) == pytest.approx(float(want), rel=1e-5, abs=1e-6)
-    assert torch.allclose(ours[0].double(), slope, rtol=1e-4, atol=1e-7)
+    assert torch.allclose(ours[0].double(), dlogits, rtol=1e-4, atol=1e-7)
 
 
-def test_the_gradient_of_an_addend():
+def test_cross_entropy_as_a_term_of_a_sum():
     from holdfast.kernels.cross_entropy import mean_cross_entropy
 
     logits, labels = torch.randn(2, 3, 4, device=DEVICE), torch.tensor([[0, 3, 1], [2, 2, 0]], device=DEVICE)
 
-    def objective(z, y, addend):
-        return mean_cross_entropy(z, y, None, addend) + (z * z).sum()
+    def objective(z, y, unit_grad):
+        return mean_cross_entropy(z, y, None, unit_grad) + (z * z).sum()
 
-    plain, addend = (vmap(grad_and_value(objective), (0, 0, None))(logits, labels, a) for a in (False, True))
-    assert all(map(torch.equal, plain, addend))
+    multiplied, unit = (
+        vmap(grad_and_value(objective), (0, 0, None))(logits, labels, unit_grad)
+        for unit_grad in (False, True)
+    )
+    assert all(map(torch.equal, multiplied, unit))
 
 
-def test_cross_entropy_of_what_is_no_number():
+def test_cross_entropy_of_nan():
     from holdfast.kernels.cross_entropy import mean_cross_entropy
 
     logits = torch.zeros(3, 4, device=DEVICE)
@@ -543,9 +547,8 @@ def test_cross_entropy_of_what_is_no_number():
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-@pytest.mark.parametrize(
-    ("images", "filters"), [(0, 0), (None, 0), (0, None)]
-)  # of each lane, or the same for all
+# The lane dimension of images and filters; None if all lanes share them.
+@pytest.mark.parametrize(("images", "filters"), [(0, 0), (None, 0), (0, None)])
 @pytest.mark.parametrize(
     ("channels", "outputs", "kernel", "stride", "size", "bias", "pooled"),
     [
@@ -562,7 +565,7 @@ def test_a_layer_under_vmap_and_grad(
     from holdfast.kernels.layers import LaneConv2d
 
     if pooled and tf32:
-        pytest.skip("of two nearly equal pixels half precision may pool the other")
+        pytest.skip("of two nearly equal pixels fp16 may pool the other")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     layer = LaneConv2d(nn.Conv2d(channels, outputs, kernel, stride, kernel // 2, bias=bias)).to(DEVICE)
     x, w, b = (
@@ -580,20 +583,19 @@ def test_a_layer_under_vmap_and_grad(
         return (y * y).sum()
 
     given = [t if dim == 0 else t[0] for t, dim in ((w, filters), (b, 0), (x, images))]
-    for wanted in (
-        [(0, 1, 2), (0, 1)] if bias else [(0, 2), (0,)]
-    ):  # with the gradient of the images, and without
-        got = vmap(grad(ours, wanted), in_dims=(filters, 0, images))(*given)
-        truth = vmap(grad(exact, wanted), in_dims=(filters, 0, images))(*(t.double() for t in given))
+    # With the gradient in the images, and without.
+    for argnums in [(0, 1, 2), (0, 1)] if bias else [(0, 2), (0,)]:
+        got = vmap(grad(ours, argnums), in_dims=(filters, 0, images))(*given)
+        truth = vmap(grad(exact, argnums), in_dims=(filters, 0, images))(*(t.double() for t in given))
         for value, reference in zip(got, truth, strict=True):
             assert relative(value, reference) < (2e-3 if tf32 else 1e-5)
 
 
-def test_padding_as_wide_as_the_kernel_goes_torchs_way():
+def test_padding_as_wide_as_the_kernel_is_not_supported():
     from holdfast.kernels.layers import LaneConv2d
 
-    assert LaneConv2d.serves(nn.Conv2d(1, 1, 3, padding=2))
-    assert not LaneConv2d.serves(nn.Conv2d(1, 1, 3, padding=3))
+    assert LaneConv2d.supports(nn.Conv2d(1, 1, 3, padding=2))
+    assert not LaneConv2d.supports(nn.Conv2d(1, 1, 3, padding=3))
 
 
 @takes_minutes
@@ -620,7 +622,7 @@ def test_layers_under_vmap_and_grad(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [(33, 10, 5), (512, 10, 50), (1000, 62, 70)])  # inputs, outputs, samples
-def test_narrow_layers_with_shared_weights_or_samples(size):
+def test_small_linear_layers_with_shared_weights_or_samples(size):
     from holdfast.kernels.small_linear import linear
 
     inputs, outputs, samples = size
@@ -641,34 +643,39 @@ def test_narrow_layers_with_shared_weights_or_samples(size):
 @pytest.mark.parametrize(
     "shape", [(3, 5, 64, 32, 32, 2), (2, 3, 512, 4, 4, 2), (1, 2, 6, 5, 7, 3), (2, 2, 4, 9, 3, 1)]
 )
-@pytest.mark.parametrize("follows", ["nothing", "relu", "sum"])
-def test_group_norm_and_its_gradients(shape, follows):
+@pytest.mark.parametrize("epilogue", ["none", "relu", "residual"])
+def test_group_norm_and_its_gradients(shape, epilogue):
     from holdfast.kernels.groupnorm import group_norm
 
     lanes, batch, channels, height, width, groups = shape
     x = 3 * torch.randn(lanes, batch, channels, height, width, device=DEVICE) + 20
     w, b = (torch.randn(lanes, channels, device=DEVICE) for _ in range(2))
-    added, dy = (torch.randn_like(x) for _ in range(2))
+    residual, dy = (torch.randn_like(x) for _ in range(2))
 
-    def ours(x, w, b, added, dy):
-        y = group_norm(x, w, b, groups, 1e-5, follows == "relu", added if follows == "sum" else None)
+    def ours(x, w, b, residual, dy):
+        y = group_norm(
+            x, w, b, groups, 1e-5, epilogue == "relu", residual if epilogue == "residual" else None
+        )
         return (y.square() * dy).sum(), y  # where ReLU may round either way the gradient is small
 
-    def exact(x, w, b, added, dy):
+    def exact(x, w, b, residual, dy):
         y = F.group_norm(x, groups, w, b)
-        y = F.relu(y + added) if follows == "sum" else F.relu(y) if follows == "relu" else y
+        y = F.relu(y + residual) if epilogue == "residual" else F.relu(y) if epilogue == "relu" else y
         return (y.square() * dy).sum(), y
 
-    wrt = (0, 1, 2, 3) if follows == "sum" else (0, 1, 2)
-    wanted, truth = vmap(grad(exact, wrt, has_aux=True))(*(t.double() for t in (x, w, b, added, dy)))
-    for at in (x, x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)):  # channels first, and last
-        found, y = vmap(grad(ours, wrt, has_aux=True))(at, w, b, added, dy)
+    wrt = (0, 1, 2, 3) if epilogue == "residual" else (0, 1, 2)
+    wanted, truth = vmap(grad(exact, wrt, has_aux=True))(*(t.double() for t in (x, w, b, residual, dy)))
+    for images in (
+        x,
+        x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3),
+    ):  # channels first, and last
+        found, y = vmap(grad(ours, wrt, has_aux=True))(images, w, b, residual, dy)
         for value, reference in zip((*found, y), (*wanted, truth), strict=True):
             assert relative(value, reference) < 1e-5
 
 
-class Tapped(nn.Module):
-    """Looks at what is between the layers of a Sequential."""
+class Inspected(nn.Module):
+    """Returns the values between the layers of a Sequential too."""
 
     def __init__(self):
         super().__init__()
@@ -678,20 +685,20 @@ class Tapped(nn.Module):
         )  # fmt: skip
 
     def forward(self, x):
-        seen = [self.body(x), self.body[:2](x).flatten(1)]
+        values = [self.body(x), self.body[:2](x).flatten(1)]
         for layer in self.body:
             x = layer(x)
-            seen.append(x.flatten(1))
-        return torch.cat(seen, 1)
+            values.append(x.flatten(1))
+        return torch.cat(values, 1)
 
 
-def test_a_sequential_is_taken_apart_as_torchs_is(monkeypatch):
+def test_a_sequential_can_be_sliced_and_iterated(monkeypatch):
     from holdfast import kernels
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     if not INTERPRETED:
         monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    plain, x = Tapped().to(DEVICE), torch.randn(2, 3, 2, 8, 8, device=DEVICE)
+    plain, x = Inspected().to(DEVICE), torch.randn(2, 3, 2, 8, 8, device=DEVICE)
     fast = copy.deepcopy(plain)
     kernels.install(fast)
     want, got = vmap(plain)(x), vmap(fast)(x)
@@ -727,7 +734,7 @@ def test_a_residual_network_with_batch_norms_and_its_stem(monkeypatch):
 
 
 def residual_blocks(norm):
-    """One as lanes have it before kernels are installed, and one that may have them."""
+    """A block of the vectorized engine without kernels, and one that may use them."""
     from holdfast.models.layers import BatchNorm
     from holdfast.models.resnet import _Residual
 
@@ -748,11 +755,11 @@ def test_a_residual_block_ends_in_one_kernel(norm, monkeypatch):
     (plain, fast), x = residual_blocks(norm), torch.randn(5, 6, 3, 4, device=DEVICE)
     kernels.install(fast)
     assert plain.state_dict().keys() == fast.state_dict().keys()
-    monkeypatch.setattr(fast.relu, "forward", None)  # it is not asked
+    monkeypatch.setattr(fast.relu, "forward", None)  # it is not called
     assert relative(fast(x).detach(), plain(x)) < 1e-6
     plain.eval()
     fast.eval()
-    assert relative(fast(x).detach(), plain(x)) < 1e-6  # by running statistics, if there are any
+    assert relative(fast(x).detach(), plain(x)) < 1e-6  # with running statistics, if there are any
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -770,7 +777,7 @@ def test_hooks_see_each_step_of_a_residual_block(hooked, norm):
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_residual_networks_are_trained_as_one_client_after_another(norm, monkeypatch):
+def test_residual_networks_train_as_with_the_sequential_engine(norm, monkeypatch):
     from holdfast import kernels
     from holdfast.models.resnet import ResNet
 
@@ -819,9 +826,8 @@ def test_residual_networks_under_vmap_and_grad(monkeypatch):
 
     assert relative(outputs(fast), outputs(plain).double()) < 1e-5
     want, got = gradients(plain), gradients(fast)
-    for (
-        name
-    ) in want:  # where a ReLU's input is all but 0, rounding decides; torch's own floats then differ as much
+    # If a ReLU's input is nearly 0, rounding decides; PyTorch's own results in float32 then differ as much.
+    for name in want:
         assert relative(got[name], want[name].double()) < 1e-2
 
 
@@ -840,47 +846,48 @@ def test_residual_networks_under_vmap_and_grad(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("follows", ["nothing", "relu", "sum"])
-def test_batch_norm_its_statistics_and_gradients(shape, passes, masked, follows):
-    from holdfast.kernels.batchnorm import _Shape, batch_norm
+@pytest.mark.parametrize("epilogue", ["none", "relu", "residual"])
+def test_batch_norm_its_statistics_and_gradients(shape, passes, masked, epilogue):
+    from holdfast.kernels.batchnorm import _Tiling, batch_norm
     from holdfast.kernels.epilogue import channels_last
 
     lanes, batch, channels, *_ = shape
     x = 3 * torch.randn(shape, device=DEVICE) + 20
-    assert _Shape.of(channels_last(x)).whole == (passes == 1)
+    assert _Tiling.of(channels_last(x)).single_pass == (passes == 1)
     w, b, mean, var = (torch.rand(lanes, channels, device=DEVICE) for _ in range(4))
     mask = (
         torch.arange(batch, device=DEVICE) < torch.tensor([[batch], [batch - 1], [2]], device=DEVICE)[:lanes]
     )
-    mask, dy, added = mask.float(), torch.randn(shape, device=DEVICE), torch.randn(shape, device=DEVICE)
-    met = torch.arange(7, 7 + lanes, device=DEVICE)
+    mask, dy, residual = mask.float(), torch.randn(shape, device=DEVICE), torch.randn(shape, device=DEVICE)
+    batches = torch.arange(7, 7 + lanes, device=DEVICE)
 
-    def normalised(x, w, b, added, running, mask):
-        mask, added = mask if masked else None, added if follows == "sum" else None
-        return batch_norm(x, w, b, running, mask, 1e-5, 0.1, follows == "relu", added)
+    def normalised(x, w, b, residual, running, mask):
+        mask, residual = mask if masked else None, residual if epilogue == "residual" else None
+        return batch_norm(x, w, b, running, mask, 1e-5, 0.1, epilogue == "relu", residual)
 
-    def ours(x, w, b, added, mean, var, met, mask, dy):
-        y, *fresh = normalised(x, w, b, added, (mean, var, met), mask)
-        return (y.square() * dy).sum(), (y, *fresh)  # where ReLU may round either way the gradient is small
+    def ours(x, w, b, residual, mean, var, batches, mask, dy):
+        y, *updated = normalised(x, w, b, residual, (mean, var, batches), mask)
+        return (y.square() * dy).sum(), (y, *updated)  # where ReLU may round either way the gradient is small
 
-    def untracked(x, w, b, added, mask):
-        return normalised(x, w, b, added, (None,) * 3, mask)[0]
+    def untracked(x, w, b, residual, mask):
+        return normalised(x, w, b, residual, (None,) * 3, mask)[0]
 
-    def exact(x, w, b, added, mean, var, met, mask, dy):
+    def exact(x, w, b, residual, mean, var, batches, mask, dy):
         weight = (mask if masked else torch.ones_like(mask)).view(-1, 1, 1, 1).expand(-1, 1, *x.shape[2:])
         count = weight.sum()
-        now = (x * weight).sum((0, 2, 3)) / count
-        spread = ((x - now.view(-1, 1, 1)).square() * weight).sum((0, 2, 3)) / count
-        y = (x - now.view(-1, 1, 1)) / (spread + 1e-5).sqrt().view(-1, 1, 1)
+        batch_mean = (x * weight).sum((0, 2, 3)) / count
+        batch_var = ((x - batch_mean.view(-1, 1, 1)).square() * weight).sum((0, 2, 3)) / count
+        y = (x - batch_mean.view(-1, 1, 1)) / (batch_var + 1e-5).sqrt().view(-1, 1, 1)
         y = y * w.view(-1, 1, 1) + b.view(-1, 1, 1)
-        y = F.relu(y + added) if follows == "sum" else F.relu(y) if follows == "relu" else y
-        fresh = 0.9 * mean + 0.1 * now, 0.9 * var + 0.1 * spread * count / (count - 1), met + 1
-        return (y.square() * dy).sum(), (y, *fresh)
+        y = F.relu(y + residual) if epilogue == "residual" else F.relu(y) if epilogue == "relu" else y
+        unbiased = batch_var * count / (count - 1)
+        updated = 0.9 * mean + 0.1 * batch_mean, 0.9 * var + 0.1 * unbiased, batches + 1
+        return (y.square() * dy).sum(), (y, *updated)
 
-    given = (x, w, b, added, mean, var, met, mask, dy)
-    wrt = (0, 1, 2, 3) if follows == "sum" else (0, 1, 2)
+    given = (x, w, b, residual, mean, var, batches, mask, dy)
+    wrt = (0, 1, 2, 3) if epilogue == "residual" else (0, 1, 2)
     found, kept = vmap(grad(ours, wrt, has_aux=True))(*given)
     wanted, truth = vmap(grad(exact, wrt, has_aux=True))(*(t.double() for t in given))
     for value, reference in zip((*found, *kept), (*wanted, *truth), strict=True):
         assert relative(value, reference) < 1e-5
-    assert relative(vmap(untracked)(x, w, b, added, mask), kept[0].double()) < 1e-6
+    assert relative(vmap(untracked)(x, w, b, residual, mask), kept[0].double()) < 1e-6

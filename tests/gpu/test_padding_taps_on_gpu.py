@@ -1,4 +1,4 @@
-"""Weights that meet padding alone: they rest while a client trains, and end as if they had not."""
+"""Filter taps that meet only padding: skipped while a client trains, they end up as if updated in every step."""
 
 from dataclasses import dataclass
 
@@ -14,30 +14,34 @@ from holdfast.core.settings import Settings
 from holdfast.data.federation import Federation
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.optim import sgd_
-from holdfast.training.train import StateCache, Training
+from holdfast.engine.state_cache import StateCache
+from holdfast.training.session import Training
 
 pytestmark = [pytest.mark.gpu, needs_triton]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_descent_but_for_the_rims_of_filters(momentum):
-    from holdfast.kernels.conv import filters
+def test_sgd_step_without_padding_taps(momentum):
+    from holdfast.kernels.conv import empty_filters
 
     shapes = [(2, 70, 32, 3, 3), (2, 4000), (2, 40, 24, 5, 5), (2, 7, 3, 3, 3)]
     taps = [range(1, 2), None, range(1, 3), None]
     w, g, v = (
-        [filters(s, torch.device(DEVICE)).normal_() if len(s) == 5 else torch.randn(s, device=DEVICE) for s in shapes]
+        [
+            empty_filters(s, torch.device(DEVICE)).normal_() if len(s) == 5 else torch.randn(s, device=DEVICE)
+            for s in shapes
+        ]
         for _ in range(3)
     )  # fmt: skip
     expected = []
-    for weight, slope, moving, within in zip(w, g, v, taps, strict=True):
-        step = slope.double() + 0.01 * weight.double() + momentum * moving.double()
-        moves = torch.zeros(weight.shape[-2:], dtype=torch.bool, device=DEVICE)
-        moves[slice(None) if within is None else within] = True
-        if within is not None:
-            moves &= moves.T.clone()
+    for weight, grad, velocity, used in zip(w, g, v, taps, strict=True):
+        step = grad.double() + 0.01 * weight.double() + momentum * velocity.double()
+        updated = torch.zeros(weight.shape[-2:], dtype=torch.bool, device=DEVICE)
+        updated[slice(None) if used is None else used] = True
+        if used is not None:
+            updated &= updated.T.clone()
         new = weight.double() - 0.1 * step
-        expected.append((torch.where(moves, new, weight), torch.where(moves, step, moving)))
+        expected.append((torch.where(updated, new, weight), torch.where(updated, step, velocity)))
     lr = torch.tensor(0.1, device=DEVICE)
     sgd_(w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True, taps=taps)
     for i, (weight, step) in enumerate(expected):
@@ -55,7 +59,7 @@ def small_maps():
 
 @dataclass(frozen=True)
 class Shrinking(hf.Method):
-    """A loss that looks at all weights, and one that does without giving them a gradient."""
+    """A loss that reads all weights, with a gradient in them or (``detached``) without."""
 
     detached: bool = False
 
@@ -75,7 +79,7 @@ class Halving(hf.Method):
 
 
 @pytest.mark.parametrize(
-    ("method", "rests"),
+    ("method", "skips"),
     [
         (hf.FedAvg(), True),
         (hf.FedNTD(), True),
@@ -88,7 +92,7 @@ class Halving(hf.Method):
     ],
 )
 @pytest.mark.parametrize("clipped", [None, 0.5])
-def test_weights_that_meet_padding_alone_move_as_step_by_step(method, rests, clipped, monkeypatch):
+def test_padding_taps_end_up_as_if_updated_in_every_step(method, skips, clipped, monkeypatch):
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (14, 3, 2, 2), dtype=np.uint8), rng.integers(0, 4, 14)
     dataset = hf.Dataset.from_arrays(x, y, x, y, preprocess=Preprocess((0.5,) * 3, (0.5,) * 3))
@@ -97,7 +101,7 @@ def test_weights_that_meet_padding_alone_move_as_step_by_step(method, rests, cli
         rounds=2, local_epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=0.3, max_grad_norm=clipped,
         evaluate_locals=False,
     )  # fmt: skip
-    rests &= clipped is None  # scaled gradients are not what convolutions wrote
+    skips &= clipped is None  # scaled gradients are not what convolutions wrote
     trained = []
     for engine in ("sequential", "vectorized"):
         if engine == "vectorized":
@@ -117,8 +121,8 @@ def test_weights_that_meet_padding_alone_move_as_step_by_step(method, rests, cli
         loop.round(1)
         loop.round(2)
         trained.append(loop.server.params)
-    assert training.engine.filters.rims == (
-        {"0.weight": range(1, 3), "2.weight": range(1, 2)} if rests else {}
+    assert training.engine.conv_filters.used_taps == (
+        {"0.weight": range(1, 3), "2.weight": range(1, 2)} if skips else {}
     )
     for name, want in trained[0].items():
         assert relative(trained[1][name], want.double()) < 1e-5, name

@@ -14,9 +14,10 @@ from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.engine.clients import Broadcast, ClientRunner, Job
 from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Client
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 
 def world(

@@ -64,9 +64,9 @@ def test_moon_has_no_effect_in_round_1(variant: str) -> None:
 def test_moon_compares_a_newcomer_with_the_initial_model() -> None:
     training = prepared(Moon(), MISSING)
     client, _ = begun(training)
-    client.sent = {k: p + 1 for k, p in client.sent.items()}
+    client.global_params = {k: p + 1 for k, p in client.global_params.items()}
     assert same(Moon().init_client_state(client)["previous"], training.context.network.params)
-    assert same(Moon(variant="fa").init_client_state(client)["previous"], client.sent)
+    assert same(Moon(variant="fa").init_client_state(client)["previous"], client.global_params)
 
 
 def test_moon_of_dead_features_is_finite() -> None:
@@ -181,7 +181,7 @@ def test_fedproto_prototypes_are_means_over_what_was_visited(seed: int) -> None:
     loop, memories = rounds(training, 1)
     visited = loop.side.plan(Job(0, federation.client(0)), 1).plan.order
     client, _ = begun(training)
-    h, y = client.forward(client.sent).features.numpy()[visited], client.labels[visited]
+    h, y = client.forward(client.global_params).features.numpy()[visited], client.labels[visited]
     assert len(visited) == 6
     for told in (loop.server.state, memories.get(0)["method"]):
         assert told["known"].tolist() == [float(c in y) for c in range(4)]
@@ -256,10 +256,10 @@ def test_ccvr_is_fedavg_but_for_the_classifier_at_the_end() -> None:
 def test_ccvr_class_with_one_sample_or_none() -> None:
     method, training = CCVR(draws=50), prepared(CCVR(), world([0, 0, 0, 1]))
     client, _ = begun(training)
-    sums = method.final_statistics(client.sent, client)
+    sums = method.final_statistics(client.global_params, client)
     assert sums["count"].tolist() == [3, 1, 0, 0]
     drawn = method._draw(1, sums["count"][1], sums["sum"][1], sums["moment"][1], training.context)
-    spread = (drawn - client.forward(client.sent).features[3]).abs().max()
+    spread = (drawn - client.forward(client.global_params).features[3]).abs().max()
     assert 0 < spread < 0.01  # the covariance of one sample is 1e-6 I
     loop = rounds(training, 1)[0]
     assert finite(method.finalize(loop.server, sums, training.context).params)
@@ -268,9 +268,9 @@ def test_ccvr_class_with_one_sample_or_none() -> None:
 def test_ccvr_union_of_clients_has_the_moments_of_all_their_samples() -> None:
     training = prepared(CCVR(draws=20_000), world([0, 0, 0, 0], [0, 0, 0], [0]))
     clients = [begun(training, k)[0] for k in range(3)]
-    sums = [training.method.final_statistics(c.sent, c) for c in clients]
+    sums = [training.method.final_statistics(c.global_params, c) for c in clients]
     total = {k: sum(s[k] for s in sums) for k in sums[0]}
-    features = torch.cat([c.forward(c.sent).features for c in clients]).numpy()
+    features = torch.cat([c.forward(c.global_params).features for c in clients]).numpy()
     drawn = training.method._draw(
         0, *(total[k][0] for k in ("count", "sum", "moment")), training.context
     ).numpy()

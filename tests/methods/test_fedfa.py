@@ -67,7 +67,7 @@ def test_a_class_absent_from_a_batch(means: str, seen: float) -> None:
     method = FedFA(class_means=means, calibration="off", lam=0.25)  # type: ignore[arg-type]
     client, carry = begun(prepared(method, FEDERATION))
     first = torch.full((3, 6), 4.0, dtype=torch.float64)
-    params = client.sent
+    params = client.global_params
     params, carry = method.after_step(params, said(first), batch_of(0, 0, 1), carry)
     params, carry = method.after_step(params, said(first[:2] * 2), batch_of(0, 0), carry)
     params, carry = method.after_epoch(params, carry)
@@ -77,7 +77,7 @@ def test_a_class_absent_from_a_batch(means: str, seen: float) -> None:
     assert torch.equal(carry["updated"][2:], start[2:])
     assert not carry["sums"].any()
     assert not carry["batches"].any()
-    assert all(params[name] is value for name, value in client.sent.items())
+    assert all(params[name] is value for name, value in client.global_params.items())
 
 
 @pytest.mark.parametrize("kind", ["code", "paper"])
@@ -87,7 +87,9 @@ def test_the_anchor_loss_of_two_classes_in_a_batch(kind: str) -> None:
     h = np.random.default_rng(0).normal(size=(3, 6))
     d = [np.sum((h[i] - carry["anchors"][c].numpy()) ** 2) for i, c in enumerate((0, 0, 2))]
     expected = 0.2 / 4 * ((d[0] + d[1]) / 2 + d[2]) if kind == "code" else 0.1 * sum(d) / 3
-    got = method.loss(said(torch.from_numpy(h)), batch_of(0, 0, 2), carry, Local(client.sent, client.sent))
+    got = method.loss(
+        said(torch.from_numpy(h)), batch_of(0, 0, 2), carry, Local(client.global_params, client.global_params)
+    )
     assert float(got) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
@@ -97,11 +99,11 @@ def test_padding_counts_for_nothing() -> None:
     h = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     padded = batch_of(0, 1, 1, 0, 0)
     padded.mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    local = Local(client.sent, client.sent)
+    local = Local(client.global_params, client.global_params)
     whole = method.loss(said(h[:3]), batch_of(0, 1, 1), carry, local)
     assert torch.allclose(method.loss(said(h), padded, carry, local), whole)  # type: ignore[arg-type]
-    _, kept = method.after_step(client.sent, said(h), padded, carry)
-    _, expected = method.after_step(client.sent, said(h[:3]), batch_of(0, 1, 1), carry)
+    _, kept = method.after_step(client.global_params, said(h), padded, carry)
+    _, expected = method.after_step(client.global_params, said(h[:3]), batch_of(0, 1, 1), carry)
     assert torch.allclose(kept["sums"], expected["sums"])
 
 
@@ -113,11 +115,11 @@ def test_calibration_is_the_optimiser_on_the_anchors(calibration: str, bias: boo
     training = prepared(method, FEDERATION, net(bias=bias), lr=0.3)
     client, carry = begun(training)
     names, anchors = training.context.network.head.names, carry["anchors"]
-    ours = {name: client.sent[name].clone().requires_grad_() for name in names}
+    ours = {name: client.global_params[name].clone().requires_grad_() for name in names}
     optimiser = (
         torch.optim.Adam(ours.values()) if calibration == "adam" else torch.optim.SGD(ours.values(), 0.3)
     )
-    params = client.sent
+    params = client.global_params
     for _ in range(3):
         optimiser.zero_grad()
         F.cross_entropy(F.linear(anchors, *ours.values()), torch.arange(4)).backward()
@@ -129,7 +131,9 @@ def test_calibration_is_the_optimiser_on_the_anchors(calibration: str, bias: boo
         else:
             params, carry = method.after_epoch(params, carry)
     for name, value in params.items():
-        assert torch.allclose(value, ours[name] if name in ours else client.sent[name], rtol=1e-9, atol=1e-12)
+        assert torch.allclose(
+            value, ours[name] if name in ours else client.global_params[name], rtol=1e-9, atol=1e-12
+        )
 
 
 def test_warmup_rests_the_pull_in_round_one_only() -> None:

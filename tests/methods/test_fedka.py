@@ -72,14 +72,18 @@ def test_the_term_is_zero_where_training_starts_and_as_the_equation_says_elsewhe
     method = FedKA(beta=0.3, gamma=0.1)
     training = prepared(method, SKEWED)
     client, carry = begun(training)
-    start = client.forward(client.sent, carry["anchor"])
+    start = client.forward(client.global_params, carry["anchor"])
     moved = start.logits + torch.tensor([1.0, 2.0, 3.0, -4.0])
     batch = Batch(client.x[:3], client.y[:3], torch.tensor(0))
     nothing = Output(start.features[:0], start.logits[:0])
-    at_start = method.loss(nothing._replace(extra=start), batch, carry, Local(client.sent, client.sent))
+    at_start = method.loss(
+        nothing._replace(extra=start), batch, carry, Local(client.global_params, client.global_params)
+    )
     assert float(at_start) == 0  # type: ignore[arg-type]
     extra = Output(start.features, moved)
-    later = method.loss(nothing._replace(extra=extra), batch, carry, Local(client.sent, client.sent))
+    later = method.loss(
+        nothing._replace(extra=extra), batch, carry, Local(client.global_params, client.global_params)
+    )
     assert float(later) == pytest.approx(0.3 * (9 + 16))  # type: ignore[arg-type]
 
 

@@ -100,7 +100,7 @@ def test_memory_overwrites_or_mixes_but_a_new_class_enters_whole(memory: str, ke
     known = torch.tensor([True, False, True, False])
     old = torch.full((4, 6), 9.0, dtype=torch.float64) * known.unsqueeze(1)
     client, carry = begun(training, 0, {"memory": old, "remembered": known})
-    sums, state = method.client_final(client.sent, carry, client)
+    sums, state = method.client_final(client.global_params, carry, client)
     fresh = sums["prototypes"]
     assert torch.allclose(state["memory"][0], kept * old[0] + (1 - kept) * fresh[0])
     assert torch.allclose(state["memory"][1], fresh[1])

@@ -15,7 +15,7 @@ def test_a_list_may_stand_among_options():
     [
         ("fedka:shared=3", "fedka: shared is 3; it must be a list of whole numbers"),
         ("fedka:shared=[0.5]", "must be a list of whole numbers"),
-        ("fedka:shared=[3,1", r"'\[3' in method 'fedka:shared=\[3,1' is no number, list or word"),
+        ("fedka:shared=[3,1", r"'\[3,1' in method 'fedka:shared=\[3,1' is no number, list or word"),
         ("fedka:beta", "not of the form option=value"),
         ("fedka:strength=1", "unknown option of fedka 'strength'"),
         ("fedavg:beta=1", "fedavg has no options"),
@@ -25,7 +25,7 @@ def test_a_list_may_stand_among_options():
         ("fedprox:mu=-0.1", "fedprox: mu is -0.1; it must be at least 0"),
         ("fedavgm:beta=1", "fedavgm: beta is 1.0; it must be from 0 up to, but not, 1"),
         ("fedavgm:beta=-0.1", "fedavgm: beta is -0.1"),
-        ("scaffold:variant=fa", "scaffold: variant is 'fa'; it must be 'original' or 'ntd'"),
+        ("scaffold:variant=fa", "scaffold: variant is 'fa'; it must be original or ntd"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, said: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from holdfast.engine.clients import Broadcast, Job, PreparedClient
 from holdfast.methods import Moon
 from holdfast.methods.base import Tensors, Tree
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 FEDERATION = world([0, 0, 1, 1, 2, 3], [1, 2, 2, 3])
 

@@ -32,6 +32,7 @@ from holdfast.data.partitions import (
     WriterTransfer,
 )
 from holdfast.data.preprocess import Preprocess
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import Client
 from holdfast.methods.fedavg import FedAvg
@@ -39,7 +40,7 @@ from holdfast.methods.fedka import FedKA
 from holdfast.methods.fedntd import FedNTD
 from holdfast.methods.registry import METHODS, parse_method
 from holdfast.models.network import Output
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 SIZES = (7, 4, 1, 9, 5)
 CLASSES = 4
@@ -171,7 +172,7 @@ class OwnPast(Method):
     teachers: ClassVar[tuple[str, ...]] = ("past",)
 
     def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:
-        return state.get("past", client.sent)  # type: ignore[return-value]
+        return state.get("past", client.global_params)  # type: ignore[return-value]
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> torch.Tensor:
         return batch.mean((out.logits - batch.teacher["past"].logits).square().mean(-1))

@@ -55,7 +55,7 @@ def test_fedrep_needs_an_epoch_for_each_phase() -> None:
 def test_fedrep_newcomer_starts_with_the_initial_head() -> None:
     training = prepared(FedRep(), MISSING)
     client, _ = begun(training)
-    received = {k: p + 1 for k, p in client.sent.items()}
+    received = {k: p + 1 for k, p in client.global_params.items()}
     started = training.method.initial_params(received, {}, training.method.init_client_state(client), client)
     initial = training.context.network.params
     assert same(started, received | {k: initial[k] for k in ("3.weight", "3.bias")})
@@ -122,10 +122,10 @@ def test_fedfomo_receives_nothing_in_round_1_and_the_nearest_later() -> None:
 def test_fedfomo_keeps_its_model_where_nobody_helps() -> None:
     training = prepared(FedFomo(), MISSING)
     client, _ = begun(training)
-    method, own = training.method, {k: p + 0.5 for k, p in client.sent.items()}
+    method, own = training.method, {k: p + 0.5 for k, p in client.global_params.items()}
     # The old model is no worse than the one received, which is the same.
-    state, payload = {"own": own, "old": client.sent}, {"models": {"1": client.sent}}
-    assert same(method.initial_params(client.sent, payload, state, client), own)
+    state, payload = {"own": own, "old": client.global_params}, {"models": {"1": client.global_params}}
+    assert same(method.initial_params(client.global_params, payload, state, client), own)
     assert client.notes["fedfomo"]["gains"]["1"] == 0
 
 
@@ -135,8 +135,10 @@ def test_fedfomo_client_with_one_sample_holds_none_out() -> None:
     assert len(client.heldout_y) == 0
     state = training.method.init_client_state(client)
     assert same(
-        training.method.initial_params(client.sent, {"models": {"0": client.sent}}, state, client),
-        client.sent,
+        training.method.initial_params(
+            client.global_params, {"models": {"0": client.global_params}}, state, client
+        ),
+        client.global_params,
     )
     held, _ = begun(training, 0)
     assert len(held.heldout_y) == 1
@@ -185,7 +187,7 @@ def test_fedpac_aligns_from_round_2_and_falls_back_to_own_prototypes() -> None:
     training = prepared(FedPAC(), MISSING)
     client, carry = begun(training)
     assert carry["lam"] == 0
-    features = client.forward(client.sent).features
+    features = client.forward(client.global_params).features
     torch.testing.assert_close(carry["prototypes"][0], features[:5].mean(0))
     assert (carry["prototypes"][3] == 0).all()
     assert begun(training, round=2)[1]["lam"] == 1

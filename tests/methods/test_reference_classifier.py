@@ -43,7 +43,7 @@ from holdfast.data.federation import Federation, federate
 from holdfast.methods.ccvr import CCVR
 from holdfast.methods.creff import CReFF
 from holdfast.methods.fedavg import FedAvg
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 CLIENTS = range(len(PARTS))
 

@@ -140,8 +140,8 @@ def test_fedreg_generates_from_plain_samples_and_stays_in_range() -> None:
     assert tables["pseudo"].min() >= -2
     assert tables["pseudo"].max() <= 2
     assert (tables["perturbed"] - client.x).abs().max() <= 10 * 1.0 / 100 + 1e-9
-    own = F.cross_entropy(client.forward(client.sent).logits, client.y)
-    assert F.cross_entropy(client.forward(client.sent, tables["pseudo"]).logits, client.y) > own
+    own = F.cross_entropy(client.forward(client.global_params).logits, client.y)
+    assert F.cross_entropy(client.forward(client.global_params, tables["pseudo"]).logits, client.y) > own
     torch.testing.assert_close(tables["soft"].sum(-1), torch.ones(5, dtype=torch.float64))
 
 
@@ -206,4 +206,4 @@ def test_options_out_of_range_are_refused(kind: type[Method], options: dict[str,
 def test_a_model_without_bias_is_fine() -> None:
     for method in METHODS:
         loop, _ = rounds(prepared(method, UNEQUAL, net(bias=False)), 1)
-        assert np.isfinite(loop.test_final()["loss"])
+        assert np.isfinite(loop.evaluate_final()["loss"])

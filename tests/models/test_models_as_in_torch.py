@@ -1,4 +1,4 @@
-"""Modules of the user's own train as they do in plain PyTorch, on either engine, whatever layers they have."""
+"""A user's modules train as in plain PyTorch, on both engines, with any kind of layers."""
 
 import copy
 import warnings
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 
 class Whitened(nn.Module):
-    """Batch statistics by hand; with a memory, buffers in whose place others are put."""
+    """Batch statistics computed by hand; with a memory, buffers that are reassigned."""
 
     def __init__(self, memory):
         super().__init__()
@@ -63,7 +63,7 @@ class Whitened(nn.Module):
 
 
 class Counted(nn.Module):
-    """A buffer that only counts, which no padding disturbs."""
+    """A buffer that counts calls, which padding does not affect."""
 
     def __init__(self):
         super().__init__()
@@ -77,7 +77,7 @@ class Counted(nn.Module):
 
 
 class Tapped(nn.Module):
-    """Looks at what is between the layers of a Sequential, by place, by slice and by name."""
+    """Reads the outputs between the layers of a Sequential, by index, by slice and by name."""
 
     def __init__(self):
         super().__init__()
@@ -96,7 +96,7 @@ class Tapped(nn.Module):
 
 
 class PartlyUsed(nn.Module):
-    """Parameters that no gradient reaches: never called, called without gradients, or detached."""
+    """Parameters without gradient: never called, called under no_grad, or detached."""
 
     def __init__(self):
         super().__init__()
@@ -110,7 +110,7 @@ class PartlyUsed(nn.Module):
 
 
 class Branches(nn.Module):
-    """One of two ways, by what the samples are."""
+    """One of two branches, chosen by the values of the samples."""
 
     def __init__(self):
         super().__init__()
@@ -236,7 +236,7 @@ def test_clients_of_unequal_size_train_alike_on_both_engines(name):
     assert_same(one, other)
 
 
-def test_what_no_gradient_reaches_is_told_of_and_not_sent():
+def test_parameters_without_gradient_are_reported_and_not_sent():
     data, *_ = dataset(VECTOR, 12)
     federation = hf.federate(data, hf.IID(), clients=2, seed=0)
     with pytest.warns(
@@ -247,7 +247,7 @@ def test_what_no_gradient_reaches_is_told_of_and_not_sent():
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
-def test_what_is_wrapped_around_a_module_is_taken_off(wrap):
+def test_wrappers_of_a_module_are_removed(wrap):
     data, *_ = dataset(VECTOR, 12)
     federation = hf.federate(data, hf.IID(), clients=2, seed=0)
     torch.manual_seed(0)
@@ -258,8 +258,8 @@ def test_what_is_wrapped_around_a_module_is_taken_off(wrap):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_of_any_model_it_is_known_how_wide_it_is(name):
+def test_the_largest_activation_of_any_model_is_found(name):
     shape, make, _ = MODELS[name]
     network = Network(make())
-    assert network.most_values(torch.zeros(2, *shape)) >= network.head.features
+    assert network.max_activation_size(torch.zeros(2, *shape)) >= network.head.features
     assert not any(module._forward_hooks for module in network.net.modules())

@@ -1,4 +1,4 @@
-"""A module as a function of its weights: what is arranged otherwise must give the same bits."""
+"""A module as a function of its weights: replaced and reordered layers must give the same bits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_pooling_before_a_relu_gives_the_same_bits(
     assert type(network.module()) is nn.Sequential  # what the user gets back is as it was
 
 
-def test_what_does_not_commute_stays() -> None:
+def test_layers_that_do_not_commute_keep_their_order() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 6, 3),
         nn.Tanh(),
@@ -57,24 +57,24 @@ def test_what_does_not_commute_stays() -> None:
     assert [type(a) for a in Network(net).net] == [type(a) for a in net]  # type: ignore[attr-defined]
 
 
-def test_a_copy_on_another_device_shares_nothing() -> None:
+def test_a_copy_on_another_device_shares_no_memory() -> None:
     network = Network(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
     network.params = {name: p + 1 for name, p in network.params.items()}
-    twin = network.to(torch.device("cpu"))
-    assert all(torch.equal(twin.params[name], p) for name, p in network.params.items())
-    twin.params["1.weight"].zero_()
-    assert not torch.equal(twin.params["1.weight"], network.params["1.weight"])
+    copied = network.to(torch.device("cpu"))
+    assert all(torch.equal(copied.params[name], p) for name, p in network.params.items())
+    copied.params["1.weight"].zero_()
+    assert not torch.equal(copied.params["1.weight"], network.params["1.weight"])
 
 
 class Doubled(nn.BatchNorm1d):
-    """A batch norm of a user's own."""
+    """A user's subclass of a batch norm."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
 
 
 class Kept(nn.Dropout):
-    """A dropout of a user's own, which drops nothing."""
+    """A user's subclass of dropout, which drops nothing."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1
@@ -93,7 +93,7 @@ def _hooked() -> nn.Module:
         Kept(), nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5),
     ],
 )  # fmt: skip
-def test_layers_that_are_not_quite_torchs_usual_ones_do_as_in_torch(layer: nn.Module) -> None:
+def test_subclasses_and_hooked_layers_compute_as_in_torch(layer: nn.Module) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 2))
     network = Network(net)
@@ -110,20 +110,20 @@ def test_layers_that_are_not_quite_torchs_usual_ones_do_as_in_torch(layer: nn.Mo
     assert torch.allclose(network.apply(network.params, buffers, batches[0]).logits, want, atol=1e-6)
 
 
-def test_statistics_of_a_batch_norm_of_ones_own_are_not_dropped() -> None:
-    with pytest.raises(HoldfastError, match="the batch norm '1' is one of your own"):
-        Network(nn.Sequential(nn.Linear(3, 4), Doubled(4), nn.Linear(4, 2)), norm="drop")
+def test_statistics_of_a_users_batch_norm_cannot_be_dropped() -> None:
+    with pytest.raises(HoldfastError, match="the layer '1' is a BatchNorm of your own"):
+        Network(nn.Sequential(nn.Linear(3, 4), Doubled(4), nn.Linear(4, 2)), batchnorm="drop")
 
 
-def test_where_a_network_is_widest_and_its_maps_are_smallest() -> None:
+def test_largest_activation_and_smallest_batch_norm_map() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.MaxPool2d(4), nn.Conv2d(6, 8, 2), nn.BatchNorm2d(8),
         nn.Flatten(), nn.Linear(8, 4),
     )  # fmt: skip
     network, x = Network(net), torch.zeros(2, 3, 8, 8)
-    assert network.most_values(x) == 6 * 8 * 8  # before pooling; an image has 3 * 8 * 8
-    assert network.smallest_map(x) == 1  # a 2 x 2 map by a 2 x 2 kernel
+    assert network.max_activation_size(x) == 6 * 8 * 8  # before pooling; an image has 3 * 8 * 8
+    assert network.min_batchnorm_values(x) == 1  # a 2 x 2 map by a 2 x 2 kernel
     assert not any(module._forward_hooks for module in network.net.modules())
-    assert Network(nn.Linear(5, 4)).smallest_map(torch.zeros(1, 5)) is None
+    assert Network(nn.Linear(5, 4)).min_batchnorm_values(torch.zeros(1, 5)) is None
     scripted = nn.Sequential(torch.jit.script(nn.Linear(5, 9)), nn.Linear(9, 4))
-    assert Network(scripted).most_values(torch.zeros(1, 5)) == 9
+    assert Network(scripted).max_activation_size(torch.zeros(1, 5)) == 9

@@ -1,4 +1,4 @@
-"""The networks against the published parameter counts and against their layers written out in NumPy."""
+"""The networks against the published parameter counts and against NumPy implementations of their layers."""
 
 import json
 import pickle
@@ -94,7 +94,7 @@ def test_papers_networks_give_logits(name):
         ((3, 224, 224), None),
     ],
 )
-def test_the_default_cnn_fits_itself_to_the_image(shape, parameters):
+def test_the_default_cnn_adapts_to_the_image(shape, parameters):
     model = cnn().build(shape, 10, seed=0)
     assert model(images(shape)).shape == (2, 10)
     assert parameters is None or count(model) == parameters
@@ -127,7 +127,7 @@ def pool(x):
 
 
 def numpy_forward(name, params, x):
-    """Logits, reading the parameters in their order: convolutions first, then fully connected layers."""
+    """Logits from the parameters in order: convolutions first, then fully connected layers."""
     tensors = iter(params.values())
 
     def next_conv(x, padding=0):
@@ -263,7 +263,7 @@ def test_weights_are_a_function_of_the_seed_alone():
     assert not any(torch.equal(first[key], other[key]) for key in first)
 
 
-def test_models_are_written_as_text():
+def test_models_are_parsed_from_text():
     assert parse_model("cnn") == cnn() == ModelSpec("cnn")
     assert parse_model("mlp:64,32") == parse_model("mlp:hidden=64,32") == mlp(64, 32)
     assert parse_model("mlp") == mlp() == mlp(200, 200)
@@ -272,7 +272,7 @@ def test_models_are_written_as_text():
 
 
 @pytest.mark.parametrize("text", [*MODELS, "mlp:64,32", "resnet18:norm=group", "resnet50:stem=3x3"])
-def test_a_description_is_plain_data_and_comes_back(text):
+def test_a_description_is_plain_data_and_makes_the_same_model(text):
     spec = parse_model(text)
     description = json.loads(json.dumps(spec.describe()))
     assert ModelSpec.from_description(description) == spec
@@ -291,15 +291,15 @@ def test_descriptions_state_every_option():
     [
         ("ntd-cifr", "unknown model 'ntd-cifr'.*ntd-cifar"),
         ("resnet18:nrm=group", "unknown option of model 'resnet18' 'nrm'.*norm"),
-        ("resnet18:norm=layer", "norm must be batch or group, not layer"),
-        ("resnet50:stem=5x5", "stem must be 7x7 or 3x3, not 5x5"),
-        ("mlp:64,wide", "hidden widths must be whole numbers from 1"),
-        ("mlp:0", "hidden widths must be whole numbers from 1"),
+        ("resnet18:norm=layer", "norm is 'layer'; it must be batch or group"),
+        ("resnet50:stem=5x5", "stem is '5x5'; it must be 7x7 or 3x3"),
+        ("mlp:64,wide", "hidden is .*; it must be a list of whole numbers, each at least 1"),
+        ("mlp:0", "hidden is .*; it must be a list of whole numbers, each at least 1"),
         ("ntd-cifar:norm=group", "model 'ntd-cifar' takes no options, but was given 'norm'"),
         ("cnn:64", "model 'cnn' takes no options, but was given 'hidden'"),
     ],
 )
-def test_what_is_misspelt_is_named(text, words):
+def test_misspelt_models_raise_errors_with_suggestions(text, words):
     with pytest.raises(HoldfastError, match=words):
         parse_model(text)
 
@@ -310,15 +310,15 @@ def test_a_description_without_a_name_is_refused():
 
 
 @pytest.mark.parametrize("name", sorted(PAPER_SHAPES))
-def test_papers_networks_name_the_shape_they_want(name):
+def test_papers_networks_name_the_shape_they_take(name):
     wanted = "x".join(map(str, PAPER_SHAPES[name]))
-    with pytest.raises(HoldfastError, match=f"'{name}' wants images of {wanted} .* has shape 2x9x9"):
+    with pytest.raises(HoldfastError, match=f"'{name}' takes images of {wanted} .* has shape 2x9x9"):
         MODELS[name]().build((2, 9, 9), 10, seed=0)
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet18", "ntd-cifar"])
 def test_models_for_images_refuse_vectors(name):
-    with pytest.raises(HoldfastError, match=r"wants images .* has shape 20; .*'mlp'"):
+    with pytest.raises(HoldfastError, match=r"takes images .* has shape 20; .*'mlp'"):
         MODELS[name]().build((20,), 10, seed=0)
 
 
@@ -327,7 +327,7 @@ def test_the_default_cnn_refuses_tiny_images():
         cnn().build((1, 3, 9), 10, seed=0)
 
 
-def test_what_one_run_does_to_its_weights_the_next_does_not_see():
+def test_runs_do_not_share_initial_weights():
     spec = parse_model("mlp:8")
     first = spec.build((1, 4, 4), 3, seed=0)
     untouched = {name: value.clone() for name, value in first.state_dict().items()}

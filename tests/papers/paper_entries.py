@@ -1,4 +1,4 @@
-"""Made-up results in the stored form."""
+"""Made-up stored results."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A process that works off tiny cells, to be killed: sweep_worker.py RESULTS WORK ROUNDS SEEDS WORKERS."""
+"""A process that runs small cells, to be killed: sweep_worker.py RESULTS WORK ROUNDS SEEDS WORKERS."""
 
 import sys
 from pathlib import Path

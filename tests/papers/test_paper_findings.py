@@ -6,7 +6,7 @@ from paper_entries import entry
 
 from holdfast.metrics.summary import mean_and_deviation
 from holdfast.papers.cells import plan
-from holdfast.papers.cost import Estimates, available_data, images, lacking
+from holdfast.papers.cost import Estimates, available_data, images_trained, missing_requirement
 from holdfast.papers.findings import Finding, compare
 from holdfast.papers.measures import measure
 from holdfast.papers.published import load_tables
@@ -29,7 +29,7 @@ def test_mean_deviation_and_difference(tmp_path):
     one = compared(
         tmp_path, "fedntd/table1-sharding", ["cifar10:s=2"], {"fedntd": [0.3, 0.53]}, 3, forgetting=0.4
     )
-    (line,) = one.lines
+    (line,) = one.rows
     accuracy, forgetting = line.values
     assert accuracy.ours == pytest.approx(54.0)
     assert accuracy.deviation == pytest.approx(statistics.stdev([53, 54, 55]))
@@ -72,7 +72,7 @@ def test_rounds_count_to_a_share_of_the_best_accuracy_of_all(tmp_path):
     one = compared(tmp_path, "flashback/table1", ["cifar10:beta=0.1"], accuracy)
     target = 0.95 * 0.5
     assert one.targets == {"cifar10:beta=0.1": pytest.approx(target)}
-    rounds = {line.row: [value.ours for value in line.values] for line in one.lines}
+    rounds = {line.row: [value.ours for value in line.values] for line in one.rows}
     assert rounds["fedavg"] == [5, math.inf, math.inf]  # 0.75 A is 0.356, 0.9 A is 0.4275
     assert rounds["flashback"] == [2, 2, 2]
     assert rounds["feddf"] == [math.inf] * 3
@@ -88,7 +88,7 @@ def test_rounds_count_to_the_published_accuracies(tmp_path):
     accuracy = {"fedavg": [0.3, 0.37, 0.38, 0.44, 0.46], "flashback": [0.38, 0.45, 0.49, 0.5, 0.7]}
     one = compared(tmp_path, "flashback/table1-levels", ["cifar10:beta=0.1"], accuracy)
     assert one.targets == {"cifar10:beta=0.1": 0.5}  # however high anyone comes here
-    rounds = {line.row: [value.ours for value in line.values] for line in one.lines}
+    rounds = {line.row: [value.ours for value in line.values] for line in one.rows}
     assert rounds == {"fedavg": [3, 5, math.inf], "flashback": [1, 2, 4]}  # to 37.5, 45 and 50 %
     (near,) = [f for f in one.findings if f.measure == "rounds@0.9"]
     assert (near.published, near.ours) == (pytest.approx(190 / 28), 5 / 2)
@@ -98,7 +98,7 @@ def test_rounds_count_to_the_published_accuracies(tmp_path):
 def test_speed_up_over_the_baselines_last_accuracy(tmp_path):
     accuracy = {"fedavg": [0.1, 0.2, 0.3, 0.4], "fedka": [0.3, 0.45, 0.4, 0.5], "moon": [0.1] * 4}
     one = compared(tmp_path, "fedka/table2", ["cifar10"], accuracy)
-    values = {line.row: [value.ours for value in line.values] for line in one.lines}
+    values = {line.row: [value.ours for value in line.values] for line in one.rows}
     assert values["fedka"] == [2, 4 / 2]
     assert values["moon"] == [math.inf, 0]
     (finding,) = one.findings
@@ -108,29 +108,29 @@ def test_speed_up_over_the_baselines_last_accuracy(tmp_path):
 def test_the_round_and_the_accuracy_at_which_a_share_of_the_baseline_is_reached(tmp_path):
     accuracy = {"fedavg": [0.1, 0.3, 0.39, 0.5], "fedfa": [0.41, 0.42, 0.6, 0.7]}
     one = compared(tmp_path, "fedfa/table8", ["fashion-mnist:c=2"], accuracy)
-    values = {line.row: [value.ours for value in line.values] for line in one.lines}
+    values = {line.row: [value.ours for value in line.values] for line in one.rows}
     assert values == {"fedavg": [4, pytest.approx(50.0)], "fedfa": [1, pytest.approx(41.0)]}
 
 
-def test_cells_that_are_no_targets_make_no_finding(tmp_path):
+def test_excluded_cells_make_no_finding(tmp_path):
     accuracy = {"fedavg": [0.1, 0.2], "fedka": [0.1, 0.3]}
     one = compared(tmp_path, "fedka/table8", ["cifar10:alpha=0.5", "cifar10"], accuracy)
     assert [finding.column for finding in one.findings] == ["cifar10"]
-    assert all(line.no_target for line in one.lines if line.column == "cifar10:alpha=0.5")
+    assert all(line.excluded for line in one.rows if line.column == "cifar10:alpha=0.5")
 
 
-def test_a_run_that_broke_down_is_told_and_not_counted(tmp_path):
+def test_a_failed_run_is_shown_and_not_counted(tmp_path):
     results = Results(tmp_path)
     (cell,) = plan(TABLES["fedntd/table1-lda"], ["cifar10:alpha=0.05"], ["fednova"])
-    told = entry(cell, [0.1])
-    results.add(cell, {key: told[key] for key in told.keys() - {"final", "curves"}} | {"failed": "NaN"})
-    (line,) = compare(TABLES[cell.table], [cell], results).lines
+    whole = entry(cell, [0.1])
+    results.add(cell, {key: whole[key] for key in whole.keys() - {"final", "curves"}} | {"failed": "NaN"})
+    (line,) = compare(TABLES[cell.table], [cell], results).rows
     assert line.failed == "NaN"
     assert line.values[0].ours is None
     _, *others = plan(TABLES["fedntd/table1-lda"], ["cifar10:alpha=0.05"], ["fednova"], seeds=3)
     for other in others:
         results.add(other, entry(other, [0.2]))
-    (line,) = compare(TABLES[cell.table], [cell, *others], results).lines
+    (line,) = compare(TABLES[cell.table], [cell, *others], results).rows
     assert (line.seeds, line.values[0].seeds, line.values[0].ours) == (3, 2, pytest.approx(20))
 
 
@@ -151,17 +151,17 @@ def test_stream_accuracies_are_means_of_the_last_ten_epochs():
     (cell,) = plan(TABLES["fedmlp/table3"], rows=["fedmlp"])
     one = entry(cell, [0.1])
     one["curves"]["A_loc"] = [0.0] * 5 + [0.5] * 5 + [0.7] * 5
-    assert measure("A_loc").of(one, None) == pytest.approx(60.0)
-    assert measure("A_glo").of(one, None) is None
+    assert measure("A_loc").compute(one, None) == pytest.approx(60.0)
+    assert measure("A_glo").compute(one, None) is None
 
 
 def test_accuracy_is_the_mean_over_domains_where_there_are_domains():
     (cell,) = plan(TABLES["fedfa/table1"], ["mixed-digits:c=2"], ["fedfa"])
     one = entry(cell, [0.1, 0.9])
     one["curves"]["domain_accuracy"] = [0.1, 0.6]
-    assert measure("accuracy").of(one, None) == pytest.approx(60.0)
-    assert measure("accuracy@1").of(one, None) == pytest.approx(10.0)
-    assert measure("accuracy@3").of(one, None) is None
+    assert measure("accuracy").compute(one, None) == pytest.approx(60.0)
+    assert measure("accuracy@1").compute(one, None) == pytest.approx(10.0)
+    assert measure("accuracy@3").compute(one, None) is None
 
 
 def test_summaries_leave_out_what_is_unknown():
@@ -172,13 +172,13 @@ def test_summaries_leave_out_what_is_unknown():
 
 def test_images_trained_on():
     (cell,) = plan(TABLES["fedntd/table1-sharding"], ["cifar10:s=2"], ["fedavg"])
-    assert images(cell.settings) == 200 * 10 * 500 * 5  # rounds x clients x samples x epochs
+    assert images_trained(cell.settings) == 200 * 10 * 500 * 5  # rounds x clients x samples x epochs
     (cell,) = plan(TABLES["fedmlp/table1"], ["cifar10:s=4"], ["fedavg"])
     # A long tail keeps 3/4 of 50,000, and a client's stages, which add up, have 3 of its 5 tasks on average.
-    assert images(cell.settings) == pytest.approx(250 * 10 * 3 * (37_500 / 100) * 20)
+    assert images_trained(cell.settings) == pytest.approx(250 * 10 * 3 * (37_500 / 100) * 20)
 
 
-def test_estimates_follow_what_was_measured():
+def test_estimates_follow_stored_runs():
     avg, ntd = plan(TABLES["fedntd/table1-sharding"], ["cifar10:s=2"], ["fedavg", "fedntd"])
     assert Estimates([]).seconds(avg) == pytest.approx(200 * 0.1 + 4e-6 * 5_000_000)
     assert Estimates([entry(avg, [0.1])]).seconds(avg) == Estimates([]).seconds(avg)  # beside how many?
@@ -192,7 +192,7 @@ def test_estimates_follow_what_was_measured():
     assert Estimates([own]).seconds(avg) == Estimates([]).seconds(avg)  # of how many samples?
 
 
-def test_a_cpu_is_judged_by_what_cpus_took():
+def test_estimates_for_a_cpu_follow_runs_on_cpus():
     avg, ntd = plan(TABLES["fedntd/table1-sharding"], ["cifar10:s=2"], ["fedavg", "fedntd"])
     on_a_gpu = entry(avg, [0.1]) | {"beside": 1}
     on_a_cpu = on_a_gpu | {"device_type": "cpu", "seconds": 4000.0}
@@ -201,14 +201,14 @@ def test_a_cpu_is_judged_by_what_cpus_took():
     assert Estimates([on_a_gpu, on_a_cpu]).seconds(ntd) == pytest.approx(60)
 
 
-def test_missing_data_is_said_by_cell(monkeypatch, tmp_path):
+def test_missing_data_is_named_by_cell(monkeypatch, tmp_path):
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "digits" in available_data()
     cells = plan(TABLES["fedfa/table1"], rows=["fedfa"])
-    told = {cell.column: lacking(cell, {"mnist", "usps", "svhn"}) for cell in cells}
-    assert told["mixed-digits:c=2"] == "needs data: mnist-m"
-    assert told["emnist:feature-skew"].startswith("needs EMNIST's digits together with their writers")
+    missing = {cell.column: missing_requirement(cell, {"mnist", "usps", "svhn"}) for cell in cells}
+    assert missing["mixed-digits:c=2"] == "needs data: mnist-m"
+    assert missing["emnist:feature-skew"].startswith("needs EMNIST's digits together with their writers")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_missing_data_is_said_by_cell(monkeypatch, tmp_path):
         ("lead", 2.0, -14.93, -3.0, "14.93 behind (published +2.00), 3.00 below the published level: falls short"),
         ("lead", -1.0, -0.5, None, "0.50 behind (published -1.00): holds"),
         ("speed-up", 9.1, 8.1, None, "8.1 times as fast (published 9.1): holds"),
-        ("speed-up", 2.3, 0.0, None, "never there (published 2.3): falls short"),
+        ("speed-up", 2.3, 0.0, None, "never reached (published 2.3): falls short"),
     ],
 )  # fmt: skip
 def test_a_finding_is_a_sentence(kind, published, ours, level, sentence):

@@ -20,7 +20,7 @@ def filled(folder):
     return folder
 
 
-def test_every_table_is_on_the_page_with_ours_beside_theirs(tmp_path):
+def test_every_table_is_on_the_page_with_published_numbers_and_ours(tmp_path):
     page = tmp_path / "docs" / "results.md"
     write_page(filled(tmp_path / "results"), page)
     text = page.read_text()
@@ -66,10 +66,22 @@ def test_the_page_is_the_same_when_made_again(tmp_path):
         assert image.read_bytes() == (tmp_path / "two" / "images" / "results" / image.name).read_bytes()
 
 
-def test_settings_tell_what_the_paper_never_said(tmp_path):
+def test_settings_that_the_paper_does_not_print_are_listed(tmp_path):
     page = tmp_path / "results.md"
     write_page(tmp_path / "none", page)
     text = page.read_text()
     assert "- lr: `0.01` (official-code; the paper prints 0.1" in text
     assert "settings that the paper does not print</summary>" in text
     assert "(paper" not in text
+
+
+def test_numbers_that_no_run_measures_are_marked_with_the_reason(tmp_path):
+    table, results = load_tables()["fedntd/table2"], Results(tmp_path / "results")
+    for cell in plan(table, ["cifar10:s=2"]):
+        results.add(cell, entry(cell, [0.5], alignment_local=0.7, alignment_global=0.8))
+    page = tmp_path / "results.md"
+    write_page(tmp_path / "results", page)
+    section = page.read_text().split("### fedntd/table2")[1].split("\n### ")[0]
+    assert "| FedNTD | 0.668 · not run | 0.703 · **0.700** | 0.756 · not run |" in section
+    assert "| FedNTD | 0.765 · not measured | 0.552 · not measured | 0.730 · not measured |" in section
+    assert "Not measured (fc 128, local; fc 128, global): the released network does not have" in section

@@ -26,11 +26,11 @@ WORKER = Path(__file__).with_name("sweep_worker.py")
 
 
 def quiet(line):
-    """Told a line; with several workers it must be importable."""
+    """A log that discards its lines; with several workers it must be importable."""
 
 
 def first_dies(line):
-    """The first worker that has something to tell ends instead."""
+    """A log that makes the first worker end instead."""
     try:
         os.close(os.open(os.environ["FIRST_DIES"], os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -38,7 +38,7 @@ def first_dies(line):
     os._exit(3)
 
 
-def claim_file(work, cell, **changes):
+def lease_file(work, cell, **changes):
     queue = Queue(work)
     path = queue.folder / f"{cell.hash}.json"
     path.write_text(
@@ -52,63 +52,63 @@ def cell():
     return sweep_worker.cells(2, 1)[0]
 
 
-def test_a_cell_is_held_by_one_at_a_time(tmp_path, cell):
+def test_a_cell_is_leased_by_one_process_at_a_time(tmp_path, cell):
     queue = Queue(tmp_path)
-    with queue.claim(cell) as mine:
+    with queue.lease(cell) as mine:
         assert mine
-        (claim,) = queue.claims()
-        assert (claim.pid, claim.hash, claim.alive) == (os.getpid(), cell.hash, True)
-        with Queue(tmp_path).claim(cell) as second:
+        (lease,) = queue.leases()
+        assert (lease.pid, lease.hash, lease.alive) == (os.getpid(), cell.hash, True)
+        with Queue(tmp_path).lease(cell) as second:
             assert not second
-    assert queue.claims() == []
+    assert queue.leases() == []
 
 
-def test_a_claim_is_given_back_when_its_work_breaks(tmp_path, cell):
-    with pytest.raises(RuntimeError), Queue(tmp_path).claim(cell):
+def test_a_lease_is_released_after_an_error(tmp_path, cell):
+    with pytest.raises(RuntimeError), Queue(tmp_path).lease(cell):
         raise RuntimeError
-    assert Queue(tmp_path).claims() == []
+    assert Queue(tmp_path).leases() == []
 
 
-def test_a_dead_process_loses_its_claim(tmp_path, cell):
+def test_a_dead_process_loses_its_lease(tmp_path, cell):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    queue, _ = claim_file(tmp_path, cell, pid=ended.pid)
-    with queue.claim(cell) as mine:
+    queue, _ = lease_file(tmp_path, cell, pid=ended.pid)
+    with queue.lease(cell) as mine:
         assert mine
 
 
-def test_a_claim_elsewhere_is_kept_until_it_is_stale(tmp_path, cell):
-    queue, path = claim_file(tmp_path, cell, host="elsewhere", pid=1)
-    with queue.claim(cell) as mine:
+def test_a_lease_on_another_host_is_kept_until_it_is_stale(tmp_path, cell):
+    queue, path = lease_file(tmp_path, cell, host="elsewhere", pid=1)
+    with queue.lease(cell) as mine:
         assert not mine
     old = time.time() - STALE - 1
     os.utime(path, (old, old))
-    with queue.claim(cell) as mine:
+    with queue.lease(cell) as mine:
         assert mine
 
 
-def test_a_process_that_ended_unasked_loses_its_claim(tmp_path, cell):
+def test_a_zombie_process_loses_its_lease(tmp_path, cell):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
-    queue, _ = claim_file(tmp_path, cell, pid=ended.pid)
-    with queue.claim(cell) as mine:
+    queue, _ = lease_file(tmp_path, cell, pid=ended.pid)
+    with queue.lease(cell) as mine:
         assert mine
     ended.wait()
 
 
 @pytest.mark.parametrize("content", ['{"label": "', "{}", "[]", '{"label": 1, "host": 2, "pid": "x"}'])
-def test_a_claim_cut_short_by_a_kill_holds_nobody_up(content, tmp_path, cell):
-    queue, path = claim_file(tmp_path, cell)
+def test_an_incomplete_lease_file_blocks_nobody(content, tmp_path, cell):
+    queue, path = lease_file(tmp_path, cell)
     path.write_text(content)
-    assert [claim.alive for claim in queue.claims()] == [False]
-    with queue.claim(cell) as mine:
+    assert [lease.alive for lease in queue.leases()] == [False]
+    with queue.lease(cell) as mine:
         assert mine
 
 
-def test_a_claim_is_touched_as_long_as_it_is_held(tmp_path, cell, monkeypatch):
+def test_a_lease_is_renewed_while_it_is_held(tmp_path, cell, monkeypatch):
     monkeypatch.setattr(queues, "HEARTBEAT", 0.02)
-    with Queue(tmp_path).claim(cell):
-        path = tmp_path / "claims" / f"{cell.hash}.json"
+    with Queue(tmp_path).lease(cell):
+        path = tmp_path / "leases" / f"{cell.hash}.json"
         os.utime(path, (0, 0))
         deadline = time.monotonic() + 10
         while path.stat().st_mtime == 0 and time.monotonic() < deadline:
@@ -118,11 +118,11 @@ def test_a_claim_is_touched_as_long_as_it_is_held(tmp_path, cell, monkeypatch):
 
 def test_a_cell_is_run_stored_and_not_run_again(tmp_path):
     (cell,) = sweep_worker.cells(3, 1)
-    said = []
+    log = []
     sweep = Sweep(tmp_path / "results", tmp_path / "work", "cpu")
-    sweep.run([cell], 1, said.append)
-    sweep.run([cell], 1, said.append)
-    assert len(said) == 1
+    sweep.run([cell], 1, log.append)
+    sweep.run([cell], 1, log.append)
+    assert len(log) == 1
     stored = json.loads((tmp_path / "results" / "fedntd" / "made-up.json").read_text())["cells"]
     assert len(stored) == 1
     found = stored[0]
@@ -141,7 +141,7 @@ def add_every_fourth(folder, first):
         Results(folder).add(cell, entry(cell, [0.5]))
 
 
-def test_results_of_many_are_merged(tmp_path):
+def test_results_of_several_processes_are_merged(tmp_path):
     cells = sweep_worker.cells(2, 20)
     fork = multiprocessing.get_context("fork")  # nothing here computes, and a fork starts at once
     started = [fork.Process(target=add_every_fourth, args=(tmp_path, n)) for n in range(4)]
@@ -165,7 +165,7 @@ def test_another_table_finds_the_same_run(tmp_path):
     assert results.get(unlike) is None
 
 
-def test_a_killed_sweep_goes_on_and_ends_with_the_same_numbers(tmp_path):
+def test_a_killed_sweep_continues_and_ends_with_the_same_numbers(tmp_path):
     rounds = 15
     arguments = [sys.executable, WORKER, tmp_path / "results", tmp_path / "work", str(rounds), "1", "1"]
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
@@ -178,10 +178,10 @@ def test_a_killed_sweep_goes_on_and_ends_with_the_same_numbers(tmp_path):
     process.wait()
     (cell,) = sweep_worker.cells(rounds, 1)
     assert Results(tmp_path / "results").get(cell) is None  # it was killed in the midst
-    said = []
-    Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([cell], 1, said.append)
+    log = []
+    Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([cell], 1, log.append)
     Sweep(tmp_path / "other", tmp_path / "undisturbed", "cpu").run([cell], 1, quiet)
-    assert len(said) == 1
+    assert len(log) == 1
     resumed, whole = (Results(tmp_path / name).get(cell) for name in ("results", "other"))
     assert resumed["curves"] == whole["curves"]
     assert resumed["final"] == whole["final"]
@@ -193,12 +193,12 @@ def test_workers_share_the_cells(tmp_path):
     Sweep(tmp_path / "results", tmp_path / "work", "cpu").run(cells, 2, quiet)
     results = Results(tmp_path / "results")
     assert all(results.get(cell) is not None for cell in cells)
-    assert Queue(tmp_path / "work").claims() == []
+    assert Queue(tmp_path / "work").leases() == []
 
 
-def test_one_worker_that_ends_before_its_time_is_told_of(tmp_path, monkeypatch):
+def test_a_worker_that_ends_unexpectedly_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("FIRST_DIES", str(tmp_path / "died"))
-    with pytest.raises(HoldfastError, match="a worker ended before its time"):
+    with pytest.raises(HoldfastError, match="a worker process ended unexpectedly"):
         Sweep(tmp_path / "results", tmp_path / "work", "cpu").run(sweep_worker.cells(2, 4), 2, first_dies)
     assert len(list((tmp_path / "results").glob("**/*.json*"))) > 0  # the other one went on
 
@@ -224,35 +224,35 @@ def test_a_killed_sweep_leaves_no_workers_behind(tmp_path):
     assert len(now) == 2
 
 
-def test_no_cell_is_begun_that_does_not_fit_the_time(tmp_path):
+def test_no_cell_is_started_that_would_miss_the_deadline(tmp_path):
     table = load_tables()["fedntd/table1-sharding"]
     (cell,) = plan(table, ["cifar10:s=2"], ["fedavg"])
-    said = []
-    Sweep(tmp_path / "results", tmp_path / "work", "cpu", time.time() + 20).run([cell], 1, said.append)
-    assert said == ["time is up: the same command goes on with the cells that are left"]
+    log = []
+    Sweep(tmp_path / "results", tmp_path / "work", "cpu", time.time() + 20).run([cell], 1, log.append)
+    assert log == ["time is up: the same command continues with the remaining cells"]
     assert not (tmp_path / "work" / "runs").exists()
 
 
 def test_a_broken_cell_does_not_end_the_sweep(tmp_path):
     good, other = sweep_worker.cells(2, 2)
     broken = type(other)(other.table, "broken", other.row, 0, {**other.settings, "method": "fedntd:beta=-1"})
-    said = []
+    log = []
     sweep = Sweep(tmp_path / "results", tmp_path / "work", "cpu")
-    assert not sweep.run([broken, good], 1, said.append)
+    assert not sweep.run([broken, good], 1, log.append)
     results = Results(tmp_path / "results")
     assert results.get(broken) is None
     assert results.get(good) is not None
-    assert "beta is -1" in said[0]
+    assert "beta is -1" in log[0]
     assert sweep.run([good], 1, quiet)
     assert not sweep.run([broken, good], 2, quiet)
-    assert Queue(tmp_path / "work").claims() == []
+    assert Queue(tmp_path / "work").leases() == []
 
 
-def test_a_cell_that_takes_long_tells_how_far_it_is(tmp_path, cell, monkeypatch):
-    monkeypatch.setattr(sweeps, "TELL_EVERY", 0.0)
-    said = []
-    Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([cell], 1, said.append)
-    assert said[:2] == [f"{cell.label}: round 1 of 2", f"{cell.label}: round 2 of 2"]
+def test_a_long_cell_logs_its_progress(tmp_path, cell, monkeypatch):
+    monkeypatch.setattr(sweeps, "LOG_INTERVAL", 0.0)
+    log = []
+    Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([cell], 1, log.append)
+    assert log[:2] == [f"{cell.label}: round 1 of 2", f"{cell.label}: round 2 of 2"]
 
 
 def test_a_run_that_diverges_is_a_result(tmp_path):

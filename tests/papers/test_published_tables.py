@@ -78,7 +78,7 @@ def test_some_numbers_are_the_printed_ones():
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_every_cell_is_an_experiment_whose_every_setting_says_where_it_comes_from(table):
+def test_every_cell_is_an_experiment_with_a_source_for_each_setting(table):
     for name in table.measures:
         assert measure(name).label
     for ahead, behind in table.findings:
@@ -115,7 +115,7 @@ def test_the_same_settings_are_one_run_in_all_tables():
     assert len(iid) == 3  # one for each data set, whatever the skewed column
 
 
-def test_seeds_are_the_papers_and_go_on_from_there():
+def test_further_seeds_follow_the_papers():
     assert [c.seed for c in plan(TABLES["fedfa/table5"], rows=["fedfa"], seeds=4)] == [2021, 2022, 2023, 2024]
     assert [c.seed for c in plan(TABLES["fedfa/notebooks"], rows=["fedfa"])] == [2021, 2023]
     first, second = plan(TABLES["fedka/table7"], rows=["fedka"], seeds=2)
@@ -128,16 +128,16 @@ def test_the_papers_method_and_its_baseline_come_first():
     assert len(cells) == 7
 
 
-def test_what_the_paper_left_out_is_not_run():
+def test_cells_missing_in_the_paper_are_not_run():
     assert all(cell.column != "cifar100" for cell in plan(TABLES["fedka/table6"], rows=["fedka-m"]))
 
 
-def test_marked_cells_say_why():
-    assert "copy error" in TABLES["fedka/table8"].why_no_target("cifar10:alpha=0.5", "fedavg")
-    assert TABLES["fedka/table8"].why_no_target("cifar10", "fedavg") is None
-    assert TABLES["fedntd/table1-lda"].why_no_target("cifar10:alpha=0.1", "fednova")
-    assert TABLES["fedfa/table2"].why_no_target("cifar10:c=2", "feddyn")
-    assert TABLES["fedfa/table2"].why_no_target("cifar10:c=2", "fedfa") is None
+def test_excluded_cells_have_a_reason():
+    assert "copy error" in TABLES["fedka/table8"].exclusion_reason("cifar10:alpha=0.5", "fedavg")
+    assert TABLES["fedka/table8"].exclusion_reason("cifar10", "fedavg") is None
+    assert TABLES["fedntd/table1-lda"].exclusion_reason("cifar10:alpha=0.1", "fednova")
+    assert TABLES["fedfa/table2"].exclusion_reason("cifar10:c=2", "feddyn")
+    assert TABLES["fedfa/table2"].exclusion_reason("cifar10:c=2", "fedfa") is None
 
 
 def test_tables_are_chosen_by_the_beginning_of_their_id():

@@ -23,7 +23,7 @@ def reproduce(*arguments):
     return done.exit_code, done.output
 
 
-def test_the_list_says_what_each_table_needs_and_what_was_run(tmp_path):
+def test_the_list_shows_the_data_and_the_runs_of_each_table(tmp_path):
     (cell,) = plan(load_tables()["fedka/table1"], ["cifar10"], ["fedka"])
     Results(tmp_path / "results").add(cell, entry(cell, [0.5]))
     code, output = reproduce("--json")
@@ -46,10 +46,10 @@ def test_missing_data_makes_cells_that_need_data_and_no_error():
     assert output.count("needs data: cifar10") == 2
     assert "52.61" in output
     assert "table1-lda" not in output  # it has no such column
-    assert "docs/data.md says what to put where" in output
+    assert "docs/data.md lists the files" in output
 
 
-def test_ours_are_printed_beside_theirs_with_the_finding(tmp_path):
+def test_published_numbers_and_ours_are_printed_with_the_finding(tmp_path):
     table = load_tables()["fedntd/table1-sharding"]
     for cell in plan(table, ["cifar10:s=2"], ["fedavg", "fedntd"]):
         Results(tmp_path / "results").add(cell, entry(cell, [0.2, 0.42 if cell.row == "fedavg" else 0.54]))
@@ -60,12 +60,12 @@ def test_ours_are_printed_beside_theirs_with_the_finding(tmp_path):
     assert "+1.39" in output
     assert "12.00 ahead (published +12.47), 1.39 above the published level: holds" in output
     code, output = reproduce(*chosen, "--status", "--json")
-    (told,) = json.loads(output)
-    assert told["findings"][0]["holds"] is True
-    assert told["lines"][0]["values"][0]["published"] == 40.14
+    (shown,) = json.loads(output)
+    assert shown["findings"][0]["holds"] is True
+    assert shown["lines"][0]["values"][0]["published"] == 40.14
 
 
-def test_cells_that_are_no_targets_carry_their_reason():
+def test_excluded_cells_are_printed_with_the_reason():
     code, output = reproduce("fedka/table8", "--columns", "cifar10:alpha=0.5", "--status")
     assert code == 0
     assert "not a target [1]" in output
@@ -89,7 +89,7 @@ def test_cells_that_are_no_targets_carry_their_reason():
         (("fedntd/table2", "--time-limit", "-5"), "--time-limit is -5; it must be more than 0 seconds"),
         (("fedntd/table2", "--time-limit", "nan"), "--time-limit is nan"),
         (("--columns", "cifar10"), "--columns is given without a table"),
-        (("fedntd", "--page", "page.md"), "--page is of every table; leave out TABLE"),
+        (("fedntd", "--page", "page.md"), "--page covers every table; leave out TABLE"),
         (("--page", "."), ". is a folder; name a file for the page"),
         (
             ("fedntd/table2", "--status", "--results", "a-file"),
@@ -136,8 +136,8 @@ def test_targets_do_not_depend_on_which_methods_are_shown(tmp_path):
 def test_all_seeds_that_were_run_are_shown_or_as_many_as_asked_for(tmp_path):
     store(tmp_path, "fedntd/table2", ["cifar10:s=2"], {"fedavg": [0.5]}, seeds=3)
     chosen = ("fedntd/table2", "--columns", "cifar10:s=2", "--methods", "fedavg", "--status", "--json")
-    (told,), (one,) = (json.loads(reproduce(*chosen, *more)[1]) for more in ((), ("--seeds", "1")))
-    assert (told["lines"][0]["seeds"], told["lines"][0]["state"]) == (3, "3 run")
+    (shown,), (one,) = (json.loads(reproduce(*chosen, *more)[1]) for more in ((), ("--seeds", "1")))
+    assert (shown["lines"][0]["seeds"], shown["lines"][0]["state"]) == (3, "3 run")
     assert (one["lines"][0]["seeds"], one["lines"][0]["state"]) == (1, "run")
 
 
@@ -181,7 +181,7 @@ def make_digits_a_table(monkeypatch, method="fedavg"):
     monkeypatch.setattr("holdfast.papers.results.plan", lambda *chosen, **more: [cell])
 
 
-def test_what_is_printed_while_cells_run_is_no_part_of_the_json(monkeypatch):
+def test_progress_is_not_part_of_the_json(monkeypatch):
     make_digits_a_table(monkeypatch)
     done = CliRunner().invoke(app, ["reproduce", "fedntd/table2", "--device", "cpu", "--json"])
     assert done.exit_code == 0
@@ -202,12 +202,12 @@ def test_a_cell_that_cannot_be_run_shows_in_the_exit_status(monkeypatch):
     ("option", "value", "sentence"),
     [
         ("--device", "tpu", "device is 'tpu'"),
-        ("--work", "a-file", "cannot write a-file/claims: a file stands"),
+        ("--work", "a-file", "cannot write a-file/leases: a file stands"),
         ("--results", "a-file", "a-file is a file"),
         ("--results", "a-file/below", "cannot write a-file/below: a file stands"),
     ],
 )
-def test_what_would_stop_every_cell_is_said_before_the_first(
+def test_what_would_stop_every_cell_is_reported_before_the_first(
     option, value, sentence, workers, monkeypatch, tmp_path
 ):
     make_digits_a_table(monkeypatch)
@@ -216,3 +216,11 @@ def test_what_would_stop_every_cell_is_said_before_the_first(
     assert code == 2
     assert output.startswith(f"holdfast: {sentence}")
     assert not list(tmp_path.glob("**/metrics.jsonl"))
+
+
+def test_numbers_that_no_run_measures_are_printed_with_the_reason(tmp_path):
+    store(tmp_path, "fedntd/table2", ["cifar10:s=2"], {"fedntd": [0.5]})
+    code, output = reproduce("fedntd/table2", "--status", "--columns", "cifar10:s=2", "--methods", "fedntd")
+    assert code == 0
+    assert output.count("not measured") == 2
+    assert output.count("Not measured: the released network does not have the second layer") == 1

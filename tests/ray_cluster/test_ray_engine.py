@@ -1,4 +1,4 @@
-"""Clients on the workers of a real cluster: the same model as one by one, whatever happens to the workers."""
+"""Training on a real cluster gives the model of the sequential engine, also when workers fail."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from holdfast.core.settings import Settings
 from holdfast.core.trees import leaves
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Batch, Method, Tree
 from holdfast.methods.context import Client
 from holdfast.methods.registry import METHODS, parse_method
 from holdfast.models.network import Output
 from holdfast.training.comparison import compare
 from holdfast.training.experiment import Experiment
-from holdfast.training.train import StateCache, Training, train
+from holdfast.training.session import Training
+from holdfast.training.train import train
 
 ray = pytest.importorskip("ray")
 
@@ -53,10 +55,22 @@ def net(norm: bool = False) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(8, CLASSES))
 
 
+def training_on(cluster: Any, method: str, settings: Settings) -> Training:
+    return Training(
+        parse_method(method),
+        net(),
+        federation(),
+        settings,
+        engine="ray",
+        ray_address=cluster.address,
+        device="cpu",
+    )
+
+
 def learnt(
     method: Method, engine: str, address: str | None = None, rounds: int = 2, norm: bool = False, **more: Any
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """Everything the server and the clients know after some rounds, and the rounds' records."""
+    """All tensors of the server and the clients after some rounds, and the rounds' records."""
     settings = Settings(
         rounds=rounds,
         local_epochs=2,
@@ -97,7 +111,7 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_learns_the_same(name: str, cluster: Any) -> None:
+def test_every_method_gives_the_sequential_engines_model(name: str, cluster: Any) -> None:
     expected, _ = learnt(METHODS[name](), "sequential")
     found, records = learnt(METHODS[name](), "ray", cluster.address)
     assert_close(expected, found)
@@ -106,16 +120,16 @@ def test_every_method_learns_the_same(name: str, cluster: Any) -> None:
 
 def test_batch_norm_and_sampling(cluster: Any) -> None:
     method = parse_method("fedntd+fedprox")
-    expected, before = learnt(method, "sequential", norm=True, sample=3)
-    found, after = learnt(method, "ray", cluster.address, norm=True, sample=3)
+    expected, before = learnt(method, "sequential", norm=True, clients_per_round=3)
+    found, after = learnt(method, "ray", cluster.address, norm=True, clients_per_round=3)
     assert_close(expected, found)
     assert [r["participants"] for r in before] == [r["participants"] for r in after]
 
 
 def test_both_nodes_work(cluster: Any) -> None:
-    from holdfast.engine.ray import pool
+    from holdfast.engine.ray import worker_pool
 
-    workers = [ray.get(member.actor.ready.remote()) for member in pool(cluster.address, "CPU").members]
+    workers = [ray.get(w.actor.ready.remote()) for w in worker_pool(cluster.address, "CPU").workers]
     assert len(workers) == len(set(workers)) == 2
     assert len({actor["NodeID"] for actor in _actors()}) == 2
 
@@ -128,7 +142,7 @@ def _actors() -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Unlucky(Method):
-    """FedAvg whose clients ``whom`` meet an accident in round 2, ``times`` times."""
+    """FedAvg whose clients ``whom`` fail in round 2, ``times`` times."""
 
     name: ClassVar[str] = "unlucky"
     folder: str = ""
@@ -147,7 +161,7 @@ class Unlucky(Method):
                     if self.how == "diverge":
                         return {"factor": client.context.scalar(float("nan"))}
                     if self.how == "refuse":
-                        raise HoldfastError("this client does not want to")
+                        raise HoldfastError("this client refuses")
                     time.sleep(60)
         return {"factor": client.context.scalar(1.0)}
 
@@ -192,8 +206,8 @@ def test_too_few_clients_stop_the_run(cluster: Any, tmp_path: Path) -> None:
         learnt(method, "ray", cluster.address, deadline=5)
 
 
-def test_an_error_in_a_worker_is_the_same_sentence(cluster: Any, tmp_path: Path) -> None:
-    with pytest.raises(HoldfastError, match="this client does not want to"):
+def test_an_error_in_a_worker_is_raised_unchanged(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError, match="this client refuses"):
         learnt(Unlucky(str(tmp_path), how="refuse", whom=(2,)), "ray", cluster.address)
 
 
@@ -207,10 +221,10 @@ def test_a_client_that_diverges_is_left_out(cluster: Any, tmp_path: Path) -> Non
 
 
 def test_the_runs_of_a_comparison_share_the_cluster(cluster: Any, tmp_path: Path) -> None:
-    from holdfast.engine.ray import pool
+    from holdfast.engine.ray import worker_pool
 
     def workers() -> set[int]:
-        return {ray.get(member.actor.ready.remote()) for member in pool(cluster.address, "CPU").members}
+        return {ray.get(w.actor.ready.remote()) for w in worker_pool(cluster.address, "CPU").workers}
 
     experiment = Experiment(
         data="digits",
@@ -236,7 +250,7 @@ def test_from_the_command_line(cluster: Any, tmp_path: Path) -> None:
     # The tests' own workers hold both CPUs.
     busy = subprocess.run(command, capture_output=True, text=True)
     assert busy.returncode == 2
-    assert "2 CPUs none is free" in busy.stderr
+    assert "none of the Ray cluster's 2 CPUs is free" in busy.stderr
     ray.shutdown()
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -244,20 +258,11 @@ def test_from_the_command_line(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_the_object_store_does_not_fill(cluster: Any) -> None:
-    """200 rounds with memories, payloads and results; what they put there must go again."""
+    """200 rounds with memories, payloads and results, whose objects must be freed."""
     settings = Settings(
         rounds=200, local_epochs=1, batch_size=8, lr=0.05, evaluate_locals=False, evaluate_every=200
     )
-    training = Training(
-        parse_method("scaffold"),
-        net(),
-        federation(),
-        settings,
-        engine="ray",
-        ray_address=cluster.address,
-        device="cpu",
-    )
-    loop = training.loop(StateCache(None, None))
+    loop = training_on(cluster, "scaffold", settings).loop(StateCache(None, None))
     used = []
     for number in range(1, 201):
         loop.round(number)
@@ -267,7 +272,7 @@ def test_the_object_store_does_not_fill(cluster: Any) -> None:
     assert max(used[5:]) <= max(used[:5]) + (1 << 20), used
 
 
-def test_a_run_directory_is_as_any_other(cluster: Any, tmp_path: Path) -> None:
+def test_a_run_directory(cluster: Any, tmp_path: Path) -> None:
     run = train(
         parse_method("fedavg"),
         net(),
@@ -284,21 +289,14 @@ def test_a_run_directory_is_as_any_other(cluster: Any, tmp_path: Path) -> None:
     assert 0 <= run.accuracy <= 1
 
 
-def test_workers_round_as_the_process_that_asks(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.engine.ray import inner_engine
+def test_workers_use_the_main_processs_precision(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.engine.ray import make_engine
 
-    training = Training(
-        parse_method("fedavg"),
-        net(),
-        federation(),
-        Settings(rounds=1),
-        engine="ray",
-        ray_address=cluster.address,
-    )
+    training = training_on(cluster, "fedavg", Settings(rounds=1))
     setup = ray.get(training.engine.setup)  # type: ignore[attr-defined]
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)  # as in a new process
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    inner_engine(setup)
+    make_engine(setup)
     assert torch.backends.cudnn.deterministic
     assert not torch.backends.cudnn.allow_tf32
 
@@ -308,16 +306,7 @@ def test_a_machine_that_goes_away_takes_nothing_with_it(cluster: Any) -> None:
     settings = Settings(rounds=3, local_epochs=2, batch_size=3, lr=0.05, evaluate_locals=False)
 
     def rounds(loss: bool) -> dict[str, torch.Tensor]:
-        training = Training(
-            parse_method("fedavg"),
-            net(),
-            federation(),
-            settings,
-            engine="ray",
-            ray_address=cluster.address,
-            device="cpu",
-        )
-        loop = training.loop(StateCache(None, None))
+        loop = training_on(cluster, "fedavg", settings).loop(StateCache(None, None))
         loop.round(1)
         if loss:
             node = next(n for n in cluster.list_all_nodes() if n is not cluster.head_node)
@@ -330,7 +319,7 @@ def test_a_machine_that_goes_away_takes_nothing_with_it(cluster: Any) -> None:
     assert same_bits(rounds(loss=False), rounds(loss=True))
 
 
-def test_no_cluster_is_a_sentence(cluster: Any) -> None:
+def test_a_missing_cluster_raises_an_error(cluster: Any) -> None:
     ray.shutdown()
     with pytest.raises(HoldfastError, match=r"no Ray cluster at '127\.0\.0\.1:1'"):
         learnt(parse_method("fedavg"), "ray", "127.0.0.1:1")

@@ -147,7 +147,9 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
 
 
 @pytest.mark.parametrize("kind", ["state", "client", "manifest"])
-def test_going_on_after_a_fall_back_keeps_the_good_one_until_the_next(run: RunDirectory, kind: str) -> None:
+def test_continuing_after_a_fall_back_keeps_the_intact_one_until_the_next(
+    run: RunDirectory, kind: str
+) -> None:
     save(run, 1, clients=(0, 1))
     save(run, 2, clients=(0,))
     path = newest_file(run, kind)
@@ -166,7 +168,7 @@ def test_both_damaged_is_an_error_that_names_the_files(run: RunDirectory) -> Non
     states = sorted((run.path / "checkpoint").glob("state-*"))
     for path in states:
         damage(path, "flipped")
-    with pytest.raises(HoldfastError, match="no whole checkpoint is left") as error:
+    with pytest.raises(HoldfastError, match="no intact checkpoint is left") as error:
         run.load_checkpoint()
     assert all(str(path) in str(error.value) for path in states)
 
@@ -194,7 +196,7 @@ def test_a_manifest_that_is_something_else(run: RunDirectory, content: str) -> N
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize("name", ["fsync", "replace"])
-def test_a_failure_at_any_step_leaves_a_whole_checkpoint(
+def test_a_failure_at_any_step_leaves_an_intact_checkpoint(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
     """Each call in turn fails; what can be loaded then is the old checkpoint or the new one."""

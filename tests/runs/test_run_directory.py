@@ -299,7 +299,7 @@ def _write_as_nobody(path: Path, sentences: Path) -> None:
                 file.write(f"{error}\n")
 
 
-def test_a_read_only_directory_can_be_read_and_says_so_when_written() -> None:
+def test_a_read_only_directory_can_be_read_and_refuses_writes() -> None:
     # Not below pytest's own directory: only its owner may enter that one.
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)

@@ -89,7 +89,7 @@ def test_no_file_is_left_of_killed_attempts(run: RunDirectory) -> None:
     assert not (run.path / "scratch").exists()
 
 
-def test_a_second_process_is_refused_and_told_who_holds_the_run(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_second_process_is_refused_with_the_id_of_the_holder(run: RunDirectory, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     process = start(worker.hold, run.path, ready)
     while not ready.exists():

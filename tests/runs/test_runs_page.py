@@ -29,7 +29,7 @@ def test_every_key_of_a_record_is_on_the_page():
     assert found == BY_ROUND | BY_CLIENT
 
 
-def test_what_is_of_clients_has_an_entry_for_each():
+def test_values_by_client_have_an_entry_for_each():
     for record in records(hf.federate(hf.load("digits"), hf.IID(), clients=4)):
         told = {key: record[key] for key in BY_CLIENT if key in record and isinstance(record[key], list)}
         told |= {key: values for key, values in record["locals"].items() if not key.startswith("global")}

@@ -9,7 +9,7 @@ from scipy import stats
 
 import holdfast as hf
 from holdfast.runs import RunDirectory
-from holdfast.training import train as training
+from holdfast.training import session
 
 EXPERIMENT = hf.Experiment(
     clients=6, clients_per_round=3, model="linear", rounds=4, lr=0.1, device="cpu", partition="dirichlet:0.3"
@@ -173,7 +173,7 @@ def test_what_one_method_refuses_is_said_before_another_trains(tmp_path):
 def test_looking_for_refusals_makes_no_engine(monkeypatch):
     # On many cores an engine is many copies of the model: seconds, for a comparison of seven methods.
     made = []
-    choose = training.choose_engine
-    monkeypatch.setattr(training, "choose_engine", lambda *args: made.append(args[1].name) or choose(*args))
+    choose = session.choose_engine
+    monkeypatch.setattr(session, "choose_engine", lambda *args: made.append(args[1].name) or choose(*args))
     hf.compare(["fedavg", "fedntd"], EXPERIMENT, 1)
     assert made == ["fedavg", "fedntd"]

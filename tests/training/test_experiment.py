@@ -99,7 +99,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(values, sentence):
         ({"clients": 5000}, "5000"),
         ({"clients": 7, "partition": "class-shards:3"}, "cannot be shared equally by 10 classes"),
         ({"partition": "iid"}, "needs the number of clients"),
-        ({"clients": 10, "long_tail": 1.5}, "ratio must lie above 0"),
+        ({"clients": 10, "long_tail": 1.5}, "ratio is 1.5; it must be above 0"),
         (
             {"clients": 2, "preprocess": {"men": [0.5]}},
             "unknown option of preprocess 'men'; did you mean mean",

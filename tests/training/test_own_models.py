@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import holdfast as hf
 from holdfast.core.settings import Settings
 from holdfast.engine.evaluation import TestSet
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3
@@ -50,7 +50,7 @@ def test_what_asks_for_no_gradient_is_neither_trained_nor_sent(federation, metho
 def test_a_frozen_classifier_is_refused(federation):
     net = two_layers()
     net[4].requires_grad_(False)
-    with pytest.raises(hf.HoldfastError, match="classifier '4' asks for no gradient"):
+    with pytest.raises(hf.HoldfastError, match="classifier '4' requires no gradient"):
         hf.train("fedavg", net, federation, **SHORT)
 
 
@@ -278,7 +278,7 @@ def test_what_is_no_dictionary_of_tensors_is_named(
 ):
     """At once, and not at the first checkpoint, when it must be written down."""
     monkeypatch.setattr(Says, "said", said)
-    with pytest.raises(hf.HoldfastError, match=f"says: {hook} gives {named}; .* dictionary of tensors"):
+    with pytest.raises(hf.HoldfastError, match=f"says: {hook} returns {named}; .* dictionary of tensors"):
         hf.train(Says(hook), "linear", federation, engine=engine, out=tmp_path / "run", **SHORT)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.engine.rounds import RoundLoop
 from holdfast.runs import RunDirectory
-from holdfast.training.train import Training
+from holdfast.training.session import Training
 
 DIGITS = hf.load("digits")
 SMALL = {"rounds": 3, "clients_per_round": 4, "local_epochs": 1, "batch_size": 32, "lr": 0.1, "device": "cpu"}
@@ -366,7 +366,7 @@ def test_a_run_without_a_checkpoint_says_that_it_begins_again(federation, begun)
 def test_a_resumed_run_is_computed_as_it_was_begun(federation, tmp_path, monkeypatch):
     hf.train("fedavg", "linear", federation, out=tmp_path, engine="vectorized", parallel_clients=2, **SMALL)
     made, prepare = [], hf.FedAvg.prepare
-    monkeypatch.setattr("holdfast.kernels.REPAID_AFTER", 0)  # now kernels would be thought to repay
+    monkeypatch.setattr("holdfast.kernels.MIN_SAMPLES_TO_COMPILE", 0)  # now kernels would be thought to repay
     monkeypatch.setattr(
         hf.FedAvg, "prepare", lambda self, context: made.append(context) or prepare(self, context)
     )
@@ -448,15 +448,15 @@ def test_a_round_that_begins_while_the_last_one_is_tested_changes_nothing(federa
 
 def test_a_round_is_kept_while_the_next_one_is_with_the_gpu(federation, monkeypatch):
     monkeypatch.setattr(Training, "_runs_ahead", True)
-    launch, events = RoundLoop.launch, []
+    launch, events = RoundLoop.start_round, []
 
-    def told(self, number):
+    def told(self, number, *rest):
         events.append(f"begin {number}")
-        launched = launch(self, number)
+        launched = launch(self, number, *rest)
         events.append(f"end {number}")
         return launched
 
-    monkeypatch.setattr(RoundLoop, "launch", told)
+    monkeypatch.setattr(RoundLoop, "start_round", told)
     hf.train(
         hf.FedAvg(), hf.models.linear(), federation, engine="vectorized",
         on_round=lambda record: events.append(f"keep {record['round']}"),
@@ -495,14 +495,14 @@ def test_the_end_of_a_run_may_be_written_by_another_thread(federation, tmp_path)
 
 def test_a_round_still_under_test_is_kept_when_the_next_one_fails(federation, tmp_path, monkeypatch):
     monkeypatch.setattr(Training, "_runs_ahead", True)
-    launch = RoundLoop.launch
+    launch = RoundLoop.start_round
 
-    def fails_in_the_fourth(self, number):
+    def fails_in_the_fourth(self, number, *rest):
         if number == 4:
             raise hf.HoldfastError("lost")
-        return launch(self, number)
+        return launch(self, number, *rest)
 
-    monkeypatch.setattr(RoundLoop, "launch", fails_in_the_fourth)
+    monkeypatch.setattr(RoundLoop, "start_round", fails_in_the_fourth)
     with pytest.raises(hf.HoldfastError, match="lost"):
         hf.train(
             hf.FedAvg(), hf.models.linear(), federation, out=tmp_path / "run",

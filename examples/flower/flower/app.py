@@ -1,4 +1,4 @@
-"""What this federation trains on; which model and method, and for how long, is in pyproject.toml."""
+"""The data of this federation; the model, the method and all settings are in pyproject.toml."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,9 @@ from holdfast.flower import FlowerApp, for_server
 
 
 def site_data(node: Mapping[str, Any], run: Mapping[str, Any]) -> hf.Dataset | hf.Federation:
-    """This site's samples; ``node`` is what its SuperNode was started with (--node-config).
+    """This site's samples; ``node`` is the --node-config of its SuperNode.
 
-    Here every site has a part of the digits that come with scikit-learn. With data of your own:
+    In this example every site has a part of the digits that come with scikit-learn. With data of your own:
 
         arrays = np.load(node["data"])  # --node-config 'partition-id=0 data="/srv/site.npz"'
         x, y = arrays["x"], arrays["y"]
@@ -20,7 +20,7 @@ def site_data(node: Mapping[str, Any], run: Mapping[str, Any]) -> hf.Dataset | h
 
 
 def server_data(run: Mapping[str, Any]) -> hf.Dataset:
-    """What the server tests with; and the samples it may learn from, for methods that do so (FedDF, Flashback).
+    """The server's test samples, and its public samples for methods that train on them (FedDF, Flashback).
 
     With data of your own: for_server(hf.Dataset.from_arrays(x, y, x, y, classes=["healthy", "ill"])).
     """

@@ -1,27 +1,27 @@
-"""The command line: it parses, calls and prints, and nothing else."""
+"""The command line: commands parse their arguments, call the library and print."""
 
 from holdfast.cli.app import app
 from holdfast.cli.federations import diagnose, partition, stream
 from holdfast.cli.flower import flower
-from holdfast.cli.machine import datasets, doctor, methods
+from holdfast.cli.inspect import export, figure, report, show, table, ui
+from holdfast.cli.reference import datasets, doctor, methods
 from holdfast.cli.reproduce import reproduce
-from holdfast.cli.runs import compare, resume, run
-from holdfast.cli.seeing import export, figure, report, show, table, ui
+from holdfast.cli.train import compare, resume, run
 
 __all__ = ["app", "main"]
 
 COMMANDS = {
-    "Training": (run, compare, resume, reproduce),
-    "Seeing": (show, report, figure, table, ui, export),
+    "Train": (run, compare, resume),
+    "Inspect": (show, report, figure, table, ui, export),
     "Data": (partition, stream, diagnose),
-    "What there is": (methods, datasets, doctor),
+    "Reference": (methods, datasets, doctor),
+    "Reproduce": (reproduce,),
 }
 for _panel, _commands in COMMANDS.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
-app.add_typer(flower, rich_help_panel="Training")
+app.add_typer(flower, rich_help_panel="Deploy")
 
 
 def main() -> None:
-    """``holdfast``."""
     app()

@@ -1,4 +1,4 @@
-"""The ``holdfast`` program: its commands register here, and every error leaves as one sentence."""
+"""The ``holdfast`` application: commands register here, and errors are printed as one sentence."""
 
 import errno
 import os
@@ -12,45 +12,45 @@ from typer.core import TyperGroup
 
 from holdfast.core.errors import HoldfastError, install, shown_by
 
-WRONG, INTERRUPTED = 2, 130  # exit codes: something the user can put right; stopped by Ctrl-C
+USAGE_ERROR, INTERRUPTED = 2, 130  # exit codes: an error that the user can fix; stopped by Ctrl-C
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands in which an error that the user can put right is one sentence, not a traceback."""
+    """A group of commands that prints errors which the user can fix as one sentence, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Run the command given on the command line."""
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = shown_by(_say)
+                warnings.showwarning = shown_by(_print_error)
                 result = super().invoke(ctx)
-                sys.stdout.flush()  # what cannot be written is told of here, not by Python as it ends
+                sys.stdout.flush()  # so that a full disk is reported here, not by Python at exit
                 return result
         except HoldfastError as error:
-            _say(str(error))
-            raise typer.Exit(WRONG) from None
+            _print_error(str(error))
+            raise typer.Exit(USAGE_ERROR) from None
         except ModuleNotFoundError as error:
-            from holdfast.cli.machine import EXTRAS
+            from holdfast.cli.reference import EXTRAS
 
             extra = next((e for e, packages in EXTRAS.items() if error.name in packages), None)
             if extra is None:
                 raise
-            _say(f"this needs {error.name}: {install(extra)}")
-            raise typer.Exit(WRONG) from None
+            _print_error(f"this needs {error.name}: {install(extra)}")
+            raise typer.Exit(USAGE_ERROR) from None
         except OSError as error:
-            if error.errno == errno.EPIPE:  # whoever read this has seen enough
+            if error.errno == errno.EPIPE:  # the reader of a pipe has closed it, as head does
                 raise
-            where = "the output" if error.filename is None else error.filename
-            _say(f"{where}: {error.strerror}")
-            with suppress(OSError, ValueError):  # what is left of it must not be tried again
+            file = "the output" if error.filename is None else error.filename
+            _print_error(f"{file}: {error.strerror}")
+            with suppress(OSError, ValueError):  # Python would try to write the rest of the output at exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(WRONG) from None
+            raise typer.Exit(USAGE_ERROR) from None
         except KeyboardInterrupt:
-            _say("stopped")
+            _print_error("stopped")
             raise typer.Exit(INTERRUPTED) from None
 
 
-def _say(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     print(f"holdfast: {sentence}", file=sys.stderr)
 
 
@@ -67,18 +67,18 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from holdfast import __version__
+def _print_version(requested: bool) -> None:
+    if requested:
+        from holdfast.core.version import __version__
 
         print(f"holdfast {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _program(
+def _options(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Say the version."
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Keep the help of ``Typer``: this is where ``--version`` lives."""
+    pass

@@ -1,4 +1,4 @@
-"""``partition``, ``stream``, ``diagnose``: who holds what."""
+"""``partition``, ``stream``, ``diagnose``: build, draw and describe federations."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     import numpy as np
 
     from holdfast.data.federation import Federation
-    from holdfast.papers.measured import Measured
+    from holdfast.papers.rankings import Ranking
 
-Save = Annotated[Path | None, typer.Option(help="Write the federation, to use it again with --federation.")]
-Draw = Annotated[Path | None, typer.Option(help="Draw it: a .png, .svg or .pdf file.")]
+Save = Annotated[Path | None, typer.Option(help="Save the federation, for use with --federation.")]
+Draw = Annotated[Path | None, typer.Option(help="Draw it to a .png, .svg or .pdf file.")]
 
-FAR = 0.3  # distance beyond which a published setting says little of a federation
+FAR = 0.3  # distance beyond which a published setting is no guide to a federation
 
 MEASURES = {
     "label_skew": "label skew (0: all clients alike, 1: nothing in common)",
     "quantity_gini": "Gini coefficient of the clients' sizes",
     "imbalance_ratio": "commonest class / rarest class",
-    "missing_classes": "classes a client lacks, on average",
+    "missing_classes": "classes missing from a client, on average",
 }
+"""What `diagnose` measures, with its names in print."""
 
 
 @with_settings(FEDERATION_OPTIONS)
@@ -43,11 +44,11 @@ def partition(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Print, draw or save who holds what.
+    """Print, draw or save the data of each client.
 
     Example:  holdfast partition --data digits --partition dirichlet:0.1 --clients 10 --draw who.png
     """
-    _show(experiment_from(file, settings).build_federation(), save, draw, as_json)
+    _output(experiment_from(file, settings).build_federation(), save, draw, as_json)
 
 
 @with_settings(FEDERATION_OPTIONS)
@@ -59,13 +60,13 @@ def stream(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Print, draw or save who gets what when: data that arrives in stages.
+    """Print, draw or save the data of each client by stage, for data that arrives in stages.
 
     Example:  holdfast stream --data digits --stream 5 --partition iid --clients 10
     """
     if file is None and "federation" not in settings:
         settings.setdefault("stream", "5")
-    _show(experiment_from(file, settings).build_federation(), save, draw, as_json)
+    _output(experiment_from(file, settings).build_federation(), save, draw, as_json)
 
 
 def diagnose(
@@ -75,58 +76,64 @@ def diagnose(
     ],
     as_json: Json = False,
 ) -> None:
-    """Say how heterogeneous a federation is, which published setting it is most like, and what did best there.
+    """Measure how heterogeneous a federation is, and print the most similar published setting and its best methods.
 
-    A .csv file has one row per client and one column per class: numbers of samples. A first row of classes' names
-    (0, 1, 2, … too) is passed over, and so is a first column of clients' names: one of words, one called client,
-    site, id or nothing, or one with a name of its own that counts 0, 1, 2, …  Methods are named by measured
-    tables alone.
+    A .csv file has a row for each client and a column for each class, with numbers of samples. A header row is
+    skipped, also one of 0, 1, 2, …; so is a first column of client names: words, a column called client, site, id
+    or nothing, or one with another name that counts 0, 1, 2, …  Methods are ranked by measured results only.
 
     Example:  holdfast diagnose label_counts.csv
     """
     from holdfast.data.diagnosis import diagnose as measure
     from holdfast.data.diagnosis import nearest_regime
-    from holdfast.papers.measured import ALIKE, measured_like
+    from holdfast.papers.rankings import SAME_REGIME, similar_rankings
 
     counts, streaming = _label_counts(file)
     measures, nearest = measure(counts), nearest_regime(counts, streaming=streaming)
-    measured = measured_like(nearest["measures"], streaming=streaming)
-    in_regime = bool(measured) and measured[0][0] <= ALIKE
+    ranked = similar_rankings(nearest["measures"], streaming=streaming)
+    in_regime = bool(ranked) and ranked[0][0] <= SAME_REGIME
     if not in_regime:
-        measured = measured_like(measures, streaming=streaming)
+        ranked = similar_rankings(measures, streaming=streaming)
     if as_json:
-        told = [{"in_regime": in_regime, "distance": apart, **asdict(found)} for apart, found in measured]
-        print_json({"measures": measures, "nearest": nearest, "measured": told})
+        measured = [{"in_regime": in_regime, "distance": away, **asdict(one)} for away, one in ranked]
+        print_json({"measures": measures, "nearest": nearest, "measured": measured})
         return
-    here, there = measures, nearest["measures"]
-    rows = [[text, f"{here[key]:.3g}", f"{there[key]:.3g}"] for key, text in MEASURES.items()]
-    head = f"{measures['clients']} clients, {measures['classes']} classes, {measures['samples']} samples"
-    print_table(head, ["", " here", f" {nearest['regime']}"], rows)
+    rows = [
+        [text, f"{measures[key]:.3g}", f"{nearest['measures'][key]:.3g}"] for key, text in MEASURES.items()
+    ]
+    title = f"{measures['clients']} clients, {measures['classes']} classes, {measures['samples']} samples"
+    print_table(title, ["", " here", f" {nearest['regime']}"], rows)
     out = console()
-    far = ", which is far: no paper has its like" if nearest["distance"] > FAR else ""
+    far = ", which is far: no paper has a similar setting" if nearest["distance"] > FAR else ""
     out.print(
-        f"Most like: {nearest['regime']} ({nearest['source']}), at distance {nearest['distance']:.2f}{far}.",
+        f"Most similar: {nearest['regime']} ({nearest['source']}), at distance {nearest['distance']:.2f}{far}.",
         soft_wrap=True,
     )
     if not in_regime:
-        other = f"; of what has, most like yours, at distance {measured[0][0]:.2f}:" if measured else "."
-        out.print(f"What does best in that regime has not been measured yet{other}", soft_wrap=True)
-    for _, found in measured:
-        out.print(f"{found.score} in {found.table}: {_best(found)}", soft_wrap=True)
+        other = (
+            f"; the most similar setting with measurements, at distance {ranked[0][0]:.2f}:"
+            if ranked
+            else "."
+        )
+        out.print(f"No methods have been measured in that regime{other}", soft_wrap=True)
+    for _, one in ranked:
+        out.print(f"{one.score} in {one.table}: {_best(one)}", soft_wrap=True)
 
 
-def _best(found: Measured, most: int = 3) -> str:
-    """The best methods of a table, and FedAvg's place among them."""
-    shown = [(place, score) for place, score in enumerate(found.scores, 1) if place <= most]
-    shown += [(p, s) for p, s in enumerate(found.scores, 1) if s.method == "fedavg" and p > most]
-    told = []
-    for place, score in shown:
-        spread = "one seed" if score.deviation is None else f"± {score.deviation:.1f}, {score.seeds} seeds"
-        told.append(f"{place}. {score.method} {score.mean:.1f} ({spread})")
-    return f"{', '.join(told)}; of {len(found.scores)} methods."
+def _best(ranking: Ranking, count: int = 3) -> str:
+    """The best methods of a ranking, and FedAvg if it is not among them, each with its place."""
+    texts = []
+    for place, score in enumerate(ranking.scores, 1):
+        if place <= count or score.method == "fedavg":
+            spread = (
+                "one seed" if score.deviation is None else f"± {score.deviation:.1f}, {score.seeds} seeds"
+            )
+            texts.append(f"{place}. {score.method} {score.mean:.1f} ({spread})")
+    return f"{', '.join(texts)}; of {len(ranking.scores)} methods."
 
 
-def _show(federation: Federation, save: Path | None, draw: Path | None, as_json: bool) -> None:
+def _output(federation: Federation, save: Path | None, draw: Path | None, as_json: bool) -> None:
+    """Print a federation, and save and draw it if paths are given."""
     from holdfast.data.diagnosis import diagnose as measure
     from holdfast.report import draw_federation, federation_text
 
@@ -153,13 +160,13 @@ def _show(federation: Federation, save: Path | None, draw: Path | None, as_json:
     out.print(federation_text(counts, federation.dataset.classes, domains))
     print_table("", ["", " "], [[text, f"{measures[key]:.3g}"] for key, text in MEASURES.items()])
     out.print(f"hash {federation.hash}", soft_wrap=True)
-    for path, what in ((save, "Saved"), (draw, "Drawn")):
+    for path, action in ((save, "Saved"), (draw, "Drawn")):
         if path is not None:
-            out.print(f"{what}: {path}", soft_wrap=True)
+            out.print(f"{action}: {path}", soft_wrap=True)
 
 
 def _counts(federation: Federation) -> np.ndarray:
-    """Samples per client and class ``[K, C]``; in a stream what arrives at each stage ``[T, K, C]``."""
+    """Samples per client and class ``[K, C]``; for a stream, those that arrive at each stage ``[T, K, C]``."""
     import numpy as np
 
     arriving = replace(federation, cumulative=False)
@@ -169,13 +176,13 @@ def _counts(federation: Federation) -> np.ndarray:
 
 
 def _domains(federation: Federation) -> list[str] | None:
-    """The name of each client's domain, where there are domains."""
-    names, clients = federation.client_domains()
-    return [names[place] for place in clients] if names else None
+    """The name of each client's domain; None if the data has no domains."""
+    names, domains = federation.client_domains()
+    return [names[domain] for domain in domains] if names else None
 
 
 def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
-    """Samples per client and class, from whatever describes a federation, and whether it is a stream."""
+    """Samples per client and class in a file of any supported kind, and whether it describes a stream."""
     import numpy as np
 
     from holdfast.training.experiment import Experiment
@@ -186,16 +193,16 @@ def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
         return federation.label_counts(), federation.stages > 1
     if file.exists() and file.suffix not in (".json", ".csv"):
         raise HoldfastError(
-            f"cannot tell what '{file}' is by its ending; it must be an experiment (.yaml), a federation (.json), "
+            f"unknown type of file '{file}'; it must be an experiment (.yaml), a federation (.json), "
             "label counts (.csv) or a run's directory"
         )
     try:
-        text = file.read_text(encoding="utf-8-sig")  # Excel begins its .csv files with a mark
+        text = file.read_text(encoding="utf-8-sig")  # Excel writes a byte order mark
         content = None if file.suffix == ".csv" else json.loads(text)
     except OSError as error:
         raise HoldfastError(f"cannot read '{file}': {error.strerror}") from None
     except ValueError as error:
-        raise HoldfastError(f"'{file}' is not what its ending says: {error}") from None
+        raise HoldfastError(f"'{file}' is not a valid {file.suffix} file: {error}") from None
     if file.suffix == ".csv":
         try:
             return read_counts(text), False
@@ -206,12 +213,12 @@ def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
         return (counts.sum(0), True) if counts.ndim == 3 else (counts, False)
     if not isinstance(content, dict) or "dataset" not in content:
         raise HoldfastError(f"'{file}' is not a federation: make one with `holdfast partition --save {file}`")
-    federation = _saved(file, str(content["dataset"]), content.get("partition"))
+    federation = _load_saved(file, str(content["dataset"]), content.get("partition"))
     return federation.label_counts(), federation.stages > 1
 
 
-def _saved(file: Path, data: str, partition: object) -> Federation:
-    """A saved federation, with the data that it names."""
+def _load_saved(file: Path, data: str, partition: object) -> Federation:
+    """Load a saved federation together with the data set that it names."""
     from holdfast.data.sources import DATASETS
     from holdfast.training.experiment import MIXED_DIGITS, Experiment
 

@@ -1,4 +1,4 @@
-"""``flower new`` and ``flower certificates``: what a federation on Flower starts from."""
+"""``flower new`` and ``flower certificates``: set up a federation on Flower."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.core.errors import HoldfastError, install
 
 flower = typer.Typer(
     name="flower",
-    help="Real federations on Flower: write an app, make keys.\n\nExample:  holdfast flower new two-hospitals",
+    help="Set up a federation on Flower: write an app, create keys.\n\nExample:  holdfast flower new two-hospitals",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -20,9 +20,9 @@ flower = typer.Typer(
 
 @flower.command()
 def new(
-    folder: Annotated[Path, typer.Argument(metavar="NAME", help="A new folder; its name becomes the app's.")],
+    folder: Annotated[Path, typer.Argument(metavar="NAME", help="A new folder; the app takes its name.")],
 ) -> None:
-    """Write a complete Flower app: where the data is, what to train.
+    """Write a complete Flower app, with settings for the data and the training.
 
     Example:  holdfast flower new two-hospitals
     """
@@ -37,14 +37,14 @@ def new(
 def certificates(
     folder: Annotated[Path, typer.Argument(help="Where to write them.")] = Path("certificates"),
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address of the server; may be given several times.")
+        list[str] | None, typer.Option(help="A host name or address of the server; can be repeated.")
     ] = None,
     node: Annotated[
-        list[str] | None, typer.Option(help="A site's name, for its key; may be given several times.")
+        list[str] | None, typer.Option(help="The name of a site that needs a key; can be repeated.")
     ] = None,
-    days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
+    days: Annotated[int, typer.Option(help="Days for which the certificates are valid.")] = 365,
 ) -> None:
-    """Make what TLS and node authentication need; what is there already stays.
+    """Create certificates for TLS and keys for node authentication; existing files are kept.
 
     Example:  holdfast flower certificates keys --host fl.example.org --node berlin --node oslo
     """

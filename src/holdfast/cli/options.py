@@ -7,69 +7,18 @@ from dataclasses import fields
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from holdfast.training.experiment import DEFAULT_PARTITION, FEDERATION, Experiment, read_yaml
+from holdfast.core.settings import FEDERATION_SETTINGS, ExperimentSettings, HelpGroup
+from holdfast.core.spec import field_hints, option_type
+from holdfast.training.experiment import Experiment, read_yaml
 
 if TYPE_CHECKING:
     Command = Callable[..., None]
 
-HELP: dict[str, dict[str, str]] = {
-    "Data and clients": {
-        "data": "A data set (see `holdfast datasets`), a .npz file or a folder of images.",
-        "preprocess": "Preprocessing preset: plain, fedntd, fedka, flashback, fedfa, pfllib, moon, fedmlp.",
-        "partition": f"Who holds what: iid, shards:2, dirichlet:0.1, … (default: {DEFAULT_PARTITION})",
-        "clients": "Number of clients.",
-        "partition_seed": "Seed of the partition (default: that of --seed).",
-        "public": "Share of the training data that the server holds.",
-        "long_tail": "Rarest class's share of the commonest, such as 0.05.",
-        "skew": "Images that differ by client, such as rotation=30,noise=0.1.",
-        "stream": "Data in stages: tasks per client, such as 5 or 5,schedule=every-n:10.",
-        "federation": "A federation saved by `holdfast partition --save`.",
-    },
-    "Method and model": {
-        "method": "fedavg, fedntd:beta=0.5, fedntd+fedprox, … (see `holdfast methods`).",
-        "model": "cnn, linear, mlp:64,64, resnet18:norm=group, ntd-cifar, …",
-        "classifier": "Name of the model's last layer, when it is not the last Linear.",
-        "batchnorm": "What happens to BatchNorm: average, local or drop.",
-    },
-    "Schedule": {
-        "rounds": "Rounds of communication.",
-        "clients_per_round": "Clients per round (default: all).",
-        "local_epochs": "Local epochs per round.",
-        "batch_size": "Samples per local step.",
-        "drop_last": "Leave out an epoch's last batch where it is not full.",
-        "lr": "Learning rate of the first round.",
-        "lr_decay": "What the learning rate is multiplied with after each round.",
-        "momentum": "Momentum of local SGD.",
-        "keep_momentum": "Let a client's momentum outlive a round.",
-        "weight_decay": "Weight decay of local SGD.",
-        "max_grad_norm": "Clip local gradients to this norm.",
-        "client_dropout": "Probability that a sampled client is lost in a round.",
-        "deadline": "Seconds after which a round closes without those still at work.",
-        "min_clients": "Usable updates below which the run stops.",
-        "seed": "Seed of everything random.",
-    },
-    "Testing and saving": {
-        "evaluate_every": "Rounds between tests of the global model.",
-        "evaluate_locals": "Test every participating local model too.",
-        "local_test_samples": "Test samples for each local model (default: all on a GPU, 100 on a CPU).",
-        "probe_every": "Rounds between the heavier probes; 0 for none.",
-        "checkpoint_seconds": "Seconds between checkpoints.",
-    },
-    "Machine": {
-        "engine": "auto, sequential, vectorized or ray.",
-        "device": "auto, cpu or cuda.",
-        "precision": "auto, float32, tf32 or float64.",
-        "parallel_clients": "Clients that train side by side on the vectorized engine.",
-        "ray_address": "Address of the ray engine's cluster (default: one is started here).",
-    },
-}
-"""What each setting means, in the groups in which help shows them."""
-
-FEDERATION_OPTIONS = ("data", "seed", "federation", *FEDERATION)
+FEDERATION_OPTIONS = ("data", "seed", "federation", *FEDERATION_SETTINGS)
 
 File = Annotated[
     Path | None, typer.Argument(metavar="EXPERIMENT.YAML", help="An experiment file; options add to it.")
@@ -107,20 +56,19 @@ def with_settings(
 
 
 def _options(names: Collection[str] | None, hidden: Collection[str]) -> dict[str, Parameter]:
-    hints = get_type_hints(Experiment)
-    defaults = {field.name: field.default for field in fields(Experiment)}
+    hints, settings = field_hints(ExperimentSettings), {f.name: f for f in fields(ExperimentSettings)}
     options = {}
-    for panel, settings in HELP.items():
-        for name, text in settings.items():
-            if names is not None and name not in names:
+    for group in HelpGroup:
+        for name, field in settings.items():
+            if field.metadata["group"] is not group or (names is not None and name not in names):
                 continue
-            kind = next(k for k in (bool, int, float, str) if k in (get_args(hints[name]) or (hints[name],)))
+            kind = option_type(hints[name])
             flag = "--" + name.replace("_", "-")
-            default = "" if defaults[name] is None else f" (default: {str(defaults[name]).lower()})"
+            default = "" if field.default is None else f" (default: {str(field.default).lower()})"
             option = typer.Option(
                 f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-                help=text + default,
-                rich_help_panel=panel,
+                help=field.metadata["help"] + default,
+                rich_help_panel=group.value,
                 hidden=name in hidden,
                 metavar=None if kind is bool else {int: "N", float: "X", str: "TEXT"}[kind],
             )

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs, a bar while training."""
+"""Output of commands: tables, JSON and progress bars."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-LEAST = 10  # characters of a column of words
+MIN_WIDTH = 10  # characters of a text column
 
 
 def console() -> Console:
-    """Where results go, brackets as they are; made anew, so that it follows a redirected stdout."""
+    """A console on the current stdout that prints brackets literally; a new one follows a redirected stdout."""
     return Console(highlight=False, markup=False)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout; NaN is written as null."""
+    """Print one JSON document on stdout; NaN is written as null."""
     from holdfast.runs.metrics_file import plain
 
     print(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; columns whose names begin with a space hold numbers: aligned right, and never cut or folded."""
+    """Print a table. Columns whose name begins with a space hold numbers: right-aligned, never cut or folded."""
     out = console()
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.show_header = any(column.strip() for column in columns)
-    narrow = out.is_terminal or "COLUMNS" in os.environ  # a file has room
-    widths = _fitted(columns, rows, out.width if narrow else sys.maxsize)
+    limited = out.is_terminal or "COLUMNS" in os.environ  # a file has lines of any length
+    widths = _column_widths(columns, rows, out.width if limited else sys.maxsize)
     for column, width in zip(columns, widths, strict=True):
         table.add_column(
             column.strip(),
@@ -45,40 +45,40 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         )
     for row in rows:
         table.add_row(*row)
-    out.width = sum(width + 2 for width in widths)  # rich would cut what is wider; a terminal wraps it
+    out.width = sum(width + 2 for width in widths)  # rich would cut wider lines; a terminal wraps them
     out.print(table)
 
 
-def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int]:
-    """How wide each column is: as its longest cell, but the widest of words are folded until all fit in."""
+def _column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], available: int) -> list[int]:
+    """The width of each column: that of its longest cell, with the widest text columns narrowed until all fit."""
     widths = [max(map(cell_len, cells)) for cells in zip(map(str.strip, columns), *rows, strict=True)]
-    words = [at for at, column in enumerate(columns) if not column.startswith(" ")]
-    while sum(widths) + 2 * (len(widths) - 1) > room:
-        widest = max(words, key=lambda at: widths[at], default=None)
-        if widest is None or widths[widest] <= LEAST:
+    text = [index for index, column in enumerate(columns) if not column.startswith(" ")]
+    while sum(widths) + 2 * (len(widths) - 1) > available:
+        widest = max(text, key=lambda index: widths[index], default=None)
+        if widest is None or widths[widest] <= MIN_WIDTH:
             break
         widths[widest] -= 1
     return widths
 
 
 class ProgressBar:
-    """The progress of one run after another, on stderr."""
+    """A progress bar on stderr for one run after another."""
 
     def __init__(self, progress: Progress, rounds: int, runs: int) -> None:
         self.progress, self.rounds, self.runs = progress, rounds, runs
-        self.begun = 0
+        self.started = 0
         self.task: TaskID | None = None
 
     def start(self, label: str) -> None:
-        """A new run begins."""
-        self.begun += 1
+        """Begin the bar of the next run."""
+        self.started += 1
         if self.task is not None:
             self.progress.remove_task(self.task)
-        counted = f"{self.begun}/{self.runs} " if self.runs > 1 else ""
+        counted = f"{self.started}/{self.runs} " if self.runs > 1 else ""
         self.task = self.progress.add_task(counted + label, total=self.rounds, accuracy="")
 
     def update(self, record: dict[str, Any]) -> None:
-        """A round is over."""
+        """Advance to the round of this record."""
         if self.task is not None:
             if "accuracy" in record:
                 self.progress.update(self.task, accuracy=f"accuracy {record['accuracy']:.1%}")
@@ -86,8 +86,8 @@ class ProgressBar:
 
 
 @contextmanager
-def bar(rounds: int, runs: int = 1) -> Iterator[ProgressBar]:
-    """Show a bar for each of ``runs`` runs of ``rounds`` rounds."""
+def progress_bar(rounds: int, runs: int = 1) -> Iterator[ProgressBar]:
+    """Show one progress bar after another for ``runs`` runs of ``rounds`` rounds each."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),

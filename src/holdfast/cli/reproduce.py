@@ -1,4 +1,4 @@
-"""``reproduce``: the papers' tables, ours beside theirs."""
+"""``reproduce``: the papers' tables, published numbers compared with ours."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +18,15 @@ from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.papers.cells import Cell
+    from holdfast.papers.cost import Estimates
     from holdfast.papers.findings import ResultRow, TableComparison
+    from holdfast.papers.published import Table
+    from holdfast.papers.queue import Lease
     from holdfast.papers.results import Results
+    from holdfast.papers.sweep import Sweep
 
 INCOMPLETE = 1  # exit code: a cell could not be run
-DATA_HINT = "Data sets are looked for in HOLDFAST_DATA; docs/data.md says what to put where."
+DATA_HINT = "Data sets are looked up in HOLDFAST_DATA; docs/data.md lists the files."
 
 
 def reproduce(
@@ -32,34 +37,36 @@ def reproduce(
     methods: Annotated[str | None, typer.Option(help="Some methods, such as fedavg,fedntd.")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Seeds of each cell: by default one is run, and all that were are shown."),
+        typer.Option(help="Seeds of each cell (default: run one, show all that have been run)."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    workers: Annotated[int, typer.Option(help="Processes side by side.")] = 1,
+    workers: Annotated[int, typer.Option(help="Number of parallel processes.")] = 1,
     time_limit: Annotated[
-        float | None, typer.Option(help="Seconds; begin no cell that would probably take longer.")
+        float | None, typer.Option(help="Seconds; start no cell that would probably end later.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("results"),
-    work: Annotated[Path, typer.Option(help="Where runs and claims are kept.")] = Path("runs/reproduce"),
-    status: Annotated[bool, typer.Option("--status", help="Run nothing; say where it stands.")] = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Every table on tiny made-up data.")] = False,
+    results: Annotated[Path, typer.Option(help="Directory of stored results.")] = Path("results"),
+    work: Annotated[Path, typer.Option(help="Directory of runs and leases.")] = Path("runs/reproduce"),
+    status: Annotated[
+        bool, typer.Option("--status", help="Run nothing, only show what has been run.")
+    ] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Test every table on tiny synthetic data.")] = False,
     page: Annotated[
         Path | None, typer.Option(help="Write the page of all results, such as docs/results.md.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run what is missing of a paper's table, and print it beside what was published.
+    """Run the missing cells of a paper's table, and print our numbers next to the published ones.
 
-    Every cell is a run of its own. Stop at any moment: what is finished is stored, what was running goes on
-    from its checkpoint, and several processes may work at once.
+    Every cell is a separate run. The command can be stopped at any time: finished cells are stored, unfinished ones
+    continue from their checkpoints, and several processes can work at the same time.
 
     Example:  holdfast reproduce fedntd/table1 --columns cifar10:s=2 --methods fedavg,fedntd --seeds 3
     """
-    everything = "--smoke" if smoke else "--page" if page is not None else None
+    of_all_tables = "--smoke" if smoke else "--page" if page is not None else None
     selection = {"TABLE": table, "--columns": columns, "--methods": methods, "--time-limit": time_limit}
     given = [name for name, value in selection.items() if value is not None]
-    if everything and given:
-        raise HoldfastError(f"{everything} is of every table; leave out {given[0]}")
+    if of_all_tables and given:
+        raise HoldfastError(f"{of_all_tables} covers every table; leave out {given[0]}")
     if table is None and given:
         raise HoldfastError(f"{given[0]} is given without a table; name one, such as fedntd/table1")
     if time_limit is not None and not time_limit > 0:
@@ -74,9 +81,83 @@ def reproduce(
     elif table is None:
         _print_list(results, work, 1 if seeds is None else seeds, status, as_json)
     else:
-        _reproduce(
-            table, columns, methods, seeds, device, workers, time_limit, results, work, status, as_json
-        )
+        from holdfast.papers.sweep import Sweep
+
+        deadline = None if time_limit is None else time.time() + time_limit
+        sweep = Sweep(results, work, device, deadline)
+        _reproduce(table, columns, methods, seeds, sweep, None if status else workers, as_json)
+
+
+def log_line(line: str) -> None:
+    """Print a line about a cell to stderr at once; stdout is for the result. Workers import this function."""
+    print(line, file=sys.stderr, flush=True)
+
+
+# The list of tables ----------------------------------------------------------------------------------------
+
+
+def _print_list(results: Path, work: Path, seeds: int, status: bool, as_json: bool) -> None:
+    from holdfast.papers.cost import Estimates, available_data
+    from holdfast.papers.published import load_tables
+    from holdfast.papers.results import Results
+
+    stored, available = Results(results), available_data()
+    estimates = Estimates(stored.all())
+    rows = [_overview(table, seeds, stored, available, estimates) for table in load_tables().values()]
+    leases = _leases(work) if status else []
+    if as_json:
+        running = [{"cell": c.label, "host": c.host, "pid": c.pid, "alive": c.alive} for c in leases]
+        print_json({"tables": rows, "running": running})
+        return
+    cells = [
+        [
+            f"{row['table']}\n  {row['title']}",
+            "\n".join(name if found else f"({name})" for name, found in row["data"].items()),
+            f"{row['gpu_minutes']:.0f}",
+            f"{row['done']} of {row['runs']}",
+        ]
+        for row in rows
+    ]
+    print_table("", ["table", "data", " GPU min", " run"], cells)
+    console().print(
+        f"(data) is missing. {DATA_HINT} Times are estimates for {seeds} seed{'s' * (seeds > 1)}; "
+        "cells with the same settings are run once.",
+        style="dim",
+        soft_wrap=True,
+    )
+    for lease in leases:
+        state = "running" if lease.alive else "abandoned"
+        console().print(f"{state}: {lease.label} (process {lease.pid} on {lease.host})", soft_wrap=True)
+
+
+def _overview(
+    table: Table, seeds: int, stored: Results, available: set[str], estimates: Estimates
+) -> dict[str, Any]:
+    """A table's data sets, estimated time and number of runs: all, done and blocked."""
+    from holdfast.papers.cells import plan
+    from holdfast.papers.cost import data_sets, missing_requirement
+
+    cells = plan(table, seeds=seeds)
+    runs = {cell.hash: cell for cell in cells}.values()
+    data = list(dict.fromkeys(name for cell in cells for name in data_sets(cell.settings)))
+    return {
+        "table": table.id,
+        "title": table.title,
+        "data": {name: name in available for name in data},
+        "gpu_minutes": sum(estimates.seconds(cell) for cell in runs if not cell.needs) / 60,
+        "runs": len(runs),
+        "done": sum(stored.get(cell) is not None for cell in runs),
+        "blocked": sum(missing_requirement(cell, available) is not None for cell in runs),
+    }
+
+
+def _leases(work: Path) -> list[Lease]:
+    from holdfast.papers.queue import FOLDER, Queue
+
+    return Queue(work).leases() if (work / FOLDER).exists() else []  # looking must not create a directory
+
+
+# One or several tables -------------------------------------------------------------------------------------
 
 
 def _reproduce(
@@ -84,180 +165,105 @@ def _reproduce(
     columns: str | None,
     methods: str | None,
     seeds: int | None,
-    device: str,
-    workers: int,
-    time_limit: float | None,
-    results: Path,
-    work: Path,
-    status: bool,
+    sweep: Sweep,
+    workers: int | None,
     as_json: bool,
 ) -> None:
+    """Run the selected cells with ``workers`` processes, or none of them for None, and print their tables."""
     from holdfast.papers.cells import plan
-    from holdfast.papers.cost import available_data, lacking
+    from holdfast.papers.cost import available_data, missing_requirement
     from holdfast.papers.findings import compare
     from holdfast.papers.published import select, select_tables
     from holdfast.papers.results import Results
-    from holdfast.papers.sweep import Sweep
 
     tables = select_tables(name)
     known_columns = list(dict.fromkeys(key for t in tables for key in t.columns))
     known_methods = list(dict.fromkeys(key for t in tables for key in t.rows))
-    chosen_columns = None if columns is None else select("column", columns, known_columns)
-    chosen_methods = None if methods is None else select("method", methods, known_methods)
-    wanted = 1 if seeds is None else seeds
-    planned = {t.id: plan(t, chosen_columns, chosen_methods, wanted) for t in tables}
+    column_keys = None if columns is None else select("column", columns, known_columns)
+    method_keys = None if methods is None else select("method", methods, known_methods)
+    planned = {t.id: plan(t, column_keys, method_keys, 1 if seeds is None else seeds) for t in tables}
     cells = [cell for of_table in planned.values() for cell in of_table]
     if not cells:
         raise HoldfastError(f"no table of {name} has these methods in these columns")
-    complete = True
-    if not status:
-        available = available_data()
-        deadline = None if time_limit is None else time.time() + time_limit
-        sweep = Sweep(results, work, device, deadline)
-        complete = sweep.run([cell for cell in cells if lacking(cell, available) is None], workers, say)
-    found = Results(results)
+    available, complete = available_data(), True
+    if workers is not None:
+        runnable = [cell for cell in cells if missing_requirement(cell, available) is None]
+        complete = sweep.run(runnable, workers, log_line)
+    stored = Results(sweep.results)
     if seeds is None:
-        planned = {t.id: found.of_table(t, chosen_columns, chosen_methods) for t in tables}
-    states = {key: _states(of_table, found, work) for key, of_table in planned.items()}
-    compared = [compare(t, planned[t.id], found) for t in tables if planned[t.id]]
+        planned = {t.id: stored.of_table(t, column_keys, method_keys) for t in tables}
+    states = {key: _states(of_table, stored, sweep.work, available) for key, of_table in planned.items()}
+    comparisons = [compare(t, planned[t.id], stored) for t in tables if planned[t.id]]
     if as_json:
-        print_json([_as_dict(one, states[one.table.id]) for one in compared])
+        print_json([_as_dict(comparison, states[comparison.table.id]) for comparison in comparisons])
     else:
-        for one in compared:
-            _print_comparison(one, states[one.table.id])
+        for comparison in comparisons:
+            _print_comparison(comparison, states[comparison.table.id])
         if any(state.startswith("needs data") for of_table in states.values() for state in of_table.values()):
             console().print(DATA_HINT, style="dim", soft_wrap=True)
     if not complete:
         raise typer.Exit(INCOMPLETE)
 
 
-def say(line: str) -> None:
-    """A line about a cell, at once, also from another process; what is asked for goes to the other stream."""
-    print(line, file=sys.stderr, flush=True)
-
-
-# What there is ---------------------------------------------------------------------------------------------
-
-
-def _print_list(results: Path, work: Path, seeds: int, status: bool, as_json: bool) -> None:
-    from holdfast.papers.cells import plan
-    from holdfast.papers.cost import Estimates, available_data, data_sets, lacking
-    from holdfast.papers.published import load_tables
-    from holdfast.papers.queue import Queue
-    from holdfast.papers.results import Results
-
-    found, available = Results(results), available_data()
-    estimates = Estimates(found.all())
-    rows: list[dict[str, Any]] = []
-    for table in load_tables().values():
-        cells = plan(table, seeds=seeds)
-        runs = {cell.hash: cell for cell in cells}
-        done = [cell for cell in runs.values() if found.get(cell) is not None]
-        blocked = [cell for cell in runs.values() if lacking(cell, available) is not None]
-        data = list(dict.fromkeys(name for cell in cells for name in data_sets(cell.settings)))
-        rows.append(
-            {
-                "table": table.id,
-                "title": table.title,
-                "data": {name: name in available for name in data},
-                "gpu_minutes": sum(estimates.seconds(cell) for cell in runs.values() if not cell.needs) / 60,
-                "runs": len(runs),
-                "done": len(done),
-                "blocked": len(blocked),
-            }
-        )
-    claims = Queue(work).claims() if status and (work / "claims").exists() else []
-    if as_json:
-        running = [{"cell": c.label, "host": c.host, "pid": c.pid, "alive": c.alive} for c in claims]
-        print_json({"tables": rows, "running": running})
-        return
-    shown = [
-        [
-            f"{row['table']}\n  {row['title']}",
-            "\n".join(name if here else f"({name})" for name, here in row["data"].items()),
-            f"{row['gpu_minutes']:.0f}",
-            f"{row['done']} of {row['runs']}",
-        ]
-        for row in rows
-    ]
-    print_table("", ["table", "data", " GPU min", " run"], shown)
-    notes = [
-        f"(data) is not here. {DATA_HINT}",
-        f"Times are estimates for {seeds} seed{'s' * (seeds > 1)}",
-    ]
-    console().print(
-        f"{notes[0]} {notes[1]}; cells with the same settings are run once.", style="dim", soft_wrap=True
-    )
-    for claim in claims:
-        told = "running" if claim.alive else "left behind"
-        console().print(f"{told}: {claim.label} (process {claim.pid} on {claim.host})", soft_wrap=True)
-
-
-# One table -------------------------------------------------------------------------------------------------
-
-
-def _print_comparison(one: TableComparison, states: Mapping[tuple[str, str], str]) -> None:
-    from holdfast.papers import wording
+def _print_comparison(comparison: TableComparison, states: Mapping[tuple[str, str], str]) -> None:
+    from holdfast.papers.formatting import format_difference, format_ours, format_published
     from holdfast.papers.measures import measure
 
-    table, out = one.table, console()
+    table, out = comparison.table, console()
     out.print(f"\n{table.id}: {table.title}", style="bold")
     measures = [measure(name) for name in table.measures]
     reasons: list[str] = []
     for key, column in table.columns.items():
-        lines = [line for line in one.lines if line.column == key]
+        lines = []
+        for row in comparison.rows:
+            if row.column != key:
+                continue
+            line = [row.label]
+            for each, value in zip(measures, row.values, strict=True):
+                ours = format_ours(value, each, row)
+                published = [format_published(value, each), ours, format_difference(value, each)]
+                line += [ours] if table.is_search else published
+            if row.excluded and row.excluded not in reasons:
+                reasons.append(row.excluded)
+            mark = f"not a target [{reasons.index(row.excluded) + 1}]" if row.excluded else ""
+            state = row.failed or states[key, row.row]
+            lines.append([*line, "; ".join(filter(None, (state, mark)))])
         if not lines:
             continue
         head = ["method"]
         for each in measures:
-            head += [f" {each.label}", " ours"] if not table.is_search else [f" {each.label}"]
-            head += [" difference"] if not table.is_search else []
-        rows = []
-        for line in lines:
-            row = [line.label]
-            for each, value in zip(measures, line.values, strict=True):
-                if table.is_search:
-                    row.append(wording.ours(value, each, line))
-                else:
-                    row += [
-                        wording.published(value, each),
-                        wording.ours(value, each, line),
-                        wording.difference(value, each),
-                    ]
-            if line.no_target and line.no_target not in reasons:
-                reasons.append(line.no_target)
-            mark = f"not a target [{reasons.index(line.no_target) + 1}]" if line.no_target else ""
-            state = line.failed or states[key, line.row]
-            rows.append([*row, "; ".join(filter(None, (state, mark)))])
+            head += [f" {each.label}"] if table.is_search else [f" {each.label}", " ours", " difference"]
         title = f"{key}: {column.label}"
-        if key in one.targets:
-            title += f" (target {one.targets[key]:.1%})"
-        print_table(title, [*head, ""], rows)
-    for number, reason in enumerate(reasons, 1):
-        out.print(f"[{number}] {reason}", style="dim", soft_wrap=True)
-    for finding in one.findings:
+        if key in comparison.targets:
+            title += f" (target {comparison.targets[key]:.1%})"
+        print_table(title, [*head, ""], lines)
+    notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
+    notes += dict.fromkeys(f"Not measured: {each.not_measured}" for each in measures if each.not_measured)
+    for note in notes:
+        out.print(note, style="dim", soft_wrap=True)
+    for finding in comparison.findings:
         out.print(f"Finding, {finding}", style="green" if finding.holds else "red", soft_wrap=True)
     if table.notes:
-        out.print("Notes, on the results that come with Holdfast:", style="dim")
+        out.print("Notes on the results that come with Holdfast:", style="dim")
     for note in table.notes:
         out.print(f"- {note}", style="dim", soft_wrap=True)
 
 
-def _states(cells: Sequence[Cell], found: Results, work: Path) -> dict[tuple[str, str], str]:
-    """Where each line of a table stands: how many seeds are run, and what keeps the others."""
-    from holdfast.papers.cost import available_data, lacking
-    from holdfast.papers.queue import Queue
+def _states(
+    cells: Sequence[Cell], stored: Results, work: Path, available: set[str]
+) -> dict[tuple[str, str], str]:
+    """The state of each column and row in words: how many seeds have been run, and why others have not."""
+    from holdfast.papers.cost import missing_requirement
 
-    available = available_data()
-    running = {c.hash for c in Queue(work).claims() if c.alive} if (work / "claims").exists() else set()
+    running = {lease.hash for lease in _leases(work) if lease.alive}
     states: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
-        if found.get(cell) is not None:
+        if stored.get(cell) is not None:
             state = "run"
         elif cell.hash in running:
             state = "running"
         else:
-            state = lacking(cell, available) or "not run"
+            state = missing_requirement(cell, available) or "not run"
         states.setdefault((cell.column, cell.row), []).append(state)
     return {
         key: ", ".join(
@@ -268,55 +274,42 @@ def _states(cells: Sequence[Cell], found: Results, work: Path) -> dict[tuple[str
     }
 
 
-def _as_dict(one: TableComparison, states: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+def _as_dict(comparison: TableComparison, states: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     return {
-        "table": one.table.id,
-        "title": one.table.title,
-        "measures": list(one.table.measures),
-        "targets": one.targets,
-        "lines": [_line_as_dict(line, states[line.column, line.row]) for line in one.lines],
-        "findings": [
-            {
-                "column": finding.column,
-                "ahead": finding.ahead,
-                "behind": finding.behind,
-                "measure": finding.measure,
-                "kind": finding.kind,
-                "published": finding.published,
-                "ours": finding.ours,
-                "level": finding.level,
-                "holds": finding.holds,
-            }
-            for finding in one.findings
-        ],
+        "table": comparison.table.id,
+        "title": comparison.table.title,
+        "measures": list(comparison.table.measures),
+        "targets": comparison.targets,
+        "lines": [_row_as_dict(row, states[row.column, row.row]) for row in comparison.rows],
+        "findings": [asdict(finding) | {"holds": finding.holds} for finding in comparison.findings],
     }
 
 
-def _line_as_dict(line: ResultRow, state: str) -> dict[str, Any]:
+def _row_as_dict(row: ResultRow, state: str) -> dict[str, Any]:
     return {
-        "column": line.column,
-        "method": line.row,
-        "seeds": line.seeds,
+        "column": row.column,
+        "method": row.row,
+        "seeds": row.seeds,
         "state": state,
-        "failed": line.failed,
-        "not_a_target": line.no_target,
+        "failed": row.failed,
+        "not_a_target": row.excluded,
         "values": [
             {
-                "published": _plain(None if value.published is None else value.published.value),
-                "ours": _plain(value.ours),
+                "published": _or_never(None if value.published is None else value.published.value),
+                "ours": _or_never(value.ours),
                 "deviation": value.deviation,
                 "difference": value.difference,
             }
-            for value in line.values
+            for value in row.values
         ],
     }
 
 
-def _plain(value: float | None) -> float | str | None:
+def _or_never(value: float | None) -> float | str | None:
     return "never" if value is not None and math.isinf(value) else value
 
 
-# All of it, tiny -------------------------------------------------------------------------------------------
+# The smoke test --------------------------------------------------------------------------------------------
 
 
 def _smoke() -> None:
@@ -327,4 +320,4 @@ def _smoke() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         for line in smoke(Path(folder), list(load_tables().values())):
-            say(line)
+            log_line(line)

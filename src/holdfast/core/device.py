@@ -1,37 +1,137 @@
-"""Several processes on one GPU: how much of its memory is this one's own, and whether they take turns."""
+"""Devices: which one to compute on, in which precision, and how much memory there is."""
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-SIDE_BY_SIDE = "nvidia-cuda-mps-control -d"  # starts CUDA's multi-process service
+from holdfast.core.errors import HoldfastError, unknown
 
-_processes = 1
+PRECISIONS = ("auto", "float32", "tf32", "float64")
+MPS_COMMAND = "nvidia-cuda-mps-control -d"  # starts CUDA's multi-process service
+
+_gpu_processes = 1
 
 
-def share_with(processes: int) -> None:
-    """This process is one of so many on its GPU: it takes no more than an equal share of the memory."""
-    global _processes
-    _processes = processes
+def choose_device(name: str) -> torch.device:
+    """The device by name, ``auto``, ``cpu``, ``cuda`` or ``cuda:1``; ``auto`` is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = None
+    with suppress(RuntimeError):
+        device = torch.device(name)
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise HoldfastError(f"device is '{name}'; it must be auto, cpu or cuda")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if not count:
+            raise HoldfastError("device is 'cuda', but torch sees no CUDA device here; use --device cpu")
+        if device.index is not None:
+            if device.index >= count:
+                raise HoldfastError(f"device is '{name}', but torch sees {count} CUDA device(s) here, from 0")
+            torch.cuda.set_device(device)  # streams, graphs and kernels use the current device
+    return device
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of a precision by name; sets torch's rounding of matrix products and deterministic algorithms.
+
+    ``auto`` is TF32 on a GPU and float32 elsewhere.
+    """
+    if name not in PRECISIONS:
+        raise unknown("precision", name, PRECISIONS)
+    tf32 = device.type == "cuda" and name in ("auto", "tf32")
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.deterministic = True  # the same seed must give the same bits
+    torch.backends.cudnn.benchmark = False
+    return torch.float64 if name == "float64" else torch.float32
+
+
+# GPU memory ---------------------------------------------------------------------------------------------------
+
+
+def share_gpu(processes: int) -> None:
+    """Limit this process to an equal share of the GPU's memory, as one of ``processes`` on it."""
+    global _gpu_processes
+    _gpu_processes = processes
     torch.cuda.set_per_process_memory_fraction(1 / processes)
 
 
-def share_bytes(device: torch.device) -> int:
-    """The share, taken and free."""
-    return int(torch.cuda.get_device_properties(device).total_memory) // _processes
+def gpu_share_bytes(device: torch.device) -> int:
+    """This process's share of the GPU's memory, whether allocated or free."""
+    return int(torch.cuda.get_device_properties(device).total_memory) // _gpu_processes
 
 
-def free_bytes(device: torch.device) -> int:
-    """What this process may still take."""
-    taken = torch.cuda.memory_allocated(device)
-    kept = torch.cuda.memory_reserved(device) - taken  # by torch, for this process alone
-    return max(0, min(torch.cuda.mem_get_info(device)[0] + kept, share_bytes(device) - taken))
+def free_gpu_bytes(device: torch.device) -> int:
+    """GPU memory that this process can still allocate."""
+    allocated = torch.cuda.memory_allocated(device)
+    cached = torch.cuda.memory_reserved(device) - allocated  # by torch, for this process alone
+    free = torch.cuda.mem_get_info(device)[0] + cached
+    return max(0, min(free, gpu_share_bytes(device) - allocated))
 
 
-def takes_turns() -> bool:
-    """Whether processes get the GPU one after another, as they do where CUDA's multi-process service is not at work."""
+def gpu_is_time_sliced() -> bool:
+    """Whether processes run on the GPU in turns, as they do without CUDA's multi-process service."""
     pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"  # noqa: S108 (where its daemon listens)
     return not Path(pipes, "control").exists()
+
+
+# RAM ----------------------------------------------------------------------------------------------------------
+
+
+def available_ram_bytes() -> int:
+    """RAM that this process can still allocate: what is free on the machine, or in its container if that is less."""
+    limits = [_free_ram_bytes()]
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        limits += [] if limit == "max" else [int(limit) - int(used)]
+    except (OSError, ValueError):
+        pass  # no control groups here
+    return max(0, min(limits))
+
+
+def _free_ram_bytes() -> int:
+    free = _kilobytes("/proc/meminfo", "MemAvailable")
+    return 4 << 30 if free is None else 1024 * free  # a cautious guess where there is no /proc
+
+
+def _kilobytes(path: str, name: str) -> int | None:
+    """An entry of one of Linux's /proc files; None elsewhere."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path(path).read_text().splitlines())
+        return int(lines[name].split()[0])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def keep_freed_memory() -> None:
+    """Make malloc reuse the memory that a step frees, instead of returning it to the system and faulting it in again.
+
+    The GNU C library keeps blocks up to the largest that was freed before, 32 MiB at most; others ignore this.
+    """
+    torch.empty((32 << 20) - 2 * mmap.PAGESIZE, dtype=torch.uint8)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """The most memory that this process has held so far: GPU memory if ``device`` is a GPU, else RAM.
+
+    None on Windows, for RAM.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = _kilobytes("/proc/self/status", "VmHWM")  # ru_maxrss would count the parent process too
+    if peak is None:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else 1024 * most
+    return 1024 * peak

@@ -66,6 +66,8 @@ def replace(path: Path, data: bytes) -> None:
 
 def sync_directory(path: Path) -> None:
     """Put the names in a directory on the disk, so that they outlive a power cut."""
+    if os.name == "nt":  # Windows opens no directories; its file system keeps renames in a journal
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,13 +1,201 @@
-"""How a run is trained: the schedule and the optimiser."""
+"""The settings of a run: types, ranges, defaults, help texts and roles. Every list of settings derives from here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum, auto
+from typing import Annotated, Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.spec import as_number
+from holdfast.core.spec import (
+    Momentum,
+    NonNegative,
+    Positive,
+    PositiveCount,
+    PositiveFraction,
+    Range,
+    validate_fields,
+)
+
+DEFAULT_PARTITION = "dirichlet:0.1"
+
+Described = str | Mapping[str, Any]
+"""A thing as text, ``fedntd:beta=0.5``, or as a mapping, ``{name: fedntd, beta: 0.5}``."""
+
+
+class HelpGroup(Enum):
+    """The groups in which help shows settings."""
+
+    DATA = "Data and clients"
+    METHOD = "Method and model"
+    SCHEDULE = "Schedule"
+    TESTING = "Testing and saving"
+    MACHINE = "Machine"
+
+
+class Role(Enum):
+    """What a setting decides."""
+
+    SOURCE = auto()  # the samples
+    FEDERATION = auto()  # who holds which samples, and when
+    RESULT = auto()  # the result; it cannot change when a run is resumed
+    LIMIT = auto()  # when a round is given up; it may change when a run is resumed
+    MACHINE = auto()  # where a run is computed and saved; results agree up to rounding
+
+
+def setting(group: HelpGroup, help: str, default: Any = MISSING, role: Role = Role.RESULT) -> Any:
+    """A dataclass field that is a setting."""
+    return field(default=default, metadata={"group": group, "help": help, "role": role})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a run is trained: the schedule and the optimiser.
+
+    The learning rate in round t (from 1) is ``lr * lr_decay ** (t - 1)``.
+    """
+
+    rounds: PositiveCount = setting(HelpGroup.SCHEDULE, "Rounds of communication.")
+    clients_per_round: Annotated[int, Range(ge=1, unit="client a round")] | None = setting(
+        HelpGroup.SCHEDULE, "Clients sampled for each round (default: all).", None
+    )
+    local_epochs: PositiveCount = setting(HelpGroup.SCHEDULE, "Epochs of local training in each round.", 1)
+    batch_size: PositiveCount = setting(HelpGroup.SCHEDULE, "Samples in each local step.", 32)
+    drop_last: bool = setting(
+        HelpGroup.SCHEDULE,
+        "Leave out an epoch's last batch if it is not full, unless it is the only one.",
+        False,
+    )
+    lr: Positive = setting(HelpGroup.SCHEDULE, "Learning rate in the first round.", 0.01)
+    lr_decay: PositiveFraction = setting(
+        HelpGroup.SCHEDULE, "Factor by which the learning rate changes after each round.", 1.0
+    )
+    momentum: Momentum = setting(HelpGroup.SCHEDULE, "Momentum of local SGD.", 0.0)
+    keep_momentum: bool = setting(
+        HelpGroup.SCHEDULE, "Keep a client's momentum from one of its rounds to the next.", False
+    )
+    weight_decay: NonNegative = setting(HelpGroup.SCHEDULE, "Weight decay of local SGD.", 0.0)
+    max_grad_norm: Positive | None = setting(HelpGroup.SCHEDULE, "Clip local gradients to this norm.", None)
+    client_dropout: Momentum = setting(
+        HelpGroup.SCHEDULE, "Probability that a sampled client fails in a round.", 0.0
+    )
+    deadline: Annotated[float, Range(gt=0, unit="seconds")] | None = setting(
+        HelpGroup.SCHEDULE,
+        "Seconds after which a round closes without clients that are not ready.",
+        None,
+        Role.LIMIT,
+    )
+    min_clients: PositiveCount = setting(
+        HelpGroup.SCHEDULE, "Usable updates below which the run stops.", 1, Role.LIMIT
+    )
+    seed: int = setting(HelpGroup.SCHEDULE, "Seed of all random choices.", 0)
+    evaluate_every: PositiveCount = setting(HelpGroup.TESTING, "Rounds between tests of the global model.", 1)
+    evaluate_locals: bool = setting(
+        HelpGroup.TESTING, "Test every participating client's local model too.", True
+    )
+    local_test_samples: Annotated[int, Range(ge=1, unit="sample")] | None = setting(
+        HelpGroup.TESTING, "Test samples for each local model (default: all on a GPU, 100 on a CPU).", None
+    )
+    probe_every: Annotated[int, Range(ge=0, unit="rounds")] = setting(
+        HelpGroup.TESTING, "Rounds between measurements of drift and alignment; 0 for none.", 0
+    )
+    checkpoint_seconds: NonNegative = setting(
+        HelpGroup.TESTING, "Seconds between checkpoints.", 30.0, Role.MACHINE
+    )
+
+    def __post_init__(self) -> None:
+        validate_fields(self)
+        if self.keep_momentum and not self.momentum:
+            raise HoldfastError("keep_momentum is True; it must be false where momentum is 0")
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate in a round (from 1)."""
+        return float(self.lr * self.lr_decay ** (round - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentSettings(Settings):
+    """Everything that makes a run, and nothing about where it is kept."""
+
+    rounds: PositiveCount = setting(HelpGroup.SCHEDULE, "Rounds of communication.", 100)
+    data: str = setting(
+        HelpGroup.DATA, "A data set (see `holdfast datasets`), a .npz file or a folder of images.", "digits",
+        Role.SOURCE,
+    )  # fmt: skip
+    preprocess: Described = setting(
+        HelpGroup.DATA, "Preprocessing preset: plain, fedntd, fedka, flashback, fedfa, pfllib, moon, fedmlp.", "plain",
+        Role.SOURCE,
+    )  # fmt: skip
+    partition: Described | None = setting(
+        HelpGroup.DATA, f"Partition: iid, shards:2, dirichlet:0.1, … (default: {DEFAULT_PARTITION}).", None,
+        Role.FEDERATION,
+    )  # fmt: skip
+    clients: int | None = setting(HelpGroup.DATA, "Number of clients.", None, Role.FEDERATION)
+    partition_seed: int | None = setting(
+        HelpGroup.DATA, "Seed of the partition (default: that of --seed).", None, Role.FEDERATION
+    )
+    public: float = setting(
+        HelpGroup.DATA, "Share of the training data that the server holds.", 0.0, Role.FEDERATION
+    )
+    long_tail: float | None = setting(
+        HelpGroup.DATA,
+        "Size of the rarest class relative to the largest, such as 0.05.",
+        None,
+        Role.FEDERATION,
+    )
+    skew: Described | None = setting(
+        HelpGroup.DATA, "Feature skew between clients, such as rotation=30,noise=0.1.", None, Role.FEDERATION
+    )
+    stream: Described | None = setting(
+        HelpGroup.DATA,
+        "Data in stages: tasks per client, such as 5 or 5,schedule=every-n:10.",
+        None,
+        Role.FEDERATION,
+    )
+    federation: str | None = setting(
+        HelpGroup.DATA, "A federation saved by `holdfast partition --save`.", None, Role.SOURCE
+    )
+    method: Described = setting(
+        HelpGroup.METHOD, "fedavg, fedntd:beta=0.5, fedntd+fedprox, … (see `holdfast methods`).", "fedavg"
+    )
+    model: Described = setting(
+        HelpGroup.METHOD, "cnn, linear, mlp:64,64, resnet18:norm=group, ntd-cifar, …", "cnn"
+    )
+    classifier: str | None = setting(
+        HelpGroup.METHOD, "Name of the model's classifier layer, if it is not the last Linear.", None
+    )
+    batchnorm: str = setting(HelpGroup.METHOD, "Aggregation of BatchNorm: average, local or drop.", "average")
+    engine: str = setting(HelpGroup.MACHINE, "auto, sequential, vectorized or ray.", "auto", Role.MACHINE)
+    device: str = setting(HelpGroup.MACHINE, "auto, cpu or cuda.", "auto", Role.MACHINE)
+    precision: str = setting(HelpGroup.MACHINE, "auto, float32, tf32 or float64.", "auto")
+    parallel_clients: PositiveCount | None = setting(
+        HelpGroup.MACHINE, "Clients that the vectorized engine trains side by side.", None, Role.MACHINE
+    )
+    ray_address: str | None = setting(
+        HelpGroup.MACHINE, "Address of the ray engine's cluster (default: one is started on this machine).", None,
+        Role.MACHINE,
+    )  # fmt: skip
+
+
+RECORDED = ("hash", "shape", "classes", "own_kernels", "versions", "machine")
+"""Entries of a run's experiment.yaml that are found, not set."""
+
+
+def settings_with(*roles: Role) -> tuple[str, ...]:
+    """The names of the settings that have one of these roles."""
+    return tuple(f.name for f in fields(ExperimentSettings) if f.metadata["role"] in roles)
+
+
+SCHEDULE_SETTINGS = tuple(f.name for f in fields(Settings))
+"""The settings of `Settings`, which train() takes as numbers."""
+
+FEDERATION_SETTINGS = settings_with(Role.FEDERATION)
+MACHINE_SETTINGS = settings_with(Role.MACHINE)
+DEFAULTS = {f.name: f.default for f in fields(ExperimentSettings)}
+
+
+# Former names -----------------------------------------------------------------------------------------------
 
 FORMER_NAMES = {
     "sample": "clients_per_round",
@@ -32,73 +220,3 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         if current.get(key) == former:
             current[key] = value
     return current
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The schedule of a run. Learning rate in round t (from 1): ``lr * lr_decay ** (t - 1)``."""
-
-    rounds: int
-    clients_per_round: int | None = None  # clients per round; None: all
-    local_epochs: int = 1
-    batch_size: int = 32
-    drop_last: bool = False  # leave out an epoch's last batch where it is not full, unless it is the only one
-    lr: float = 0.01
-    momentum: float = 0.0
-    keep_momentum: bool = (
-        False  # it outlives a round: a client goes on with what it had when it last took part
-    )
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    max_grad_norm: float | None = None
-    client_dropout: float = 0.0  # probability that a sampled client is lost mid-round
-    deadline: float | None = None  # seconds after which a round closes without those still at work
-    min_clients: int = 1  # with fewer usable updates a round is not closed, and the run stops
-    seed: int = 0
-    evaluate_every: int = 1
-    evaluate_locals: bool = True
-    local_test_samples: int | None = (
-        None  # test samples for each local model; None: all on a GPU, few on a CPU
-    )
-    probe_every: int = 0  # every n rounds the heavier probes; 0: never
-    checkpoint_seconds: float = 30.0
-
-    def __post_init__(self) -> None:
-        hints = get_type_hints(Settings)
-        for field in fields(Settings):
-            value = as_number(field.name, getattr(self, field.name), hints[field.name])
-            object.__setattr__(self, field.name, value)
-
-        def need(holds: bool, name: str, right: str) -> None:
-            if not holds:
-                raise HoldfastError(f"{name} is {getattr(self, name)!r}; it must be {right}")
-
-        need(self.rounds >= 1, "rounds", "at least 1")
-        need(
-            self.clients_per_round is None or self.clients_per_round >= 1,
-            "clients_per_round",
-            "at least 1 client a round",
-        )
-        need(self.local_epochs >= 1, "local_epochs", "at least 1")
-        need(self.batch_size >= 1, "batch_size", "at least 1")
-        need(self.lr > 0, "lr", "above 0")
-        need(0 <= self.momentum < 1, "momentum", "from 0 up to, but not, 1")
-        need(not self.keep_momentum or self.momentum > 0, "keep_momentum", "false where momentum is 0")
-        need(self.weight_decay >= 0, "weight_decay", "at least 0")
-        need(0 < self.lr_decay <= 1, "lr_decay", "above 0 and at most 1")
-        need(self.max_grad_norm is None or self.max_grad_norm > 0, "max_grad_norm", "above 0")
-        need(0 <= self.client_dropout < 1, "client_dropout", "from 0 up to, but not, 1")
-        need(self.deadline is None or self.deadline > 0, "deadline", "above 0 seconds")
-        need(self.min_clients >= 1, "min_clients", "at least 1")
-        need(self.evaluate_every >= 1, "evaluate_every", "at least 1")
-        need(
-            self.local_test_samples is None or self.local_test_samples >= 1,
-            "local_test_samples",
-            "at least 1 sample",
-        )
-        need(self.probe_every >= 0, "probe_every", "0 or more rounds")
-        need(self.checkpoint_seconds >= 0, "checkpoint_seconds", "at least 0")
-
-    def lr_at(self, round: int) -> float:
-        """η_t."""
-        return float(self.lr * self.lr_decay ** (round - 1))

@@ -1,8 +1,8 @@
-"""Small helpers for nested dictionaries of tensors."""
+"""Nested dictionaries of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,12 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.spec import named
-from holdfast.methods.base import Method, Tree
+
+Tensors = dict[str, Tensor]
+"""A flat dictionary of tensors, such as a model's parameters by name."""
+
+Tree = dict[str, Any]
+"""A dictionary whose values are tensors or further such dictionaries."""
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -22,29 +27,8 @@ def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield f"{prefix}{key}", value
 
 
-def tensors_only(tree: Tree, method: Method, hook: str) -> Tree:
-    """What a hook gave, which must be able to travel, to be stacked for many clients and to be written to a file."""
-    if not isinstance(tree, dict):
-        raise _no_tree(method, hook, named(tree))
-    for key, value in tree.items():
-        if not isinstance(key, str) or "/" in key:
-            raise _no_tree(method, hook, f"a dictionary with the key {key!r}")
-        if isinstance(value, dict):
-            tensors_only(value, method, hook)
-        elif not isinstance(value, Tensor):
-            raise _no_tree(method, hook, f"{named(value)} as '{key}'")
-    return tree
-
-
-def _no_tree(method: Method, hook: str, given: str) -> HoldfastError:
-    return HoldfastError(
-        f"{method.name}: {hook} gives {given}; it must give a dictionary of tensors, or of such dictionaries, with "
-        "texts without '/' as keys; task.scalar(...) makes a tensor of a number"
-    )
-
-
-def unflatten(flat: dict[str, Tensor]) -> Tree:
-    """The tree whose leaves these are."""
+def unflatten(flat: Tensors) -> Tree:
+    """The tree whose leaves these are; inverse of `leaves`."""
     tree: Tree = {}
     for path, value in flat.items():
         *parents, last = path.split("/")
@@ -55,44 +39,67 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
     return tree
 
 
-def add_(total: Tree, other: Tree) -> Tree:
-    """Add ``other`` to ``total`` leaf by leaf, in place; an empty total takes a copy."""
-    known, values = list[Tensor](), list[Tensor]()
-    _meet(total, other, known, values)
-    if known:
-        torch._foreach_add_(known, values)
-    return total
+def tree_map(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """The tree of ``function(leaf, *others)``, where ``others`` are the leaves of ``rest`` at the same path.
+
+    The trees in ``rest`` may have more leaves than ``tree``; these are left out.
+    """
+    mapped: Tree = {}
+    for key, value in tree.items():
+        others = [other[key] for other in rest]
+        mapped[key] = (
+            tree_map(function, value, *others) if isinstance(value, dict) else function(value, *others)
+        )
+    return mapped
 
 
-def _meet(total: Tree, other: Tree, known: list[Tensor], values: list[Tensor]) -> None:
-    """List the leaves that both have; those that are new to ``total`` are copied there."""
-    for key, value in other.items():
+def tensors_only(tree: Tree, method: str, hook: str) -> Tree:
+    """The ``tree`` that a method's hook returned, or an error if it holds anything but tensors.
+
+    Only tensors can be sent, stacked over clients and written to a file. ``method`` and ``hook`` are names for the
+    error message.
+    """
+    if not isinstance(tree, dict):
+        raise _not_a_tree(method, hook, named(tree))
+    for key, value in tree.items():
+        if not isinstance(key, str) or "/" in key:
+            raise _not_a_tree(method, hook, f"a dictionary with the key {key!r}")
         if isinstance(value, dict):
-            _meet(total.setdefault(key, {}), value, known, values)
-        elif key in total:
-            known.append(total[key])
-            values.append(value)
-        else:
-            total[key] = value.clone()
+            tensors_only(value, method, hook)
+        elif not isinstance(value, Tensor):
+            raise _not_a_tree(method, hook, f"{named(value)} as '{key}'")
+    return tree
 
 
-def detached(tree: Tree, device: torch.device | str) -> Tree:
-    """A contiguous copy on another device."""
-    return {
-        key: detached(value, device)
-        if isinstance(value, dict)
-        else value.detach().to(device, copy=True).contiguous()
-        for key, value in tree.items()
-    }
+def _not_a_tree(method: str, hook: str, returned: str) -> HoldfastError:
+    return HoldfastError(
+        f"{method}: {hook} returns {returned}; it must return a dictionary of tensors, or of such dictionaries, "
+        "whose keys are strings without '/'; context.scalar(...) makes a tensor of a number"
+    )
+
+
+def to_device(tree: Tree, device: torch.device | str) -> Tree:
+    """The tree on a device; tensors that are on it already are not copied."""
+    return tree_map(lambda value: value.to(device), tree)
+
+
+def copy_to_device(tree: Tree, device: torch.device | str) -> Tree:
+    """A detached, contiguous copy on a device."""
+    return tree_map(lambda value: value.detach().to(device, copy=True).contiguous(), tree)
+
+
+def clone(tree: Tree) -> Tree:
+    """A copy on the same device; gradients flow through it."""
+    return tree_map(torch.clone, tree)
 
 
 def size_in_bytes(tree: Tree) -> int:
-    """What a tree weighs on the wire."""
+    """The bytes of all tensors of a tree."""
     return sum(value.numel() * value.element_size() for _, value in leaves(tree))
 
 
 def changes(new: Tree, old: Tree) -> Tree:
-    """The part of ``new`` whose tensors are not those of ``old``."""
+    """The part of ``new`` whose tensors are not, by identity, those of ``old``."""
     out: Tree = {}
     for key, value in new.items():
         if isinstance(value, dict):
@@ -104,15 +111,41 @@ def changes(new: Tree, old: Tree) -> Tree:
     return out
 
 
+def where(condition: Tensor, new: Tree, old: Tree) -> Tree:
+    """Leaves of ``new`` where the condition holds, else of ``old``; ``new`` may be a part of ``old``."""
+    return tree_map(lambda a, b: torch.where(condition, a, b), new, old)
+
+
+def add_(total: Tree, other: Tree) -> Tree:
+    """Add ``other`` to ``total`` leaf by leaf, in place; leaves that are new to ``total`` are copied."""
+    targets, values = list[Tensor](), list[Tensor]()
+    _match(total, other, targets, values)
+    if targets:
+        torch._foreach_add_(targets, values)
+    return total
+
+
+def _match(total: Tree, other: Tree, targets: list[Tensor], values: list[Tensor]) -> None:
+    """Append the leaves that both trees have; copy those that are new to ``total`` there."""
+    for key, value in other.items():
+        if isinstance(value, dict):
+            _match(total.setdefault(key, {}), value, targets, values)
+        elif key in total:
+            targets.append(total[key])
+            values.append(value)
+        else:
+            total[key] = value.clone()
+
+
 def copy_(target: Tree, source: Tree) -> None:
-    """Write the leaves of ``source`` into those of ``target`` at the same paths."""
-    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for to, value in _pairs(target, source):
-        to_all, values = kinds.setdefault(value.dtype, ([], []))
-        to_all.append(to)
+    """Copy the leaves of ``source`` into those of ``target`` at the same paths."""
+    by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for destination, value in _pairs(target, source):
+        destinations, values = by_dtype.setdefault(value.dtype, ([], []))
+        destinations.append(destination)
         values.append(value)
-    for to_all, values in kinds.values():  # those of one kind in one go
-        torch._foreach_copy_(to_all, values)
+    for destinations, values in by_dtype.values():  # one kernel for all tensors of a dtype
+        torch._foreach_copy_(destinations, values)
 
 
 def _pairs(target: Tree, source: Tree) -> Iterator[tuple[Tensor, Tensor]]:
@@ -123,19 +156,21 @@ def _pairs(target: Tree, source: Tree) -> Iterator[tuple[Tensor, Tensor]]:
             yield target[key], value
 
 
-# Trees of many lanes: each leaf has one more dimension, the lane's, in front.
+# Trees of many lanes: the first dimension of each leaf is the lane.
 
 
 def stack_like(tree: Tree, lanes: int) -> Tree:
-    """Zeros for as many trees like this one."""
-    return {
-        k: stack_like(v, lanes) if isinstance(v, dict) else v.new_zeros((lanes, *v.shape))
-        for k, v in tree.items()
-    }
+    """Zeros for ``lanes`` trees like this one."""
+    return tree_map(lambda value: value.new_zeros((lanes, *value.shape)), tree)
+
+
+def first_lanes(stacked: Tree, n: int) -> Tree:
+    """The first n lanes, as views."""
+    return tree_map(lambda value: value[:n], stacked)
 
 
 def write_lanes(stacked: Tree, trees: Sequence[Tree], lanes: Sequence[int]) -> None:
-    """Write each tree into its lane; a leaf that neighbouring lanes share, in one go."""
+    """Write each tree into its lane; a tensor that all trees share goes to neighbouring lanes in one copy."""
     first, last = min(lanes), max(lanes)
     for key, one in trees[0].items():
         values = [tree[key] for tree in trees]
@@ -148,7 +183,7 @@ def write_lanes(stacked: Tree, trees: Sequence[Tree], lanes: Sequence[int]) -> N
 
 
 def copies_of_lanes(stacked: Tree, lanes: Sequence[int]) -> list[Tree]:
-    """Each lane's tree, in memory that no lane uses; neighbours are copied in one go."""
+    """A copy of each lane's tree; neighbouring lanes are copied in one operation."""
     first, last = min(lanes), max(lanes)
     copies: list[Tree] = [{} for _ in lanes]
     for key, value in stacked.items():
@@ -162,16 +197,3 @@ def copies_of_lanes(stacked: Tree, lanes: Sequence[int]) -> list[Tree]:
         for copy, part in zip(copies, parts, strict=True):
             copy[key] = part
     return copies
-
-
-def first_lanes(stacked: Tree, n: int) -> Tree:
-    """The first n lanes, as views."""
-    return {k: first_lanes(v, n) if isinstance(v, dict) else v[:n] for k, v in stacked.items()}
-
-
-def where(condition: Tensor, new: Tree, old: Tree) -> Tree:
-    """Leaves of ``new`` where the condition holds, else of ``old``; ``new`` may be a part of ``old``."""
-    return {
-        k: where(condition, v, old[k]) if isinstance(v, dict) else torch.where(condition, v, old[k])
-        for k, v in new.items()
-    }

@@ -1,1 +1,1 @@
-"""Data: where samples come from, who holds them, and when they arrive."""
+"""Data sets, and their assignment to clients and stages."""

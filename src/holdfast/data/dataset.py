@@ -1,4 +1,4 @@
-"""A data set in memory: arrays, class names, and how a sample becomes a model's input."""
+"""A data set in memory: arrays, class names and preprocessing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from holdfast.data.preprocess import Preprocess
 
 @dataclass(frozen=True)
 class Group:
-    """A property every sample has besides its class: which writer, which domain.
+    """A property of every sample besides its class, such as its writer or its domain.
 
-    ``train`` and ``test`` are int64 arrays, one entry per sample, indexing ``names``.
+    ``train`` and ``test`` are int64 arrays with one index into ``names`` per sample.
     """
 
     names: tuple[str, ...]
@@ -34,8 +34,8 @@ class Group:
             codes = np.asarray(getattr(self, part))
             if codes.dtype.kind not in "iu" and codes.size:
                 raise HoldfastError(
-                    f"a group's {part} entries must be whole numbers: for each sample, the place of its name "
-                    f"among the names, from 0 for '{self.names[0]}'"
+                    f"a group's {part} entries must be whole numbers: for each sample, the index of its name, "
+                    f"from 0 for '{self.names[0]}'"
                 )
             object.__setattr__(self, part, codes.astype(np.int64, copy=False))
 
@@ -44,8 +44,8 @@ class Group:
 class Dataset:
     """Training and test samples with their labels.
 
-    Images are uint8 ``[N, channels, height, width]`` and stay so in memory; ``preprocess`` turns a batch of
-    them into float32 on whatever device it lies. Anything else is float32 ``[N, ...]`` and is used as it is.
+    Images are stored as uint8 ``[N, channels, height, width]``; ``preprocess`` converts a batch of them to float32
+    on its device. Other samples are float32 ``[N, ...]``.
     Labels are int64 ``[N]``, from 0 to ``len(classes) - 1``.
     """
 
@@ -57,22 +57,22 @@ class Dataset:
     classes: tuple[str, ...]
     preprocess: Preprocess = field(default_factory=Preprocess)
     groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
-    _placed: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, init=False, repr=False)
+    _on_device: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def __repr__(self) -> str:
         sizes = f"{len(self.y_train)} + {len(self.y_test)} samples of shape {self.shape}"
         return f"Dataset('{self.name}', {sizes}, {self.num_classes} classes)"
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
-        """``x_train, y_train, x_test, y_test`` on a device, sent there once for all runs that share this data set."""
-        if device not in self._placed:
+        """``x_train, y_train, x_test, y_test`` on a device, copied once for all runs that use this data set."""
+        if device not in self._on_device:
             tensors = (self.x_train, self.y_train, self.x_test, self.y_test)
-            self._placed[device] = tuple(tensor.to(device) for tensor in tensors)
-        return self._placed[device]
+            self._on_device[device] = tuple(tensor.to(device) for tensor in tensors)
+        return self._on_device[device]
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are (C)."""
+        """The number of classes (C)."""
         return len(self.classes)
 
     @property
@@ -93,15 +93,15 @@ class Dataset:
         preprocess: Preprocess | None = None,
         groups: Mapping[str, Group] | None = None,
     ) -> Dataset:
-        """A data set from NumPy arrays, torch tensors, or what NumPy makes arrays of, such as a table of pandas.
+        """A data set from NumPy arrays, torch tensors, or objects that NumPy converts, such as a pandas table.
 
         Samples: integers from 0 to 255 with three or four dimensions are images and become uint8
-        ``[N, channels, height, width]``; they may come as ``[N, height, width]`` (grey) or with the channels
-        last. Anything else becomes float32 and keeps its shape, except that four dimensions whose last is 1
-        or 3, and whose second is not, are taken for channels-last images too.
+        ``[N, channels, height, width]``; the input may also be ``[N, height, width]`` (grey) or channels-last.
+        Anything else becomes float32 and keeps its shape, except that samples with four dimensions, of which the
+        last is 1 or 3 and the second is not, are channels-last images too.
 
-        Labels: one integer a sample, from 0. ``classes`` names them; without it there are as many classes as
-        the largest label says, named by their numbers. ``preprocess`` defaults to scaling images to 0..1.
+        Labels: one integer per sample, from 0. ``classes`` are their names; by default the numbers from 0 to the
+        largest label. ``preprocess`` defaults to scaling images to 0..1.
         """
         samples = {"x_train": _samples(x_train, "x_train"), "x_test": _samples(x_test, "x_test")}
         labels = {"y_train": _labels(y_train, "y_train"), "y_test": _labels(y_test, "y_test")}
@@ -109,7 +109,7 @@ class Dataset:
             raise HoldfastError("x_train and x_test must both be images from 0 to 255, or both be floats")
         if samples["x_train"].shape[1:] != samples["x_test"].shape[1:]:
             shapes = [tuple(x.shape[1:]) for x in samples.values()]
-            raise HoldfastError(f"samples for training have shape {shapes[0]}, for testing {shapes[1]}")
+            raise HoldfastError(f"training samples have shape {shapes[0]}, test samples {shapes[1]}")
         if classes is None:
             names = tuple(map(str, range(1 + int(max(y.max() for y in labels.values())))))
         else:
@@ -121,7 +121,7 @@ class Dataset:
             low, high = int(y.min()), int(y.max())
             if low < 0 or high >= len(names):
                 raise HoldfastError(
-                    f"y_{part} has labels from {low} to {high}, but they must lie from 0 to {len(names) - 1}"
+                    f"y_{part} has labels from {low} to {high}, but they must be from 0 to {len(names) - 1}"
                 )
         dataset = cls(
             name,
@@ -148,43 +148,34 @@ class Dataset:
         """A data set from images, one folder per class.
 
         Either ``path/train/CLASS/*.png`` and ``path/test/CLASS/*.png``, or ``path/CLASS/*.png``, of which a
-        fifth of each class, drawn by ``seed``, becomes the test set. Images must be of one size unless
-        ``size`` (height, width) says what to resize them to; they are grey if all of them are, else RGB.
+        fifth of each class, drawn by ``seed``, becomes the test set. Images must have the same size unless they are
+        resized to ``size`` (height, width); they are grey if all of them are, else RGB.
         """
-        # Sources know data sets, so they are imported only when called upon.
-        from holdfast.data.sources.formats import read_folder
+        from holdfast.data.sources.formats import read_folder  # which imports this module
 
         folder = Path(path).expanduser()
         arrays = read_folder(folder, size, seed)
-        return cls.from_arrays(
-            arrays.x_train,
-            arrays.y_train,
-            arrays.x_test,
-            arrays.y_test,
-            classes=arrays.classes,
-            name=folder.name,
-            preprocess=preprocess,
-        )
+        return cls.from_arrays(**vars(arrays), name=folder.name, preprocess=preprocess)
 
 
 def _names(given: Sequence[str] | np.ndarray, what: str) -> tuple[str, ...]:
-    """Names as texts of Python's own, which a file can hold; they may come as an array, or be numbers."""
+    """Names as Python strings, from strings, numbers or an array of them."""
     if isinstance(given, str) or not hasattr(given, "__iter__"):
         raise HoldfastError(f"{what} must be a list of names, such as ['healthy', 'ill'], not {given!r}")
     names = tuple(map(str, given))
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise HoldfastError(f"{what} must differ, but '{twice}' is there more than once")
+        raise HoldfastError(f"{what} must differ, but '{twice}' occurs more than once")
     return names
 
 
-def _tensor(values: ArrayLike | Tensor, name: str, instead_of_texts: str = "") -> Tensor:
+def _tensor(values: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
     try:
         if not isinstance(values, Tensor):
-            # Torch shares no memory it may not write to, and can hardly count with wide unsigned integers.
+            # Torch needs writable memory and has few operations for wide unsigned integers.
             values = np.require(values, requirements=["C", "W"])
             if values.dtype.kind in "OSUT":
-                raise TypeError(f"it holds texts or other objects{instead_of_texts}")
+                raise TypeError(f"it holds strings or other objects{hint}")
             if values.dtype.kind == "u" and values.dtype.itemsize > 1:
                 values = values.astype(np.int64)
         tensor = torch.as_tensor(values).detach().cpu()
@@ -214,9 +205,9 @@ def _samples(values: ArrayLike | Tensor, name: str) -> Tensor:
 
 
 def _labels(values: ArrayLike | Tensor, name: str) -> Tensor:
-    y = _tensor(values, name, "; give the names as classes, and here their places in it, from 0")
+    y = _tensor(values, name, "; pass the names as classes and their indices, from 0, as labels")
     if y.numel() != len(y):
-        raise HoldfastError(f"{name} must hold one label a sample, shape [{len(y)}], not {list(y.shape)}")
+        raise HoldfastError(f"{name} must hold one label per sample, shape [{len(y)}], not {list(y.shape)}")
     labels = y.flatten().long()
     if y.is_floating_point() and not torch.equal(labels.to(y.dtype), y.flatten()):
         raise HoldfastError(f"{name} must hold whole numbers, one class each")

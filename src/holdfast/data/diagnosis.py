@@ -1,4 +1,4 @@
-"""How heterogeneous a federation is, in numbers, and which published setting it resembles."""
+"""Measures of a federation's heterogeneity, and the published setting most similar to it."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from numpy.typing import ArrayLike
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
-from holdfast.data.dealing import Floats, Ints
+from holdfast.data.indexing import Floats, Ints
 from holdfast.data.partitions import SamplePool, parse_partition
 from holdfast.data.skew import LongTail
 
-# With this seed Dirichlet 0.05 needs two thousand draws, not the usual 27,000.
+# With this seed dirichlet:0.05 is found after two thousand draws instead of the usual 27,000.
 _SEED = 12
 
 
 def label_skew(label_counts: ArrayLike) -> float:
     """Mean Jensen-Shannon distance between a client's class distribution and that of all clients together.
 
-    From samples per client and class ``[K, C]``. 0: all alike; 1: nothing in common. The distance is the
-    square root of the divergence in bits; clients without samples are left out.
+    ``label_counts`` are the samples per client and class ``[K, C]``. 0: all distributions are equal; 1: they have no
+    class in common. The distance is the square root of the divergence in bits; clients without samples are left out.
     """
     counts = _checked(label_counts)
     clients = counts[counts.sum(1) > 0]
     p = clients / clients.sum(1, keepdims=True)
     q = counts.sum(0) / counts.sum()
-    middle = (p + q) / 2
-    divergence = (_relative_entropy(p, middle) + _relative_entropy(q, middle)) / 2
+    mixture = (p + q) / 2
+    divergence = (_relative_entropy(p, mixture) + _relative_entropy(q, mixture)) / 2
     return float(np.sqrt(np.maximum(divergence, 0)).mean())
 
 
 def quantity_gini(label_counts: ArrayLike) -> float:
-    """Gini coefficient of the clients' sizes. 0: all equal; near 1: one client has nearly everything."""
+    """Gini coefficient of the clients' sizes. 0: all are equal; near 1: one client has nearly all samples."""
     sizes = np.sort(_checked(label_counts).sum(1))
     ranks = np.arange(1, len(sizes) + 1)
     return float(2 * (ranks * sizes).sum() / (len(sizes) * sizes.sum()) - (len(sizes) + 1) / len(sizes))
 
 
 def imbalance_ratio(label_counts: ArrayLike) -> float:
-    """Samples of the commonest class over those of the rarest that anybody holds: 1 or more."""
+    """Samples of the most frequent class over those of the rarest that any client has: 1 or more."""
     classes = _checked(label_counts).sum(0)
     return float(classes.max() / classes[classes > 0].min())
 
 
 def missing_classes(label_counts: ArrayLike) -> float:
-    """How many classes a client does not hold, on average over the clients that hold anything."""
+    """The number of classes that a client lacks, on average over the clients with samples."""
     counts = _checked(label_counts)
     return float((counts[counts.sum(1) > 0] == 0).sum(1).mean())
 
 
 def diagnose(label_counts: ArrayLike) -> dict[str, float]:
-    """Every measure of heterogeneity of samples per client and class ``[K, C]``."""
+    """All measures of heterogeneity of samples per client and class ``[K, C]``."""
     counts = _checked(label_counts)
     return {
         "clients": len(counts),
@@ -71,10 +71,10 @@ def diagnose(label_counts: ArrayLike) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Regime:
-    """A setting of a paper: who held what in its experiments.
+    """The federation of a paper's experiments.
 
     ``samples`` are the training samples of a class (before the long tail). ``tasks`` above 1 is a stream: the
-    samples are dealt to ``clients * tasks`` tasks, of which each client has ``tasks`` in succession.
+    samples are assigned to ``clients * tasks`` tasks, of which each client has ``tasks`` in succession.
     """
 
     name: str
@@ -87,15 +87,15 @@ class Regime:
     long_tail: float = 1.0
 
     def label_counts(self) -> Ints:
-        """Samples per client and class ``[clients, classes]``, dealt by the partition itself."""
+        """Samples per client and class ``[clients, classes]``, from one draw of the partition with a fixed seed."""
         labels = np.repeat(np.arange(self.classes), self.samples)
         labels = labels[LongTail(self.long_tail).keep(labels, self.classes, generator(_SEED, "long tail"))]
         tasks = self.clients * self.tasks
-        dealt = parse_partition(self.partition).assign(
+        assignment = parse_partition(self.partition).assign(
             SamplePool(labels), tasks, generator(_SEED, "partition")
         )
-        client = np.repeat(np.arange(self.clients), np.diff(dealt.offsets[:: self.tasks]))
-        cells = client * self.classes + labels[dealt.indices]
+        client = np.repeat(np.arange(self.clients), np.diff(assignment.offsets[:: self.tasks]))
+        cells = client * self.classes + labels[assignment.indices]
         return np.bincount(cells, minlength=self.clients * self.classes).reshape(self.clients, -1)
 
 
@@ -138,44 +138,41 @@ REGIMES: tuple[Regime, ...] = (
     _cifar100("stream s=4", "FedMLP, table 1", "class-shards:4", **_DYNAMIC),
     _cifar100("stream dirichlet 1.0", "FedMLP, table 2", "dirichlet:1.0", **_DYNAMIC),
 )
-"""The papers' settings that differ in who holds which classes; domains and writers do not show in counts."""
+"""The papers' settings that differ in label counts, which do not show domains and writers."""
 
 
 def nearest_regime(label_counts: ArrayLike, *, streaming: bool = False) -> dict[str, Any]:
-    """The setting of the papers that is most like this federation.
-
-    Settings are compared by `distance`; a federation that gets its data in stages (``streaming``) with the
-    papers' streams alone, and any other with none of them.
+    """The paper's setting that is most similar to this federation, by `distance`.
 
     Args:
         label_counts: samples per client and class ``[K, C]``, over all stages.
-        streaming: whether the data arrives in stages.
+        streaming: whether the data arrives in stages; streams are compared with streams only.
 
     Returns:
-        ``regime``, ``source`` (paper and table), ``distance`` and ``measures`` (the regime's own `diagnose`).
+        ``regime``, ``source`` (paper and table), ``distance`` and ``measures`` (`diagnose` of the regime).
     """
-    here = diagnose(label_counts)
-    alike = [
-        (distance(measures, here), regime, measures)
+    own_measures = diagnose(label_counts)
+    candidates = [
+        (distance(measures, own_measures), regime, measures)
         for regime, measures in zip(REGIMES, _measured_regimes(), strict=True)
         if (regime.tasks > 1) == streaming
     ]
-    apart, regime, measures = min(alike, key=lambda found: found[0])
+    nearest, regime, measures = min(candidates, key=lambda candidate: candidate[0])
     return {
         "regime": regime.name,
         "source": regime.source,
-        "distance": apart,
+        "distance": nearest,
         "measures": dict(measures),
     }
 
 
 def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
-    """How unlike two federations are by what `diagnose` says of them.
+    """Euclidean distance between the measures of two federations, as returned by `diagnose`.
 
-    Euclidean, over label skew, Gini coefficient, share of missing classes and half the decimal logarithm of
-    the imbalance ratio, each about 0 to 1.
+    The coordinates are label skew, Gini coefficient, share of missing classes and half the decimal logarithm of the
+    imbalance ratio, each about 0 to 1.
     """
-    return float(np.linalg.norm(_place(one) - _place(other)))
+    return float(np.linalg.norm(_coordinates(one) - _coordinates(other)))
 
 
 @lru_cache(maxsize=1)
@@ -183,8 +180,7 @@ def _measured_regimes() -> tuple[dict[str, float], ...]:
     return tuple(diagnose(regime.label_counts()) for regime in REGIMES)
 
 
-def _place(measures: Mapping[str, float]) -> Floats:
-    """Where a federation lies among others, each axis about 0 to 1."""
+def _coordinates(measures: Mapping[str, float]) -> Floats:
     missing = measures["missing_classes"] / measures["classes"]
     imbalance = np.log10(measures["imbalance_ratio"]) / 2
     return np.array([measures["label_skew"], measures["quantity_gini"], missing, imbalance])
@@ -204,5 +200,5 @@ def _checked(label_counts: ArrayLike) -> Ints:
     if not np.isfinite(counts).all() or (counts < 0).any() or (counts != np.floor(counts)).any():
         raise HoldfastError("label counts must be whole numbers of samples, 0 or more")
     if not counts.any():
-        raise HoldfastError("label counts are all 0: nobody holds a sample")
+        raise HoldfastError("label counts are all 0: no client has a sample")
     return counts.astype(np.int64)

@@ -1,4 +1,4 @@
-"""A population of clients as an index into one data set."""
+"""Federations: the clients' samples as indices into one data set."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
-from holdfast.core.spec import as_number, named
+from holdfast.core.spec import named, validate
 from holdfast.data.dataset import Dataset
-from holdfast.data.dealing import Ints, draw_per_class, offsets_of, ranges
+from holdfast.data.indexing import Ints, draw_per_class, offsets_of, ranges
 from holdfast.data.partitions import Assignment, Partition, SamplePool, parse_partition
 from holdfast.data.schedules import StageSchedule, describe_schedule, schedule_from
 from holdfast.data.skew import FeatureSkew, LongTail
@@ -45,19 +45,19 @@ def _none() -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Who holds which training samples, and when.
+    """The assignment of training samples to clients, and to stages if the data is a stream.
 
     Attributes:
-        dataset: the data all clients share as one array; sample ids index its training part.
-        indices: int64 ``[M]``, sample ids, client by client, and stage by stage within a client.
+        dataset: the data of all clients; sample ids are indices into its training part.
+        indices: int64 ``[M]``, sample ids, ordered by client and, within a client, by stage.
         offsets: int64 ``[clients * stages + 1]``: stage s of client k is
             ``indices[offsets[k * stages + s]:offsets[k * stages + s + 1]]``.
-        stages: how many stages the data arrives in (1: all at once).
-        public: int64, samples held by the server and by no client.
-        partition: how it was made, in plain values: name, parameters, seed.
-        schedule: which round trains which stage; streams only.
+        stages: the number of stages in which the data arrives (1: all at once).
+        public: int64, the ids of samples that the server has and no client.
+        partition: the parameters it was made with, as plain values: name, parameters, seed.
+        schedule: the stage that each round trains; streams only.
         cumulative: whether a client keeps the data of earlier stages.
-        leaves: int64 ``[clients]``, the first stage at which a client is gone; empty when nobody leaves.
+        leaves: int64 ``[clients]``, the stage from which a client no longer takes part; empty if no client leaves.
     """
 
     dataset: Dataset
@@ -71,8 +71,8 @@ class Federation:
     leaves: Ints = field(default_factory=_none)
 
     def __post_init__(self) -> None:
-        for ids, whose in ((self.indices, "clients"), (self.public, "public data")):
-            _need_in_range(ids, whose, len(self.dataset.y_train))
+        for ids, owner in ((self.indices, "clients"), (self.public, "public data")):
+            _need_in_range(ids, owner, len(self.dataset.y_train))
         parts = len(self.offsets) - 1
         if (
             parts < 1
@@ -86,32 +86,32 @@ class Federation:
                 f"clients * stages (stages: {self.stages})"
             )
         if np.any(np.diff(self.offsets) < 0):
-            raise HoldfastError("offsets must not fall")
+            raise HoldfastError("offsets must not decrease")
 
     @property
     def clients(self) -> int:
-        """How many clients are registered, those without samples included."""
+        """The number of clients, including those without samples."""
         return (len(self.offsets) - 1) // self.stages
 
     def __repr__(self) -> str:
-        how = ", ".join(f"{key}={value}" for key, value in self.partition.items() if key != "clients")
+        parameters = ", ".join(f"{key}={value}" for key, value in self.partition.items() if key != "clients")
         stages = f" over {self.stages} stages" if self.stages > 1 else ""
-        return f"Federation({self.dataset!r}, {self.clients} clients{stages}, {how})"
+        return f"Federation({self.dataset!r}, {self.clients} clients{stages}, {parameters})"
 
     def sizes(self, stage: int = 0) -> Ints:
-        """How many samples each client trains on at a stage: int64 ``[clients]``."""
+        """The number of samples that each client trains on at a stage: int64 ``[clients]``."""
         first, last = self._spans(stage)
         return last - first
 
     def client(self, k: int, stage: int = 0) -> Ints:
-        """The sample ids client ``k`` trains on at a stage (of stages 0 to ``stage`` if cumulative)."""
+        """The sample ids that client ``k`` trains on at a stage, including those of earlier stages if cumulative."""
         if not 0 <= k < self.clients:
             raise HoldfastError(f"there is no client {k}: the clients are 0 to {self.clients - 1}")
         first, last = self._spans(stage)
         return self.indices[first[k] : last[k]]
 
     def label_counts(self, clients: ArrayLike | None = None, stage: int | None = None) -> Ints:
-        """Samples per client and class: int64 ``[len(clients), C]``; every client, every stage by default."""
+        """Samples per client and class: int64 ``[len(clients), C]``; by default of all clients and all stages."""
         first, last = self._spans(stage)
         if clients is not None:
             chosen = np.asarray(clients, np.int64)
@@ -128,9 +128,9 @@ class Federation:
         return np.bincount(self._labels[self.indices], minlength=self.dataset.num_classes)
 
     def client_domains(self) -> tuple[tuple[str, ...], Ints]:
-        """The domains' names, and which of them most of each client's samples come from: int64 ``[clients]``.
+        """The names of the domains, and the index of each client's most frequent domain: int64 ``[clients]``.
 
-        Both are empty where the data has no domains.
+        Both are empty if the data has no domains.
         """
         group = self.dataset.groups.get("domain")
         if group is None:
@@ -142,9 +142,9 @@ class Federation:
 
     @cached_property
     def hash(self) -> str:
-        """64 hex digits. Two federations with the same hash give the same samples, skewed alike, to the same clients.
+        """64 hexadecimal digits; equal hashes mean the same samples, with the same skew, for every client.
 
-        Samples are known by their number and label, not by what they show.
+        Samples are identified by id and label, not by content.
         """
         head: dict[str, Any] = {
             "classes": self.dataset.classes,
@@ -164,7 +164,7 @@ class Federation:
         return np.asarray(self.dataset.y_train.numpy(), np.int64)
 
     def _spans(self, stage: int | None) -> tuple[Ints, Ints]:
-        """Where each client's data at a stage (all stages: None) begins and ends in ``indices``."""
+        """The start and end in ``indices`` of each client's data at a stage (None: all stages)."""
         first = self.offsets[:-1].reshape(-1, self.stages)
         last = self.offsets[1:].reshape(-1, self.stages)
         if stage is None:
@@ -178,7 +178,7 @@ class Federation:
         return first[:, 0], last[:, stage]
 
     def save(self, path: str | Path) -> None:
-        """Write the federation as JSON. It refers to the data set by name and does not hold its samples."""
+        """Write the federation as JSON, with the name of the data set but without its samples."""
         content = {
             "format": _FORMAT,
             "hash": self.hash,
@@ -193,7 +193,7 @@ class Federation:
             "offsets": self.offsets.tolist(),
             "indices": self.indices.tolist(),
         }
-        # One key a line: a person can read the head of the file, and a diff shows what changed.
+        # One key per line, so that the beginning of the file is readable and a diff shows what changed.
         lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
         with files.writing(path := Path(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ class Federation:
     def load(cls, path: str | Path, dataset: Dataset, *, schedule: StageSchedule | None = None) -> Federation:
         """Read a federation of ``dataset`` and check its hash; synthetic feature skew is applied again.
 
-        ``schedule`` replaces the one in the file, and is needed where that was of the user's own making.
+        ``schedule`` replaces the one in the file; it is required if that was a class of the user's own.
         """
         content = _read(path)
         arrays = {key: _numbers(content, key, path) for key in ("indices", "offsets", "public", "leaves")}
@@ -218,14 +218,14 @@ class Federation:
         )
         if federation.hash != content["hash"]:
             raise HoldfastError(
-                f"'{path}' does not fit: its hash differs, so either the file was changed or the data set "
+                f"'{path}' does not match the data: its hash differs, so either the file was changed or the data set "
                 f"'{dataset.name}' is not the '{content['dataset']}' it was made from"
             )
         return with_skew(federation)
 
 
 def _read(path: str | Path) -> dict[str, Any]:
-    """The content of a federation file, or a sentence on why it is none."""
+    """The content of a federation file; an incomplete or damaged file raises an error."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -241,12 +241,10 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def _numbers(content: Mapping[str, Any], key: str, path: str | Path) -> Ints:
-    """One of the lists of a federation file as an array."""
-    for place, value in enumerate(content[key]):
+    """A list of a federation file as an array."""
+    for position, value in enumerate(content[key]):
         if not isinstance(value, int) or abs(value) >= 2**63:
-            raise HoldfastError(
-                f"'{path}' is damaged: {value!r} among its {key} is no whole number (place {place})"
-            )
+            raise HoldfastError(f"'{path}' is damaged: {key}[{position}] is {value!r}, not a whole number")
     return np.array(content[key], np.int64)
 
 
@@ -260,18 +258,17 @@ def federate(
     long_tail: LongTail | None = None,
     skew: FeatureSkew | None = None,
 ) -> Federation:
-    """Deal the training samples of ``dataset`` to clients.
+    """Assign the training samples of ``dataset`` to clients.
 
     Args:
         dataset: the data.
         partition: the rule, such as ``Dirichlet(0.1)`` or ``"dirichlet:0.1"``, or one sequence of sample ids per
             client.
-        clients: how many. By-domain and by-writer partitions and given ids know it themselves.
+        clients: the number of clients; optional for by-domain and by-writer partitions and for given ids.
         seed: the same seed gives the same federation.
-        public: what the server holds and no client does: a fraction of the samples, drawn evenly from every
-            class, or sample ids.
-        long_tail: thin out the classes first; a ``public`` fraction is drawn from what remains.
-        skew: change the images of each client in its own way.
+        public: samples that the server has and no client: a fraction, drawn equally from every class, or sample ids.
+        long_tail: reduces the classes first; a ``public`` fraction is drawn from the remaining samples.
+        skew: transforms the images of each client in a different way.
     """
     check_given(dataset, clients, seed, long_tail, skew)
     if isinstance(partition, str):
@@ -282,53 +279,54 @@ def federate(
             "as 'dirichlet:0.1', or a list with the sample ids of each client"
         )
     if isinstance(partition, Partition):
-        ids, public_ids = share_with_server(dataset, seed, public, long_tail)
+        ids, public_ids = split_public(dataset, seed, public, long_tail)
         pool = SamplePool.of(dataset.y_train.numpy(), dataset.groups, ids)
         count = partition.default_clients(pool) if clients is None else clients
-        dealt = partition.assign(pool, count, generator(seed, "partition"))
-        dealt = Assignment(ids[dealt.indices], dealt.offsets)
+        assignment = partition.assign(pool, count, generator(seed, "partition"))
+        assignment = Assignment(ids[assignment.indices], assignment.offsets)
         description = partition.describe()
     else:
         if long_tail is not None:
-            raise HoldfastError("given sample ids say who holds what: a long tail would take samples away")
-        dealt = _given(partition, clients, len(dataset.y_train))
-        public_ids = _public_beside(dealt.indices, public)
+            raise HoldfastError(
+                "long_tail cannot be combined with given sample ids, of which it would remove some"
+            )
+        assignment = _given_assignment(partition, clients, len(dataset.y_train))
+        public_ids = _given_public(public, assignment.indices)
         description = {"name": "given"}
-    description |= {"clients": len(dealt.offsets) - 1} | describe_setting(seed, public, long_tail, skew)
-    return with_skew(Federation(dataset, dealt.indices, dealt.offsets, 1, public_ids, description))
+    description |= {"clients": len(assignment.offsets) - 1} | describe_setting(seed, public, long_tail, skew)
+    return with_skew(Federation(dataset, assignment.indices, assignment.offsets, 1, public_ids, description))
 
 
-def share_with_server(
+def split_public(
     dataset: Dataset, seed: int, public: float | ArrayLike, long_tail: LongTail | None
 ) -> tuple[Ints, Ints]:
-    """The ids of the samples left for the clients, and of the server's public ones."""
+    """The ids of the samples for the clients, after the long tail, and of the server's public samples."""
     labels = dataset.y_train.numpy()
     given = np.ndim(public) > 0
     public_ids = _as_ids(public, "public data") if given else _none()
-    mine = np.ones(len(labels), np.bool_)
     _need_once(public_ids, "public data", len(labels))
-    mine[public_ids] = False
-    ids = np.flatnonzero(mine)
+    ids = np.delete(np.arange(len(labels)), public_ids)
     if long_tail is not None:
         ids = ids[long_tail.keep(labels[ids], dataset.num_classes, generator(seed, "long tail"))]
     if not given:
         fraction = float(np.asarray(public))
         if not 0 <= fraction < 1:
             raise HoldfastError(f"the public fraction must be at least 0 and below 1, not {fraction}")
-        wanted = np.rint(fraction * np.bincount(labels[ids], minlength=dataset.num_classes)).astype(np.int64)
-        chosen = draw_per_class(labels[ids], wanted, generator(seed, "public data"))
+        counts = np.bincount(labels[ids], minlength=dataset.num_classes)
+        sizes = np.rint(fraction * counts).astype(np.int64)
+        chosen = draw_per_class(labels[ids], sizes, generator(seed, "public data"))
         public_ids, ids = ids[chosen], np.delete(ids, chosen)
     return ids, np.sort(public_ids)
 
 
 def check_given(dataset: object, clients: object, seed: object, long_tail: object, skew: object) -> None:
-    """That what a federation is to be made of is of the right kind."""
+    """Raise an error for arguments of `federate` and `stream` that have a wrong type."""
     if not isinstance(dataset, Dataset):
         raise HoldfastError(
             f"dataset is {named(dataset)}; it must be a data set, such as holdfast.load('digits')"
         )
-    as_number("clients", clients, int | None)
-    as_number("seed", seed, int)
+    validate("clients", clients, int | None)
+    validate("seed", seed, int)
     for name, value, kind in (("long_tail", long_tail, LongTail), ("skew", skew, FeatureSkew)):
         if not (value is None or isinstance(value, kind)):
             raise HoldfastError(f"{name} is {named(value)}; it must be a holdfast.{kind.__name__}(...)")
@@ -337,7 +335,7 @@ def check_given(dataset: object, clients: object, seed: object, long_tail: objec
 def describe_setting(
     seed: int, public: float | ArrayLike, long_tail: LongTail | None, skew: FeatureSkew | None
 ) -> dict[str, Any]:
-    """What a description says beside the partition: the seed, and each of the others where it is used."""
+    """The entries of a description besides the partition: the seed, and each other argument that is used."""
     setting: dict[str, Any] = {"seed": seed}
     if np.ndim(public) > 0:
         setting["public"] = "given"
@@ -351,7 +349,7 @@ def describe_setting(
 
 
 def with_skew(federation: Federation) -> Federation:
-    """The federation with the feature skew its description names applied to its images."""
+    """The federation with the feature skew of its description applied to its images."""
     skew = federation.partition.get("skew")
     if skew is None:
         return federation
@@ -364,47 +362,47 @@ def with_skew(federation: Federation) -> Federation:
     return replace(federation, dataset=skewed)
 
 
-def _given(parts: Sequence[ArrayLike], clients: int | None, samples: int) -> Assignment:
+def _given_assignment(parts: Sequence[ArrayLike], clients: int | None, samples: int) -> Assignment:
     if not len(parts):
         raise HoldfastError("a federation needs the sample ids of at least 1 client")
     if clients not in (None, len(parts)):
         raise HoldfastError(f"sample ids of {len(parts)} clients are given, but clients is {clients}")
     lists = [_as_ids(part, f"client {k}") for k, part in enumerate(parts)]
-    dealt = Assignment(np.concatenate(lists), offsets_of(np.array([len(ids) for ids in lists])))
-    _need_once(dealt.indices, "clients", samples)
-    return dealt
+    assignment = Assignment(np.concatenate(lists), offsets_of(np.array([len(ids) for ids in lists])))
+    _need_once(assignment.indices, "clients", samples)
+    return assignment
 
 
-def _as_ids(values: ArrayLike, whose: str) -> Ints:
+def _as_ids(values: ArrayLike, owner: str) -> Ints:
     ids = np.asarray(values)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise HoldfastError(f"the sample ids of {whose} must be a flat list of whole numbers")
+        raise HoldfastError(f"the sample ids of {owner} must be a flat list of whole numbers")
     return ids.astype(np.int64)
 
 
-def _need_in_range(ids: Ints, whose: str, samples: int) -> None:
+def _need_in_range(ids: Ints, owner: str, samples: int) -> None:
     if ids.size and (ids.min() < 0 or ids.max() >= samples):
         raise HoldfastError(
-            f"sample ids of the {whose} must lie between 0 and {samples - 1}, but run from {ids.min()} to "
+            f"sample ids of the {owner} must be between 0 and {samples - 1}, but range from {ids.min()} to "
             f"{ids.max()}"
         )
 
 
-def _need_once(ids: Ints, whose: str, samples: int) -> None:
-    _need_in_range(ids, whose, samples)
+def _need_once(ids: Ints, owner: str, samples: int) -> None:
+    _need_in_range(ids, owner, samples)
     times = np.bincount(ids, minlength=1)
     if times.max() > 1:
-        raise HoldfastError(f"sample {int(times.argmax())} is given {times.max()} times among the {whose}")
+        raise HoldfastError(f"sample {int(times.argmax())} is given {times.max()} times among the {owner}")
 
 
-def _public_beside(held: Ints, public: float | ArrayLike) -> Ints:
-    """The server's ids beside clients whose ids are given."""
+def _given_public(public: float | ArrayLike, client_ids: Ints) -> Ints:
+    """The server's sample ids, where those of the clients are given too."""
     if np.ndim(public) == 0:
         if public:
             raise HoldfastError("with given sample ids, give the public ones as ids too, not as a fraction")
         return _none()
     ids = np.sort(_as_ids(public, "public data"))
-    both = np.intersect1d(ids, held)
+    both = np.intersect1d(ids, client_ids)
     if len(both):
-        raise HoldfastError(f"sample {both[0]} is both public and held by a client; it can be only one")
+        raise HoldfastError(f"sample {both[0]} is both public and a client's; it can be only one")
     return ids

@@ -1,4 +1,4 @@
-"""Several data sets of the same classes as one, each a domain: Mixed Digits."""
+"""Several data sets with the same classes as domains of one data set: Mixed Digits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.random import generator
 from holdfast.data.dataset import Dataset, Group
-from holdfast.data.dealing import draw_per_class
 from holdfast.data.federation import Federation, federate
+from holdfast.data.indexing import draw_per_class
 from holdfast.data.partitions import IID, ByDomain, Partition
 from holdfast.data.preprocess import preprocess_for
 from holdfast.data.sources import load
@@ -33,12 +33,12 @@ def mix_domains(
     seed: int = 0,
     name: str | None = None,
 ) -> Dataset:
-    """One data set of all, with a group ``domain`` that says which each sample comes from.
+    """One data set with the samples of all, whose group ``domain`` holds the data set each sample comes from.
 
     Images are resized to ``size`` x ``size`` pixels (bilinear, antialiased) and grey ones get three equal
-    channels. Of every domain's training samples, ``per_class`` random ones of each class are taken, or all
-    where there are fewer; None takes all. Test samples are all taken. By default it is named by its domains, as
-    on the command line: ``mixed-digits:mnist,usps``.
+    channels. Of every domain's training samples, ``per_class`` random samples of each class are taken, or all if
+    there are fewer; None takes all. All test samples are taken. The default name lists the domains, as on the
+    command line: ``mixed-digits:mnist,usps``.
     """
     names = tuple(dataset.name for dataset in datasets)
     if not names or len(set(names)) < len(names):
@@ -47,7 +47,7 @@ def mix_domains(
         if dataset.classes != datasets[0].classes:
             raise HoldfastError(f"domains '{names[0]}' and '{dataset.name}' have different classes")
         if dataset.x_train.dtype != torch.uint8 or dataset.shape[0] not in (1, 3):
-            raise HoldfastError(f"domain '{dataset.name}' is not one of grey or three-channel images")
+            raise HoldfastError(f"domain '{dataset.name}' does not consist of grey or three-channel images")
     chosen = [_chosen(dataset, per_class, seed, domain) for domain, dataset in enumerate(datasets)]
     train, test = (
         np.repeat(np.arange(len(names)), sizes)
@@ -74,10 +74,10 @@ def mixed_digits(
     per_class: int | None = 743,
     seed: int = 0,
 ) -> Federation:
-    """Digits of several kinds, each kind held by clients of its own.
+    """A federation of digits from several domains, in which each client has samples of one domain.
 
-    ``domains`` are data sets or names among `DIGIT_DOMAINS`. ``partition`` deals a domain to its clients: IID
-    by default (feature skew alone), or for instance ``ClassesPerClient(2)`` (label and feature skew).
+    ``domains`` are data sets or names among `DIGIT_DOMAINS`. ``partition`` divides a domain among its clients: IID
+    by default (feature skew only), or for instance ``ClassesPerClient(2)`` (label and feature skew).
     ::
 
                       mnist  svhn  usps
@@ -100,9 +100,9 @@ def mixed_digits(
 def _chosen(dataset: Dataset, per_class: int | None, seed: int, domain: int) -> Tensor:
     if per_class is None:
         return torch.arange(len(dataset.y_train))
-    wanted = np.full(dataset.num_classes, per_class)
+    sizes = np.full(dataset.num_classes, per_class)
     rng = generator(seed, "domain samples", domain)
-    return torch.from_numpy(draw_per_class(dataset.y_train.numpy(), wanted, rng))
+    return torch.from_numpy(draw_per_class(dataset.y_train.numpy(), sizes, rng))
 
 
 def _same_shape(images: Tensor, size: int) -> Tensor:

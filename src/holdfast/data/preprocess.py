@@ -1,4 +1,4 @@
-"""How stored images become a model's input: scaling, augmentation, normalisation, batched on the device."""
+"""Preprocessing of stored samples into model inputs: scaling, augmentation and normalisation, on the device."""
 
 from __future__ import annotations
 
@@ -12,44 +12,42 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.spec import Count, validate_fields
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The way from a stored sample to a model's input.
+    """The transformation of a stored sample into a model's input.
 
-    In this order: scale uint8 to 0..1, pad by ``crop`` pixels and crop back at a random place, flip
-    left-right with probability 1/2, normalise to ``(x - mean) / std`` by channel, blank a random ``cutout`` x
-    ``cutout`` square. The random parts are drawn beforehand by `draw`: applying them is a pure function.
+    In this order: scale uint8 to 0..1, pad by ``crop`` pixels and crop at a random position, flip
+    left-right with probability 1/2, normalise to ``(x - mean) / std`` by channel, set a random ``cutout`` x
+    ``cutout`` square to 0. Random choices are drawn beforehand by `draw`, so that applying them is a pure function.
 
     ``mean`` and ``std`` have one entry per channel, or one for all; empty means no normalisation.
-    ``crop_mode`` says what lies beyond the border: ``"zeros"`` (black, before normalising) or ``"reflect"``.
+    ``crop_mode`` is the padding: ``"zeros"`` (black, before normalisation) or ``"reflect"``.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    crop: int = 0
+    crop: Count = 0
     crop_mode: Literal["zeros", "reflect"] = "zeros"
     flip: bool = False
-    cutout: int = 0
+    cutout: Count = 0
 
     def __post_init__(self) -> None:
+        validate_fields(self, "preprocess")
         if len(self.mean) != len(self.std) or any(not deviation > 0 for deviation in self.std):
             raise HoldfastError(
                 f"mean {self.mean} and std {self.std} must have one entry per channel each, std above 0"
             )
-        if self.crop_mode not in ("zeros", "reflect"):
-            raise unknown("crop mode", self.crop_mode, ("zeros", "reflect"))
-        if self.crop < 0 or self.cutout < 0:
-            raise HoldfastError(f"crop ({self.crop}) and cutout ({self.cutout}) count pixels: 0 or more")
 
     @property
     def augments(self) -> bool:
-        """Whether any part is random."""
+        """Whether any step is random."""
         return bool(self.crop or self.flip or self.cutout)
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse samples of ``shape`` that this preprocessing cannot be applied to."""
+        """Raise an error if this preprocessing cannot be applied to samples of ``shape``."""
         if len(self.mean) > 1 and (not shape or shape[0] != len(self.mean)):
             raise HoldfastError(f"mean has {len(self.mean)} channels, but a sample has shape {shape}")
         if self.augments and len(shape) != 3:
@@ -60,8 +58,8 @@ class Preprocess:
     def draw(self, rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:
         """Random choices for ``n`` samples of ``shape``: int16 ``[n, 5]``.
 
-        The columns are (dy, dx, flip, cut_y, cut_x): where the crop begins in the padded image, 0 to 2 crop;
-        0 or 1; the centre of the cut-out square. A part that is off is all zeros.
+        The columns are (dy, dx, flip, cut_y, cut_x): the start of the crop in the padded image, 0 to 2 crop;
+        0 or 1; the centre of the cutout square. Columns of steps that are off are zeros.
         """
         if not self.augments:
             return np.zeros((n, 5), np.int16)
@@ -73,30 +71,30 @@ class Preprocess:
     def __call__(
         self, x: Tensor, draws: Tensor | None = None, *, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Turn a batch ``[n, C, H, W]`` into floats of ``dtype``, augmented by ``draws`` ``[n, 5]`` if given.
+        """Convert a batch ``[n, C, H, W]`` to floats of ``dtype``, augmented by ``draws`` ``[n, 5]`` if given.
 
-        Floats are taken to be scaled already. Without ``draws`` nothing is random: so models are tested.
+        Floats are not scaled. Without ``draws``, as in evaluation, there is no augmentation.
         """
         moves = None if draws is None else draws.long()
         if moves is not None and (self.crop or self.flip):
             x = self._move(x, moves)
         if self.mean:
             scale, shift = self.constants(x, dtype)
-            # The copy is ours to change in place, unless x had the right type and there was none.
+            # A copy may be changed in place; x itself, if it already has this dtype, may not.
             x = (x * scale if x.dtype == dtype else x.to(dtype).mul_(scale)).add_(shift)
         else:
             x = x.to(dtype) if x.is_floating_point() else x.to(dtype).div_(255)
         if moves is not None and self.cutout:
-            x = x * self._kept(x, moves)
+            x = x * self._cutout_mask(x, moves)
         return x
 
     def constants(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Scale and shift, by channel or for all, that turn stored samples like ``x`` into normalised ones."""
+        """Scale and shift, by channel or for all, that normalise stored samples like ``x``."""
         full = 1.0 if x.is_floating_point() else 255.0
         return _constants(self.mean or (0.0,), self.std or (1.0,), full, x.ndim - 2, x.device, dtype)
 
     def largest(self) -> float:
-        """A bound of what stored bytes, 0 to 255, become: no value is above it, or below its negative."""
+        """The largest absolute value that a stored byte, 0 to 255, is normalised to."""
         ends = [
             (end - m) / s
             for m, s in zip(self.mean or (0.0,), self.std or (1.0,), strict=True)
@@ -105,7 +103,7 @@ class Preprocess:
         return max(map(abs, ends))
 
     def _move(self, x: Tensor, draws: Tensor) -> Tensor:
-        """Crop and flip by saying, for every output pixel, which input pixel it shows."""
+        """Crop and flip, by gathering the input pixel of every output pixel."""
         height, width = x.shape[-2:]
         dy, dx, flip = (draws[:, part, None] for part in range(3))
         rows = torch.arange(height, device=x.device) + dy
@@ -119,17 +117,19 @@ class Preprocess:
         moved = x.flatten(2).gather(2, pixels[:, None].expand(-1, x.shape[1], -1))
         return moved.view(*x.shape[:2], height, width)
 
-    def _kept(self, x: Tensor, draws: Tensor) -> Tensor:
-        """1 where cutout leaves a pixel, else 0: ``[n, 1, H, W]``; squares are clipped at the border."""
+    def _cutout_mask(self, x: Tensor, draws: Tensor) -> Tensor:
+        """0 inside the cutout square, else 1: ``[n, 1, H, W]``; squares are clipped at the border."""
         half = self.cutout // 2
         below = torch.arange(x.shape[-2], device=x.device) - draws[:, 3, None]
         right = torch.arange(x.shape[-1], device=x.device) - draws[:, 4, None]
-        cut_rows, cut_columns = (((-half <= away) & (away < half)).to(x.dtype) for away in (below, right))
+        cut_rows, cut_columns = (
+            ((-half <= offset) & (offset < half)).to(x.dtype) for offset in (below, right)
+        )
         return torch.sub(1, cut_rows[:, None, :, None] * cut_columns[:, None, None, :])
 
 
 def _mirror(index: Tensor, size: int) -> Tensor:
-    """Positions beyond an image's edge, mirrored into it: |i| at the first pixel, last - |last - i| after."""
+    """Indices reflected into the image: |i| at the first pixel, last - |last - i| at the last."""
     return size - 1 - (size - 1 - index.abs()).abs()
 
 
@@ -142,7 +142,7 @@ def _constants(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Scale and shift by channel. Kept per device: a CUDA graph cannot copy new ones from the host."""
+    """Scale and shift by channel, cached by device: a CUDA graph cannot copy them from the host."""
     shape = (-1, *[1] * trailing)
     with torch.inference_mode(False):
         scale = torch.tensor([1 / (full * s) for s in std], dtype=dtype, device=device)
@@ -169,7 +169,7 @@ _FEDNTD = {
 }
 
 PRESETS: dict[str, dict[str, Preprocess]] = {
-    # Normalised by the data set's usual constants, nothing random.
+    # Normalisation by the data set's usual constants, without augmentation.
     "plain": {
         "digits": Preprocess((0.3053,), (0.3760,)),
         "mnist": Preprocess(*_MNIST),
@@ -189,7 +189,7 @@ PRESETS: dict[str, dict[str, Preprocess]] = {
         "tiny-imagenet": Preprocess(*_IMAGENET),
     },
     "fedntd": _FEDNTD,
-    # Flashback names no transforms of its own; it builds on FedNTD's.
+    # Flashback describes no transforms; it builds on FedNTD.
     "flashback": {**_FEDNTD, "femnist": Preprocess(*_MNIST)},
     "fedfa": {
         "cifar10": Preprocess((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
@@ -228,16 +228,16 @@ PRESETS: dict[str, dict[str, Preprocess]] = {
 
 
 def preprocess_for(dataset_name: str, preset: str = "plain") -> Preprocess:
-    """The preprocessing that ``preset`` prescribes for a data set: ``preprocess_for("cifar10", "fedntd")``.
+    """The preprocessing of a data set in a preset: ``preprocess_for("cifar10", "fedntd")``.
 
-    The presets are `PRESETS`. ``plain`` knows every data set, and scales to 0..1 one it has no constants for;
-    a paper's preset knows those its experiments use. MOON's rotation of CIFAR-100 is left out.
+    The presets are `PRESETS`. ``plain`` is defined for every data set: one without constants is scaled to 0..1. A
+    paper's preset is defined for the data sets of its experiments. MOON's rotation of CIFAR-100 is left out.
     """
     if preset not in PRESETS:
         raise unknown("preprocessing preset", preset, PRESETS)
     known = PRESETS[preset]
     if preset != "plain" and dataset_name not in known:
         raise HoldfastError(
-            f"preset '{preset}' does not say how to preprocess '{dataset_name}'; it knows {', '.join(known)}"
+            f"preset '{preset}' does not include '{dataset_name}'; it includes {', '.join(known)}"
         )
     return known.get(dataset_name, Preprocess())

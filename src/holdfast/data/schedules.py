@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
-from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import PositiveCount, build, validate_fields
 
 
 class StageSchedule(Protocol):
     """Which stage a round trains. Rounds are counted from 1, stages and epochs from 0.
 
-    Write your own as any object with these three functions.
+    Write your own as any object with these two functions.
     """
 
     def stage(self, round: int) -> int:
@@ -21,10 +22,6 @@ class StageSchedule(Protocol):
 
     def epoch(self, round: int) -> int:
         """The epoch round ``round`` belongs to. Rounds of one epoch share their participants."""
-        ...
-
-    def rounds(self, epochs: int) -> int:
-        """How many rounds ``epochs`` epochs take."""
         ...
 
 
@@ -42,11 +39,10 @@ class GlobalEpochs:
     """
 
     name: ClassVar[str] = "global-epochs"
-    stages: int
+    stages: PositiveCount
 
     def __post_init__(self) -> None:
-        if self.stages < 1:
-            raise HoldfastError(f"a schedule needs at least 1 stage, not {self.stages}")
+        validate_fields(self, self.name)
 
     def stage(self, round: int) -> int:
         """The stage that round ``round`` (1, 2, ...) trains on."""
@@ -55,10 +51,6 @@ class GlobalEpochs:
     def epoch(self, round: int) -> int:
         """The epoch round ``round`` belongs to."""
         return (round - 1) // self.stages
-
-    def rounds(self, epochs: int) -> int:
-        """How many rounds ``epochs`` epochs take."""
-        return epochs * self.stages
 
 
 @dataclass(frozen=True)
@@ -73,12 +65,11 @@ class EveryN:
     """
 
     name: ClassVar[str] = "every-n"
-    n: int
-    stages: int
+    n: PositiveCount
+    stages: PositiveCount
 
     def __post_init__(self) -> None:
-        if self.n < 1 or self.stages < 1:
-            raise HoldfastError(f"n ({self.n}) and stages ({self.stages}) of a schedule must be 1 or more")
+        validate_fields(self, self.name)
 
     def stage(self, round: int) -> int:
         """The stage that round ``round`` (1, 2, ...) trains on."""
@@ -87,10 +78,6 @@ class EveryN:
     def epoch(self, round: int) -> int:
         """The epoch round ``round`` belongs to."""
         return round - 1
-
-    def rounds(self, epochs: int) -> int:
-        """How many rounds ``epochs`` epochs take."""
-        return epochs
 
 
 SCHEDULES: dict[str, type[GlobalEpochs] | type[EveryN]] = {"global-epochs": GlobalEpochs, "every-n": EveryN}
@@ -106,20 +93,7 @@ def describe_schedule(schedule: StageSchedule) -> dict[str, Any]:
 
 def schedule_from(description: Mapping[str, Any]) -> StageSchedule:
     """The built-in schedule that `describe_schedule` described."""
-    values = dict(description)
-    name = str(values.pop("name", ""))
-    if name not in SCHEDULES:
-        raise unknown("stage schedule", name, SCHEDULES)
-    wanted = [field.name for field in fields(SCHEDULES[name])]
-    for key in values:
-        if key not in wanted:
-            raise unknown(f"parameter of stage schedule '{name}'", key, wanted)
-    missing = [key for key in wanted if not isinstance(values.get(key), int)]
-    if missing:
-        raise HoldfastError(
-            f"stage schedule '{name}' needs a whole number for {missing[0]}, as in every-n:10"
-        )
-    return SCHEDULES[name](**values)
+    return build(SCHEDULES, description, "stage schedule", "every-n:10")
 
 
 def check_schedule(schedule: StageSchedule, stages: int, rounds: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.core.random import generator
 from holdfast.core.settings import Settings
-from holdfast.core.trees import tensors_only
+from holdfast.core.trees import tensors_only, to_device
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.batching import BatchPlan, plan_batches
 from holdfast.methods.base import Method, Tensors, Tree
@@ -199,7 +199,7 @@ class ClientRunner:
             local_epochs=settings.local_epochs,
             steps=planned.plan.steps,
             lr=settings.lr_at(sent.round),
-            sent=sent.params,
+            global_params=sent.params,
             buffers=sent.buffers
             | {k: v.to(context.device) for k, v in local_norm.items() if k in sent.buffers},
             heldout_ids=heldout,
@@ -220,14 +220,14 @@ class ClientRunner:
     def _start(self, planned: PlannedClient, sent: Broadcast) -> PreparedClient:
         context, method, job = self.context, self.method, planned.job
         client = self.client(planned, sent)
-        memory = on_device(job.memory or {}, context.device)
+        memory = to_device(job.memory or {}, context.device)
         payload = {**sent.payload, **job.payload}
         state = memory["method"] if "method" in memory else method.init_client_state(client)
         params = method.initial_params(sent.params, payload, state, client)
         params = params | {k: v for k, v in memory.get("norm", {}).items() if k in params}
         tables = dict(method.tables(payload, state, client))
         teachers = {name: method.teacher(name, payload, state, client) for name in method.teachers}
-        carry = tensors_only(method.client_init(payload, state, client), method, "client_init")
+        carry = tensors_only(method.client_init(payload, state, client), method.name, "client_init")
         momentum = memory.get("momentum", {})
         return PreparedClient(client, params, carry, planned.plan, tables, teachers, momentum)
 
@@ -276,7 +276,7 @@ class ClientRunner:
         with torch.no_grad():
             sums, state = self.method.client_final(params, carry, client)
             for given in (sums, state):
-                tensors_only(given, self.method, "client_final")
+                tensors_only(given, self.method.name, "client_final")
             shared = self.method.upload_params(params, carry, client)
         memory: Tree = {"method": state} if state else {}
         if self.remembered:
@@ -306,11 +306,6 @@ class ClientRunner:
         held = int(held_out(np.array(len(job.ids)), self.method.holdout))
         order = generator(self.settings.seed, "holdout", job.client, job.stage).permutation(job.ids)
         return order[held:], order[:held]
-
-
-def on_device(tree: Tree, device: torch.device) -> Tree:
-    """A tree whose tensors lie on the device."""
-    return {k: on_device(v, device) if isinstance(v, dict) else v.to(device) for k, v in tree.items()}
 
 
 def teacher_outputs(tables: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Output]:

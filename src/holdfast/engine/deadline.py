@@ -1,12 +1,12 @@
-"""A round that closes in time on an engine that works in this process."""
+"""Rounds with a deadline, on any engine of this process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 
+from holdfast.engine.base import NO_OVERLAP, Engine, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
-from holdfast.engine.rounds import Engine
 
 
 class DeadlineEngine:
@@ -16,14 +16,16 @@ class DeadlineEngine:
         self.engine, self.seconds = engine, seconds
         self.name, self.group = engine.name, engine.group
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult | Incident]:
-        """Train each client as long as there is time; what was begun too late is not finished."""
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult | Incident]:
+        """Train each client until the deadline."""
         left = {job.client for job in jobs}
-        results, spent = self.engine.train(sent, jobs), 0.0
+        results, spent = self.engine.train(sent, jobs, overlap), 0.0
         while left:
             began = time.monotonic()
             result = next(results)
-            spent += time.monotonic() - began  # not what the server does between two results
+            spent += time.monotonic() - began  # without the server's work between two results
             if spent > self.seconds:
                 break
             left.remove(result.client)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from holdfast.data.dataset import Dataset
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.clients import READY_BYTES
-from holdfast.kernels.amax import note_bound, noting
+from holdfast.kernels.amax import record_amax_bound, recording_amax
 from holdfast.methods.base import Tensors
 from holdfast.methods.context import RunContext
 from holdfast.models.network import Output
@@ -134,7 +134,7 @@ class TestSet:
                     out, _ = network.pure(params, buffers, x, train=False)
                 yield out
             else:
-                yield network.apply(params, buffers, network.arranged(x))
+                yield network.apply(params, buffers, network.to_fast_layout(x))
 
     def _inputs(self, models: int = 1) -> Iterator[Tensor]:
         batch = max(128, self.context.evaluation_batch // models)
@@ -143,9 +143,9 @@ class TestSet:
     @contextmanager
     def _noting(self, x: Tensor) -> Iterator[None]:
         """What kernels in here need to know of the samples ``x``, and of what the others write."""
-        with noting():
+        with recording_amax():
             if self.largest is not None:
-                note_bound(x.unsqueeze(0), self.largest)
+                record_amax_bound(x.unsqueeze(0), self.largest)
             yield
 
     def _judge(self, scores: Tensor, watch: Stopwatch) -> Testing:

@@ -1,23 +1,21 @@
-"""Which engine, on which device, in which precision."""
+"""Choice of the engine."""
 
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from holdfast.core.device import free_bytes
+from holdfast.core.device import available_ram_bytes, free_gpu_bytes
 from holdfast.core.errors import HoldfastError, HoldfastWarning, unknown
-from holdfast.core.memory import available_bytes
 from holdfast.core.settings import Settings
+from holdfast.engine.base import Engine
 from holdfast.engine.batching import widest_batch
 from holdfast.engine.clients import DeviceData, held_out
 from holdfast.engine.deadline import DeadlineEngine
-from holdfast.engine.rounds import Engine
 from holdfast.engine.sequential import SequentialEngine
 from holdfast.engine.thread_pool import ThreadPoolEngine
 from holdfast.engine.vectorized.engine import VectorizedEngine
@@ -25,42 +23,9 @@ from holdfast.methods.base import Method, Tensors
 from holdfast.methods.context import RunContext
 
 ENGINES = ("auto", "sequential", "vectorized", "ray")
-PRECISIONS = ("auto", "float32", "tf32", "float64")
 SMALL_STEP = 8 << 20  # bytes a step may touch for a CPU to train clients faster as lanes than one by one
 MOST_LANES = 64
 MOST_WORKERS = 16
-
-
-def choose_device(name: str) -> torch.device:
-    """``auto`` is the GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = None
-    with suppress(RuntimeError):
-        device = torch.device(name)
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise HoldfastError(f"device is '{name}'; it must be auto, cpu or cuda")
-    if device.type == "cuda":
-        there = torch.cuda.device_count()
-        if not there:
-            raise HoldfastError("device is 'cuda', but torch sees no CUDA device here; use --device cpu")
-        if device.index is not None:
-            if device.index >= there:
-                raise HoldfastError(f"device is '{name}', but torch sees {there} CUDA device(s) here, from 0")
-            torch.cuda.set_device(device)  # streams, graphs and kernels go to the current one
-    return device
-
-
-def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """Set how matrix products round; ``auto`` is TF32 on a GPU and float32 elsewhere."""
-    if name not in PRECISIONS:
-        raise unknown("precision", name, PRECISIONS)
-    tf32 = device.type == "cuda" and name in ("auto", "tf32")
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.deterministic = True  # the same seed must give the same bits
-    torch.backends.cudnn.benchmark = False
-    return torch.float64 if name == "float64" else torch.float32
 
 
 _tried: dict[tuple[object, ...], int] = {}
@@ -151,7 +116,7 @@ def step_bytes(context: RunContext, data: DeviceData, width: int) -> int:
         return tensor.detach()  # itself it would hold the graph that holds it, for ever
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        network.apply(params, buffers, network.arranged(x), train=True)
+        network.apply(params, buffers, network.to_fast_layout(x), train=True)
     return 2 * weights + sum(kept.values())
 
 
@@ -173,10 +138,10 @@ def fitting_lanes(context: RunContext, data: DeviceData, cohort: int, width: int
     """As many lanes as clients a round, as long as they fit the memory several times over."""
     most = min(cohort, MOST_LANES)
     if context.device.type != "cuda":
-        return int(max(1, min(most, 0.4 * available_bytes() // (4 * step_bytes(context, data, width)))))
+        return int(max(1, min(most, 0.4 * available_ram_bytes() // (4 * step_bytes(context, data, width)))))
     weights = sum(p.numel() * p.element_size() for p in context.network.params.values())
     each = _bytes_of_a_lane(context, data, width) + 8 * weights
-    return int(max(1, min(most, 0.4 * free_bytes(context.device) // each)))
+    return int(max(1, min(most, 0.4 * free_gpu_bytes(context.device) // each)))
 
 
 def _bytes_of_a_lane(context: RunContext, data: DeviceData, width: int) -> int:

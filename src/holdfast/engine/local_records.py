@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast import metrics
-from holdfast.core.trees import detached
+from holdfast.core.trees import copy_to_device
 from holdfast.engine.clients import ClientResult
 from holdfast.engine.evaluation import Evaluation
 from holdfast.methods.base import Server, Tensors
@@ -51,7 +51,7 @@ class LocalRecords:
         params, buffers, state = result.params, result.buffers, result.memory.get("method", {})
         if loop.engine.group > 1:  # they are tested later, when the engine needs its memory for others
             params, buffers, state = (
-                detached(tree, loop.context.device) for tree in (params, buffers, state)
+                copy_to_device(tree, loop.context.device) for tree in (params, buffers, state)
             )
         self.pending.append((params, buffers, lambda out: loop.method.personal_logits(out, state)))
         self.seconds += time.perf_counter() - began

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from holdfast.core.memory import keep_freed_memory
+from holdfast.core.device import keep_freed_memory
 from holdfast.core.settings import Settings
+from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import (
     Broadcast,
     ClientResult,
@@ -20,7 +21,7 @@ from holdfast.engine.clients import (
     proximal_mu_of,
     teacher_outputs,
 )
-from holdfast.engine.optim import clip, pulled, sgd_
+from holdfast.engine.optim import add_proximal_term, clip, sgd_
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import RunContext
 from holdfast.models.network import Output
@@ -51,7 +52,9 @@ class SequentialEngine:
         """The model's buffers as they are now: layers may put other tensors in their place."""
         return {name: buffer.detach() for name, buffer in self.net.named_buffers()}
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult]:
         """Train each client in turn; a result's tensors are valid until the next one is asked for."""
         for job in jobs:
             (started,) = self.side.start([self.side.plan(job, sent.round)], sent)
@@ -108,7 +111,7 @@ class SequentialEngine:
     def _teach(self, weights: Tensors, started: PreparedClient, x: Tensor) -> Output:
         with torch.no_grad():
             out = self.context.network.apply(
-                weights, started.client.buffers, self.context.network.arranged(x)
+                weights, started.client.buffers, self.context.network.to_fast_layout(x)
             )
         self.net.train()
         return out
@@ -118,7 +121,7 @@ class SequentialEngine:
         local = Local(self.params, sent)
         extra = method.extra_inputs(carry)
         x = batch.x if extra is None else torch.cat([extra, batch.x])
-        out = self.context.network.call(self.net, self.context.network.arranged(x))
+        out = self.context.network.call(self.net, self.context.network.to_fast_layout(x))
         if extra is not None:
             out = split_extra(out, len(extra))
         loss = method.task_loss(out, batch, carry)
@@ -141,7 +144,8 @@ class SequentialEngine:
                 there, idle = [sent[name] for name in self.params], []
             if settings.max_grad_norm is not None:
                 grads = clip(
-                    pulled(self.param_list, grads, there, method.proximal_mu()), settings.max_grad_norm
+                    add_proximal_term(self.param_list, grads, there, method.proximal_mu()),
+                    settings.max_grad_norm,
                 )
             self._descend(grads, idle, batch, there, lr)
             if method.overrides("after_step"):
@@ -169,7 +173,7 @@ class SequentialEngine:
                 lr=rate,
                 momentum=self.settings.momentum,
                 weight_decay=self.settings.weight_decay,
-                pull=self.pull,
+                proximal_mu=self.pull,
                 sent=[sent[i] for i in chosen] if sent else [],
             )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from holdfast.core.device import free_bytes
-from holdfast.core.trees import detached, leaves, size_in_bytes, unflatten
+from holdfast.core.device import free_gpu_bytes
+from holdfast.core.trees import copy_to_device, leaves, size_in_bytes, unflatten
 from holdfast.methods.base import Tree
 from holdfast.runs import Checkpoint, ClientStates, RunDirectory
 from holdfast.runs.tensors import State
@@ -44,13 +44,13 @@ class StateCache:
         if first is None:
             return
         if first[1].device.type != "cuda":
-            self._states.put(client, dict(leaves(detached(memory, "cpu"))))
+            self._states.put(client, dict(leaves(copy_to_device(memory, "cpu"))))
             return
         if self._room is None:
-            self._room = int(SHARE_OF_GPU * free_bytes(first[1].device))
+            self._room = int(SHARE_OF_GPU * free_gpu_bytes(first[1].device))
         if client in self._near:
             self._near_bytes -= size_in_bytes(self._near.pop(client))
-        self._near[client] = detached(memory, first[1].device)
+        self._near[client] = copy_to_device(memory, first[1].device)
         self._near_bytes += size_in_bytes(memory)
         self._newer.add(client)
         while self._near_bytes > self._room:
@@ -60,7 +60,7 @@ class StateCache:
                 self._move_to_host(oldest, tree)
 
     def _move_to_host(self, client: int, memory: Tree) -> None:
-        self._states.put(client, dict(leaves(detached(memory, "cpu"))))
+        self._states.put(client, dict(leaves(copy_to_device(memory, "cpu"))))
         self._newer.discard(client)
 
     def changed(self) -> Mapping[int, State]:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from holdfast import metrics
+from holdfast.core.trees import to_device
 from holdfast.data.skew import minority_classes
-from holdfast.engine.clients import Broadcast, ClientRunner, Job, on_device
+from holdfast.engine.clients import Broadcast, ClientRunner, Job
 from holdfast.methods.base import Tensors, Tree
 from holdfast.metrics.summary import mean_and_deviation
 from holdfast.models.network import Output
@@ -148,7 +149,7 @@ class StreamEvaluation:
     def _private(self, k: int, number: int) -> PrivateModel:
         """The private model of a client that has taken part."""
         loop, method, server = self.loop, self.loop.method, self.loop.server
-        memory = on_device(loop.memories.get(k) or {}, loop.context.device)
+        memory = to_device(loop.memories.get(k) or {}, loop.context.device)
         params = server.params | memory.get("head", {})
         state: Tree = memory.get("method", {})
         if state and method.overrides("initial_params"):

@@ -11,9 +11,11 @@ from queue import SimpleQueue
 import torch
 
 from holdfast.core.settings import Settings
+from holdfast.core.trees import clone
+from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Job
 from holdfast.engine.sequential import SequentialEngine
-from holdfast.methods.base import Method, Tree
+from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
 
 
@@ -34,12 +36,14 @@ class ThreadPoolEngine:
         self.idle: SimpleQueue[SequentialEngine] = SimpleQueue()
         for _ in range(workers):
             self.idle.put(
-                SequentialEngine(method, replace(context, network=context.network.twin()), data, settings)
+                SequentialEngine(method, replace(context, network=context.network.clone()), data, settings)
             )
         self.workers = workers
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="client")
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult]:
         """Train the clients; results come in their order and are the caller's to keep."""
         waiting: deque[Future[ClientResult]] = deque()
         left = iter(jobs)
@@ -69,10 +73,6 @@ class ThreadPoolEngine:
 
 def _kept(result: ClientResult) -> ClientResult:
     """A copy, since the working copy of the model trains the next client now."""
-    params, buffers, sums, memory = map(_cloned, (result.params, result.buffers, result.sums, result.memory))
-    shared = params if result.shared is result.params else _cloned(result.shared)
+    params, buffers, sums, memory = map(clone, (result.params, result.buffers, result.sums, result.memory))
+    shared = params if result.shared is result.params else clone(result.shared)
     return replace(result, params=params, buffers=buffers, shared=shared, sums=sums, memory=memory)
-
-
-def _cloned(tree: Tree) -> Tree:
-    return {k: _cloned(v) if isinstance(v, dict) else v.clone() for k, v in tree.items()}

@@ -1,8 +1,8 @@
-"""Real federations on Flower: data stays where it is, the method file stays as it is.
+"""Federations of real sites on Flower, for every method and without changes to it.
 
-A Flower app needs one module. It says where a site's samples are, what the server tests with, and, where these
-are one's own, which model and method; see `FlowerApp`. Flower's SuperLink and SuperNodes do the networking, TLS
-and node authentication.
+A Flower app is one module with a `FlowerApp`: functions that return a site's samples and the server's, and optionally
+a model and a method of the user's own. Flower's SuperLink and SuperNodes provide networking, TLS and node
+authentication.
 """
 
 from holdfast.flower.app import FlowerApp, for_server

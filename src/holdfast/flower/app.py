@@ -1,9 +1,9 @@
-"""A Flower app from a user's few functions: the ServerApp drives the rounds, the ClientApp trains at a site."""
+"""A Flower app from a few functions of the user: the ServerApp runs the rounds, the ClientApp trains at a site."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.random import counter_key
-from holdfast.core.settings import Settings
+from holdfast.core.settings import DEFAULTS, SCHEDULE_SETTINGS, Role, Settings, settings_with
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.methods.base import Method
@@ -26,32 +26,31 @@ if TYPE_CHECKING:
     from flwr.serverapp import ServerApp
 
 Config = Mapping[str, Any]
-"""Flat settings as Flower hands them out: text, numbers, true and false."""
+"""Flat settings as Flower passes them: text, numbers, true and false."""
 
-SETTINGS = {field.name for field in fields(Settings)} - {"probe_every", "checkpoint_seconds"}
-CHOICES = {"method", "model", "batchnorm", "classifier", "precision"}
+SETTINGS = {*settings_with(Role.RESULT, Role.LIMIT)} - {"probe_every"}
 OWN = ("clients", "out", "wait", "schedule")
 FREE = "data"  # keys of the app's own functions begin with this
 
 
 @dataclass(frozen=True, eq=False)
 class FlowerApp:
-    """What a user writes; ``server_app()`` and ``client_app()`` are what Flower runs.
+    """A federation on Flower, defined by its data; Flower runs ``server_app()`` and ``client_app()``.
 
     Attributes:
-        site_data: called at a site with its ``--node-config`` and the run's config; gives the site's samples as
-            the training part of a `Dataset`: one client, whose number is ``partition-id``. Or a `Federation`,
-            for a simulation: the site then serves its clients ``partition-id``, ``partition-id`` +
+        site_data: called at a site with its ``--node-config`` and the run's config; returns the site's samples as
+            the training part of a `Dataset`, which is one client with the number ``partition-id``. For simulations
+            it may return a `Federation`, of which the site serves the clients ``partition-id``, ``partition-id`` +
             ``num-partitions``, and so on.
-        server_data: called at the server with the run's config; gives the samples that models are tested on
-            and, as the training part, those that the server itself holds (`for_server`).
-        model: makes one's own ``torch.nn.Module``; otherwise the run's config says ``model = "cnn"``.
-        method: one's own `Method`; otherwise the run's config says ``method = "fedntd:beta=1"``.
+        server_data: called at the server with the run's config; returns the samples on which models are tested
+            and, as the training part, the server's own training samples (`for_server`).
+        model: makes the ``torch.nn.Module``; by default the run's config names it, ``model = "cnn"``.
+        method: the `Method`; by default the run's config names it, ``method = "fedntd:beta=1"``.
 
     The run's config (``[tool.flwr.app.config]``) holds the settings of `holdfast.train` with hyphens
-    (``batch-size``), and ``clients`` (how many there are), ``out`` (the run's directory on the server), ``wait``
+    (``batch-size``), and ``clients`` (their number), ``out`` (the run's directory on the server), ``wait``
     (seconds to wait for all clients at the start) and, for streams, ``schedule``. Keys that begin with ``data``
-    are the app's own. ``""``, or 0 where that makes no sense, stands for "not given".
+    are free for the app's own functions. ``""``, or 0 where it is not a valid value, means that a key is not set.
     """
 
     site_data: Callable[[Config, Config], Dataset | Federation]
@@ -77,51 +76,50 @@ class FlowerApp:
         """The app for the sites."""
         from flwr.clientapp import ClientApp
 
-        from holdfast.flower.site import ANSWERS
+        from holdfast.flower.site import HANDLERS
 
         app = ClientApp()
-        for kind, answer in ANSWERS.items():
-            self._register(app, kind, answer)
+        for kind, handler in HANDLERS.items():
+            self._register(app, kind, handler)
         return app
 
-    def _register(self, app: Any, kind: str, answer: Callable[..., Any]) -> None:
+    def _register(self, app: Any, kind: str, handler: Callable[..., Any]) -> None:
         category, _, action = kind.partition(".")
         register = getattr(app, category)
 
         @register(*[action] if action else [])  # type: ignore[untyped-decorator, unused-ignore]
         def handle(message: Any, context: Any) -> Any:
-            return answer(self, AppConfig(self, context.run_config), message, context.node_config)
+            return handler(self, AppConfig(self, context.run_config), message, context.node_config)
 
 
 class AppConfig:
-    """A run's config, understood: the same on the server and at every site."""
+    """The parsed config of a run; the server and all sites have the same."""
 
     def __init__(self, app: FlowerApp, config: Config) -> None:
         self.app, self.config = app, dict(config)
         given: dict[str, Any] = {}
-        known = {name.replace("_", "-") for name in SETTINGS | CHOICES} | {*OWN}
+        known = {name.replace("_", "-") for name in SETTINGS} | {*OWN}
         for key, value in config.items():
             if key.startswith(FREE) or key in OWN:
                 continue
             if key not in known:
                 raise unknown("key of [tool.flwr.app.config]", key, known)
             given[key.replace("-", "_")] = value
-        optional = {field.name for field in fields(Experiment) if field.default is None}
+        optional = {name for name, default in DEFAULTS.items() if default is None}
         given = {k: v for k, v in given.items() if v != "" and not (k in optional and v == 0)}
         # Testing local models on the server is to be asked for: what a method keeps at its client would leave it.
         experiment = Experiment.from_mapping({"evaluate_locals": False, **given})
-        values = {field.name: getattr(experiment, field.name) for field in fields(Settings)}
+        values = {name: getattr(experiment, name) for name in SCHEDULE_SETTINGS}
         # Sites keep what they remember for the last checkpoint only, so there is one every round.
         self.settings = Settings(**values | {"checkpoint_seconds": 0.0})
         self.described = experiment.describe()
 
     @cached_property
     def method(self) -> Method:
-        """The method."""
         return self.app.method or method_from(self.described["method"])
 
     def model(self) -> ModelSpec | nn.Module:
-        """The model; one's own is made with the run's seed, so that it starts alike everywhere."""
+        """The model; the app's own is made with the run's seed, so that its initial weights are the same everywhere."""
         if self.app.model is None:
             return ModelSpec.from_description(self.described["model"])
         with torch.random.fork_rng(devices=[]):
@@ -129,7 +127,7 @@ class AppConfig:
             return self.app.model()
 
     def option(self, key: str, default: Any = None) -> Any:
-        """One of the keys that concern Flower alone."""
+        """The value of a key that is not a setting of `holdfast.train`."""
         value = self.config.get(key, default)
         if value in ("", None):
             raise HoldfastError(f"[tool.flwr.app.config] needs '{key}'")
@@ -137,6 +135,6 @@ class AppConfig:
 
 
 def for_server(dataset: Dataset, public: np.ndarray | None = None) -> Dataset:
-    """The data set as a server has it: its test samples, and of the training ones those with the ids ``public``."""
+    """A server's data set: the test samples, and the training samples with the ids ``public`` (none by default)."""
     ids = torch.from_numpy(np.empty(0, np.int64) if public is None else public)
     return replace(dataset, x_train=dataset.x_train[ids], y_train=dataset.y_train[ids], groups={})

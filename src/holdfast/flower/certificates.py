@@ -1,6 +1,6 @@
-"""Keys and certificates for a federation of one's own: an authority, the server's certificate, the nodes' keys.
+"""Keys and certificates for TLS and node authentication: an authority, the server's certificate, the nodes' keys.
 
-What ``openssl`` and ``ssh-keygen`` would make, in the formats that Flower reads.
+They are in the formats that Flower reads, as ``openssl`` and ``ssh-keygen`` would write them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ DAYS = 365
 def write_certificates(
     folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: int = DAYS
 ) -> list[Path]:
-    """Write everything that TLS and node authentication need; nothing that exists is replaced.
+    """Write the files that TLS and node authentication need; existing files are not replaced.
 
-    ``hosts`` are the names and addresses under which sites reach the server, ``nodes`` the sites' names. An
-    authority that is already in ``folder`` signs again, so that new hosts and nodes can be added later. Gives the
-    files that were written:
+    ``hosts`` are the server's host names and addresses, ``nodes`` the sites' names. An authority that exists in
+    ``folder`` is used again, so that hosts and nodes can be added later. Returns the files written, of these:
 
         ca.crt, ca.key              the authority; every site gets ca.crt, nobody gets ca.key
         server.pem, server.key      the server's certificate and its key
-        nodes/NAME, nodes/NAME.pub  a node's key, for that node alone, and what the server registers
-        superexec.secret            what the server's own processes prove themselves with
+        nodes/NAME, nodes/NAME.pub  a node's private key, for that node alone, and its public key, for the server
+        superexec.secret            the secret by which the server's own processes authenticate
     """
     if not hosts:
-        raise HoldfastError("a certificate needs the names or addresses under which the server is reached")
+        raise HoldfastError("a certificate needs the server's host names or addresses")
     with files.writing(folder):
         (folder / "nodes").mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -90,7 +89,7 @@ def _authority(days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Holdfast federation")])
     certificate = (
-        _begun(name, name, key, days)
+        _builder(name, name, key, days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
@@ -107,7 +106,7 @@ def _server(
 ) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
     return (
-        _begun(name, authority.subject, key, days)
+        _builder(name, authority.subject, key, days)
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
@@ -116,7 +115,7 @@ def _server(
     )
 
 
-def _begun(
+def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)

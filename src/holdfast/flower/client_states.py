@@ -7,17 +7,16 @@ from pathlib import Path
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
-from holdfast.core.trees import leaves, unflatten
+from holdfast.core.trees import Tree, leaves, unflatten
 from holdfast.flower.app import Config
-from holdfast.methods.base import Tree
 from holdfast.runs.tensors import from_bytes, to_bytes
 
 
 class SiteClientStates:
-    """One file for each client and round, ``STATE-DIR/RUN/CLIENT/ROUND.safetensors``.
+    """One file per client and round, ``STATE-DIR/RUN/CLIENT/ROUND.safetensors``.
 
-    The server says from which round's memory a client goes on: a round that was never completed, or whose
-    result the server refused, is forgotten like that.
+    The server names the round whose memory a client continues from. The memory of a round that was never completed,
+    or whose result the server refused, is thus ignored.
     """
 
     def __init__(self, node: Config, run: str) -> None:
@@ -25,7 +24,7 @@ class SiteClientStates:
         self.root = Path(str(node.get("state-dir") or home / "holdfast")) / run
 
     def get(self, client: int, round: int) -> Tree | None:
-        """What the client remembered after that round; None where nothing is kept of it."""
+        """What the client remembered after that round; None if there is no file of it."""
         path = self._file(client, round)
         if not path.exists():
             return None
@@ -35,11 +34,11 @@ class SiteClientStates:
             return unflatten(from_bytes(data))
         except ValueError as error:
             raise HoldfastError(
-                f"{path} is damaged ({error}); remove it, and the client starts afresh"
+                f"{path} is damaged ({error}); remove it, and the client starts without a memory"
             ) from None
 
-    def put(self, client: int, round: int, memory: Tree, before: int) -> None:
-        """Keep what the client remembers after ``round``, which it went on to from ``before``."""
+    def put(self, client: int, round: int, memory: Tree, previous: int) -> None:
+        """Store what the client remembers after ``round``, which it started with the memory of ``previous``."""
         flat = dict(leaves(memory))
         if not flat:
             return
@@ -47,8 +46,8 @@ class SiteClientStates:
         with files.writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(path, to_bytes(flat))
-        # A server that goes back a checkpoint may name the one before; older ones are never asked for again.
-        older = sorted(n for n in self._rounds(client) if n < before)
+        # Keep one older file, for a server that resumes from the checkpoint before.
+        older = sorted(n for n in self._rounds(client) if n < previous)
         for n in older[:-1]:
             self._file(client, n).unlink(missing_ok=True)
 

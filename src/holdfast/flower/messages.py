@@ -1,4 +1,4 @@
-"""What server and sites say to each other, as Flower's records; everything received is checked here first."""
+"""Messages between server and sites, as Flower's records; everything received is validated here."""
 
 from __future__ import annotations
 
@@ -9,106 +9,108 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from holdfast.flower.wire import Form, Packed, WireError, pack, unpack
-from holdfast.methods.base import Tree
+from holdfast.core.trees import Tree
+from holdfast.flower.wire import PackedArray, TreeSpec, WireError, pack, unpack
 
-DESCRIBE, TRAIN, SURVEY, SAMPLES = "query", "train", "query.survey", "query.samples"
-"""Kinds of messages: who is there, train, speak of the final model, hand out samples."""
+DESCRIBE = "query"  # report the site's clients
+TRAIN = "train"  # train clients for one round
+STATISTICS = "query.statistics"  # compute statistics of clients under the final model
+SAMPLES = "query.samples"  # send single samples
 
-NUMPY = "numpy.ndarray"  # Flower's own name for the format, so that its mods can read it
+NUMPY = "numpy.ndarray"  # Flower's name for the array format, so that its mods can read it
 
 
-def record_of(tree: Tree) -> ArrayRecord:
-    """A tree of tensors as a record."""
+def tree_to_record(tree: Tree) -> ArrayRecord:
     arrays = {
-        manifest: Array(dtype=one.dtype, shape=one.shape, stype=NUMPY, data=one.data)
-        for manifest, one in pack(tree).items()
+        manifest: Array(dtype=packed.dtype, shape=packed.shape, stype=NUMPY, data=packed.data)
+        for manifest, packed in pack(tree).items()
     }
     return ArrayRecord(arrays)
 
 
-def tree_of(content: RecordDict, name: str, expected: Form | None = None, free: str | None = None) -> Tree:
-    """The tree in a record, which must be as ``expected``, but for the group ``free``; without ``expected`` any."""
+def tree_from_record(
+    content: RecordDict, name: str, expected: TreeSpec | None = None, unchecked: str | None = None
+) -> Tree:
+    """The tree in the record called ``name``; for ``expected`` and ``unchecked`` see `unpack`."""
     record = content.get(name)
     if not isinstance(record, ArrayRecord):
-        raise WireError("wrong keys", f"there are no tensors called '{name}'")
-    packed = {manifest: Packed(one.dtype, tuple(one.shape), one.data) for manifest, one in record.items()}
-    return unpack(packed, expected, free)
+        raise WireError("wrong keys", f"there is no record of tensors called '{name}'")
+    packed = {
+        manifest: PackedArray(array.dtype, tuple(array.shape), array.data)
+        for manifest, array in record.items()
+    }
+    return unpack(packed, expected, unchecked)
 
 
-class FieldReader:
-    """The plain values in a message, each read with its type and range."""
+class ConfigReader:
+    """Typed access to the values of a config record; a value of another type or range raises a `WireError`."""
 
     def __init__(self, content: RecordDict, name: str) -> None:
         record = content.get(name)
         if not isinstance(record, ConfigRecord):
-            raise WireError("wrong keys", f"there is no record called '{name}'")
+            raise WireError("wrong keys", f"there is no config record called '{name}'")
         self._record, self._name = record, name
 
-    def whole(self, key: str, low: int = 0, high: int = 2**62) -> int:
-        """A whole number."""
+    def integer(self, key: str, low: int = 0, high: int = 2**62) -> int:
         value = self._record.get(key)
         if type(value) is not int or not low <= value <= high:
-            raise self._wrong(key, f"a whole number from {low} to {high}")
+            raise self._error(key, f"a whole number from {low} to {high}")
         return value
 
     def number(self, key: str) -> float:
-        """A finite number."""
         value = self._record.get(key)
         if type(value) is not float or not math.isfinite(value):
             raise WireError("not finite", f"'{key}' is {value!r:.40}; it must be a finite number")
         return value
 
-    def text(self, key: str, longest: int = 10_000) -> str:
-        """Text."""
+    def text(self, key: str, max_length: int = 10_000) -> str:
         value = self._record.get(key)
-        if not isinstance(value, str) or len(value) > longest:
-            raise self._wrong(key, f"text of at most {longest} letters")
+        if not isinstance(value, str) or len(value) > max_length:
+            raise self._error(key, f"text of at most {max_length} characters")
         return value
 
-    def wholes(self, key: str, count: int | None = None) -> list[int]:
-        """Whole numbers of at least 0, ``count`` of them."""
+    def integers(self, key: str, count: int | None = None) -> list[int]:
+        """Whole numbers of at least 0; ``count`` of them, if given."""
         value = self._record.get(key)
-        right = isinstance(value, list) and all(type(n) is int and 0 <= n < 2**62 for n in value)
-        if not right or (count is not None and len(value) != count):
-            raise self._wrong(key, "whole numbers" if count is None else f"{count} whole numbers")
+        valid = isinstance(value, list) and all(type(n) is int and 0 <= n < 2**62 for n in value)
+        if not valid or (count is not None and len(value) != count):
+            raise self._error(key, "whole numbers" if count is None else f"{count} whole numbers")
         return list(value)
 
     def numbers(self, key: str, count: int) -> list[float]:
-        """Numbers."""
+        """``count`` numbers, which may be infinite or NaN."""
         value = self._record.get(key)
         if not isinstance(value, list) or len(value) != count or any(type(n) is not float for n in value):
-            raise self._wrong(key, f"{count} numbers")
+            raise self._error(key, f"{count} numbers")
         return list(value)
 
-    def _wrong(self, key: str, right: str) -> WireError:
+    def _error(self, key: str, required: str) -> WireError:
         value = self._record.get(key)
-        return WireError("wrong values", f"'{key}' of {self._name} is {value!r:.40}; it must be {right}")
+        return WireError("wrong values", f"'{key}' of {self._name} is {value!r:.40}; it must be {required}")
 
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """What a site is told beside the model when it is to work."""
+    """The settings of one round that the server sends to a site with the model."""
 
-    run: str  # this run's name for the site's disk
+    run: str  # id of the run, 32 hexadecimal digits
     round: int
     stage: int
     clients: Sequence[int]
-    remembers: Sequence[int]  # the round whose memory each client shall go on from; 0: none
+    memory_rounds: Sequence[int]  # for each client, the round whose memory it continues from; 0: none
     num_clients: int
     class_counts: Sequence[int]
-    bounds: tuple[float, float]  # the smallest and largest value that any sample of the federation has
+    bounds: tuple[float, float]  # the smallest and largest value of any sample in the federation
     stages: int
 
-    def record(self) -> ConfigRecord:
-        """As it travels."""
+    def to_record(self) -> ConfigRecord:
         return ConfigRecord(
             {
                 "run": self.run,
                 "round": self.round,
                 "stage": self.stage,
                 "clients": list(self.clients),
-                "remembers": list(self.remembers),
+                "memory-rounds": list(self.memory_rounds),
                 "num-clients": self.num_clients,
                 "class-counts": list(self.class_counts),
                 "bounds": [float(value) for value in self.bounds],
@@ -117,25 +119,25 @@ class RoundRequest:
         )
 
     @classmethod
-    def read(cls, content: RecordDict, classes: int) -> RoundRequest:
-        """As it arrived."""
-        facts = FieldReader(content, "orders")
-        run, clients, bounds = facts.text("run", 32), facts.wholes("clients"), facts.numbers("bounds", 2)
+    def from_record(cls, content: RecordDict, num_classes: int) -> RoundRequest:
+        config = ConfigReader(content, "request")
+        run, clients = config.text("run", 32), config.integers("clients")
+        bounds = config.numbers("bounds", 2)
         if len(run) != 32 or not all(letter in "0123456789abcdef" for letter in run):
-            raise WireError("wrong values", "a run's name must be 32 hexadecimal digits")
+            raise WireError("wrong values", "a run's id must be 32 hexadecimal digits")
         return cls(
             run=run,
-            round=facts.whole("round", 1),
-            stage=facts.whole("stage"),
+            round=config.integer("round", 1),
+            stage=config.integer("stage"),
             clients=clients,
-            remembers=facts.wholes("remembers", len(clients)),
-            num_clients=facts.whole("num-clients", 1),
-            class_counts=facts.wholes("class-counts", classes),
+            memory_rounds=config.integers("memory-rounds", len(clients)),
+            num_clients=config.integer("num-clients", 1),
+            class_counts=config.integers("class-counts", num_classes),
             bounds=(bounds[0], bounds[1]),
-            stages=facts.whole("stages", 1),
+            stages=config.integer("stages", 1),
         )
 
 
-def message(kind: str, node: int, content: Mapping[str, Any], ttl: float | None = None) -> Message:
-    """A message to a node."""
+def make_message(kind: str, node: int, content: Mapping[str, Any], ttl: float | None = None) -> Message:
+    """A message to a node, valid for ``ttl`` seconds."""
     return Message(RecordDict(dict(content)), node, kind, ttl=ttl)

@@ -1,4 +1,4 @@
-"""The nodes that are there, the clients each of them serves, and messages to them."""
+"""The connected nodes, the clients of each node, and messages to them."""
 
 from __future__ import annotations
 
@@ -15,104 +15,111 @@ from flwr.serverapp import Grid
 from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast.engine.clients import Incident
-from holdfast.flower.messages import DESCRIBE, message
-from holdfast.flower.population import SiteReport, describe_clients, in_a_line
+from holdfast.flower.messages import DESCRIBE, make_message
+from holdfast.flower.population import SiteReport, format_clients
 from holdfast.flower.wire import WireError
 
-LOOK_SECONDS = 60.0  # in which a node must say who it is
-ERRORS = {2: "failed", 5: "site lost", 8: "site crashed"}
-"""Flower's error codes in a word."""
+DESCRIBE_SECONDS = 60.0  # timeout for a new node's report
+ERROR_KINDS = {2: "failed", 5: "site lost", 8: "site crashed"}
+"""The kind of incident by Flower's error code."""
 
-_log = logging.getLogger("flwr")  # Flower shows what this says
+_log = logging.getLogger("flwr")  # the logger whose records Flower displays
 
 
 class Nodes:
-    """Which node serves which clients; a node is asked when it first appears."""
+    """The connected nodes and their clients; each node is asked for a report when it first connects."""
 
     def __init__(self, grid: Grid, dataset: Dataset) -> None:
         self.grid, self.dataset = grid, dataset
-        self.reports: dict[int, SiteReport] = {}  # by node, the newest last
-        self.of_client: dict[int, int] = {}
+        self.reports: dict[int, SiteReport] = {}  # by node, in the order of arrival
+        self.of_client: dict[int, int] = {}  # the node of each client
 
-    def look(self, seconds: float = LOOK_SECONDS) -> None:
-        """See who has come and who has gone; where Flower does not say, all is as it was."""
+    def refresh(self, seconds: float = DESCRIBE_SECONDS) -> None:
+        """Update the connected nodes; if the SuperLink cannot be reached, they stay as they are."""
         try:
             online = set(self.grid.get_node_ids())
-            strangers = sorted(online - self.reports.keys())
-            asked = [message(DESCRIBE, node, {}, ttl=seconds) for node in strangers]
-            replies = list(self.grid.send_and_receive(asked, timeout=seconds)) if asked else []
-        except (
-            Exception
-        ) as error:  # of many types: refused calls, uploads that a restart cut, replies it cannot read
+            new = sorted(online - self.reports.keys())
+            requests = [make_message(DESCRIBE, node, {}, ttl=seconds) for node in new]
+            replies = list(self.grid.send_and_receive(requests, timeout=seconds)) if requests else []
+        except Exception as error:  # of many types: refused calls, interrupted uploads, unreadable replies
             _log.warning("Holdfast: the SuperLink does not answer: %s", _first_line(error))
             return
         self.reports = {node: report for node, report in self.reports.items() if node in online}
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
-                _log.warning("Holdfast: node %s: %s", node, in_a_line(reply.error.reason))
+                _log.warning("Holdfast: node %s: %s", node, last_line(reply.error.reason))
                 continue
             try:
-                report = SiteReport.read(reply, self.dataset.num_classes)
+                report = SiteReport.from_message(reply, self.dataset.num_classes)
             except WireError as error:
-                _log.warning("Holdfast: node %s says what makes no sense: %s", node, error)
+                _log.warning("Holdfast: node %s sends an invalid report: %s", node, error)
                 continue
             self._check(report)
             self.reports[node] = report
         self.of_client = {client: node for node, report in self.reports.items() for client in report.clients}
 
     def _check(self, report: SiteReport) -> None:
-        """A site's samples must look like the server's."""
-        who = f"the site of client {describe_clients(report.clients)}"
+        """Refuse a site whose samples differ in kind from the server's."""
+        site = f"the site of client {format_clients(report.clients)}"
         if report.shape != list(self.dataset.shape):
             raise HoldfastError(
-                f"{who} has samples of shape {report.shape}, the server of {list(self.dataset.shape)}"
+                f"{site} has samples of shape {report.shape}, the server of {list(self.dataset.shape)}"
             )
         if report.preprocess != json.dumps(asdict(self.dataset.preprocess), sort_keys=True):
-            raise HoldfastError(f"{who} preprocesses samples otherwise than the server: {report.preprocess}")
+            raise HoldfastError(
+                f"{site} preprocesses samples differently from the server: {report.preprocess}"
+            )
 
-    def wait_for(self, clients: int, fewest: int, seconds: float) -> dict[int, SiteReport]:
-        """Wait until ``fewest`` of the clients 0 to ``clients`` - 1 are there; give their sites' reports."""
-        ends = time.monotonic() + seconds
+    def wait_for(self, clients: int, min_clients: int, seconds: float) -> dict[int, SiteReport]:
+        """Wait until ``min_clients`` of the clients 0 to ``clients`` - 1 are connected; return their sites' reports.
+
+        After ``seconds`` it raises an error that names the missing clients.
+        """
+        deadline = time.monotonic() + seconds
         while True:
-            self.look()
-            there = [k for k in range(clients) if k in self.of_client]
-            if len(there) >= fewest:
+            self.refresh()
+            connected = [k for k in range(clients) if k in self.of_client]
+            if len(connected) >= min_clients:
                 break
-            if time.monotonic() >= ends:
-                missing = describe_clients([k for k in range(clients) if k not in self.of_client])
+            if time.monotonic() >= deadline:
+                missing = format_clients([k for k in range(clients) if k not in self.of_client])
                 raise HoldfastError(
-                    f"after {seconds:g} s client {missing} of {clients} is not there; start its SuperNode, with "
+                    f"after {seconds:g} s client {missing} of {clients} is not connected; start its SuperNode, with "
                     "a partition-id of its own, or lower clients"
                 )
             time.sleep(1)
         served = [client for report in self.reports.values() for client in report.clients]
-        twice = [k for k in there if served.count(k) > 1]
-        if twice and fewest == clients:
+        twice = [k for k in connected if served.count(k) > 1]
+        if twice and min_clients == clients:
             raise HoldfastError(
-                f"client {describe_clients(twice)} is at two nodes; give each SuperNode a partition-id of its own"
+                f"client {format_clients(twice)} is at two nodes; give each SuperNode a partition-id of its own"
             )
-        return {client: self.reports[self.of_client[client]] for client in there}
+        return {client: self.reports[self.of_client[client]] for client in connected}
 
-    def ask(
+    def request(
         self, kind: str, content: Mapping[int, Mapping[str, Any]], seconds: float | None = None
     ) -> tuple[dict[int, Message], dict[int, Incident]]:
-        """Send each node its records and wait for the replies: those that came, and what is known of the others."""
-        sent = {node: message(kind, node, records, ttl=seconds) for node, records in content.items()}
+        """Send each node its records and wait for the replies.
+
+        Returns the replies and the incidents by node; a node that does not answer in time has neither.
+        """
+        requests = {node: make_message(kind, node, records, ttl=seconds) for node, records in content.items()}
         replies, faults = {}, {}  # type: dict[int, Message], dict[int, Incident]
         try:
-            received = list(self.grid.send_and_receive(list(sent.values()), timeout=seconds)) if sent else []
-        except Exception as error:  # as above; all are asked again
-            return {}, {node: Incident(-1, "not reached", _first_line(error)) for node in sent}
-        node_of = {one.metadata.message_id: node for node, one in sent.items()}
+            messages = list(requests.values())
+            received = list(self.grid.send_and_receive(messages, timeout=seconds)) if messages else []
+        except Exception as error:  # as in `refresh`; the caller tries again
+            return {}, {node: Incident(-1, "not reached", _first_line(error)) for node in requests}
+        node_of = {message.metadata.message_id: node for node, message in requests.items()}
         for reply in received:
-            # A reply that Flower makes up for a dead node does not name it.
+            # A reply that Flower makes for a lost node does not name the node.
             node = node_of.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-            if node not in sent:
+            if node not in requests:
                 continue
             if reply.has_error():
-                code, reason = reply.error.code, in_a_line(reply.error.reason)
-                faults[node] = Incident(-1, ERRORS.get(code, "failed"), reason)
+                code, reason = reply.error.code, last_line(reply.error.reason)
+                faults[node] = Incident(-1, ERROR_KINDS.get(code, "failed"), reason)
             elif node in replies:
                 faults[node] = Incident(-1, "answered twice", "the first answer counts")
             else:
@@ -120,7 +127,13 @@ class Nodes:
         return replies, faults
 
 
+def last_line(text: object) -> str:
+    """The last line that is not empty, at most 500 characters: the error message of a traceback."""
+    lines = [line for line in str(text).splitlines() if line.strip()]
+    return lines[-1][:500] if lines else ""
+
+
 def _first_line(error: Exception) -> str:
-    """The first line of an error of Flower's transport, which says the most."""
+    """Type and first line of an error of Flower's transport, whose further lines are details."""
     line, _, _ = str(error).partition("\n")
     return f"{type(error).__name__}: {line[:500]}"

@@ -1,12 +1,12 @@
-"""What the server knows of clients whose samples it never sees: how many of each class, and when."""
+"""Descriptions of the clients' data for the server, which never receives it: samples per client, stage and class."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -17,13 +17,13 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import StageSchedule
-from holdfast.flower.messages import FieldReader, tree_of
+from holdfast.flower.messages import ConfigReader, tree_from_record
 from holdfast.flower.wire import WireError
 
 
 @dataclass(frozen=True, eq=False)
 class SiteReport:
-    """What one node says of itself."""
+    """The clients of one node and the properties of its data."""
 
     clients: list[int]
     counts: np.ndarray  # int64 [clients, stages, C]: samples that arrive, by class
@@ -34,61 +34,62 @@ class SiteReport:
     preprocess: str
 
     @classmethod
-    def read(cls, reply: Message, classes: int) -> Self:
-        """The report in a reply; `WireError` where it makes no sense."""
-        facts, site = FieldReader(reply.content, "facts"), tree_of(reply.content, "site")
-        whole = {name: value.numpy() for name, value in site.items() if isinstance(value, torch.Tensor)}
-        if not whole.keys() >= {"clients", "counts"} or any(v.dtype != np.int64 for v in whole.values()):
+    def from_message(cls, reply: Message, num_classes: int) -> Self:
+        """The report in a node's reply; an invalid one raises a `WireError`."""
+        arrays = tree_from_record(reply.content, "clients")
+        found = {name: value.numpy() for name, value in arrays.items() if isinstance(value, torch.Tensor)}
+        if not found.keys() >= {"clients", "counts"} or any(v.dtype != np.int64 for v in found.values()):
             raise WireError("wrong keys", "a site's report needs clients and counts, in whole numbers")
-        clients, counts, leaves = (
-            whole["clients"],
-            whole["counts"],
-            whole.get("leaves", np.empty(0, np.int64)),
-        )
-        right = clients.ndim == 1 and counts.ndim == 3 and counts.shape[::2] == (len(clients), classes)
-        right = right and counts.shape[1] >= 1 and leaves.shape in ((0,), (len(clients),))
-        if not right or min(clients.min(initial=0), counts.min(initial=0), leaves.min(initial=0)) < 0:
-            raise WireError("wrong shape", f"a site's counts must be of [clients, stages, {classes}]")
-        # In floating point, where a sum does not wrap around.
+        clients, counts = found["clients"], found["counts"]
+        leaves = found.get("leaves", np.empty(0, np.int64))
+        valid = clients.ndim == 1 and counts.ndim == 3 and counts.shape[::2] == (len(clients), num_classes)
+        valid = valid and counts.shape[1] >= 1 and leaves.shape in ((0,), (len(clients),))
+        if not valid or min(clients.min(initial=0), counts.min(initial=0), leaves.min(initial=0)) < 0:
+            raise WireError(
+                "wrong shape", f"a site's counts must have shape [clients, stages, {num_classes}]"
+            )
+        # The sum is taken in floating point, which does not wrap around.
         if counts.sum(dtype=np.float64) >= 1 << 40 or len(set(clients.tolist())) < len(clients):
-            raise WireError("absurd size", "a site's report counts more than there can be")
-        low, high = facts.numbers("bounds", 2)
+            raise WireError("absurd size", "a site's report counts more samples or clients than there can be")
+        properties = ConfigReader(reply.content, "properties")
+        low, high = properties.numbers("bounds", 2)
         return cls(
             clients.tolist(),
             counts,
             leaves,
-            bool(facts.whole("cumulative", 0, 1)),
+            bool(properties.integer("cumulative", 0, 1)),
             (low, high),
-            facts.wholes("shape"),
-            facts.text("preprocess"),
+            properties.integers("shape"),
+            properties.text("preprocess"),
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """All clients, numbered from 0, as their sites described them."""
+    """All clients, numbered from 0, as described by the reports of their sites."""
 
-    run: str  # 32 hexadecimal digits under which sites keep what belongs to this run
+    run: str  # id of the run, 32 hexadecimal digits, by which sites find the memories of their clients
     counts: np.ndarray  # int64 [clients, stages, C]
     leaves: np.ndarray
     cumulative: bool
     bounds: tuple[float, float]
 
     @classmethod
-    def gather(cls, run: str, reports: Mapping[int, SiteReport]) -> Self:
-        """From each client's site's report."""
-        one = reports[0]
+    def from_reports(cls, run: str, reports: Mapping[int, SiteReport]) -> Self:
+        """Combine the reports of each client's site."""
+        first = reports[0]
         for client, report in reports.items():
-            if report.counts.shape[1:] != one.counts.shape[1:] or report.cumulative != one.cumulative:
-                raise HoldfastError(f"client {client} has other stages than client 0; they must be alike")
-        rows = [(r, r.clients.index(k)) for k, r in sorted(reports.items())]
-        leaves = np.array([r.leaves[at] for r, at in rows] if len(one.leaves) else [], np.int64)
-        lowest, highest = zip(*(r.bounds for r in reports.values()), strict=True)
-        counts = np.stack([r.counts[at] for r, at in rows])
-        return cls(run, counts, leaves, one.cumulative, (min(lowest), max(highest)))
+            same_stages = report.counts.shape[1:] == first.counts.shape[1:]
+            if not same_stages or report.cumulative != first.cumulative:
+                raise HoldfastError(f"client {client} has other stages than client 0; all must have the same")
+        rows = [(report, report.clients.index(k)) for k, report in sorted(reports.items())]
+        leaves = np.array([report.leaves[row] for report, row in rows] if len(first.leaves) else [], np.int64)
+        lowest, highest = zip(*(report.bounds for report in reports.values()), strict=True)
+        counts = np.stack([report.counts[row] for report, row in rows])
+        return cls(run, counts, leaves, first.cumulative, (min(lowest), max(highest)))
 
     def save(self, path: Path) -> None:
-        """Keep it beside the run: a resumed run need not wait for every site."""
+        """Write the population to a file, so that a resumed run need not wait for every site."""
         content = {
             "run": self.run,
             "counts": self.counts.tolist(),
@@ -102,7 +103,7 @@ class Population:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """What ``save`` kept."""
+        """Read a file that `save` wrote."""
         with files.reading(path):
             data = path.read_bytes()
         try:
@@ -120,24 +121,26 @@ class Population:
     def federation(self, dataset: Dataset, schedule: StageSchedule | None) -> Federation:
         """A federation whose clients' samples have labels but no content.
 
-        ``dataset`` is the server's: its training samples are public and come first; then two that are all of
-        the smallest and all of the largest value; then one id for each sample of each client, by client, stage
-        and class.
+        ``dataset`` is the server's. The sample ids are, in this order: its training samples, which are public; two
+        samples, all of whose values are the smallest and the largest possible; and the clients' samples, by client,
+        stage and class.
         """
         public = len(dataset.y_train)
-        ends = torch.stack([dataset.x_test.new_full(dataset.shape, value) for value in self.ends(dataset)])
+        extremes = torch.stack(
+            [dataset.x_test.new_full(dataset.shape, value) for value in self.value_bounds(dataset)]
+        )
         cells = np.tile(np.arange(self.counts.shape[2]), self.counts.shape[0] * self.counts.shape[1])
-        held = np.repeat(cells, self.counts.ravel())
-        labels = np.concatenate([dataset.y_train.numpy(), [0, 0], held]).astype(np.int64)
-        known = replace(
+        client_labels = np.repeat(cells, self.counts.ravel())
+        labels = np.concatenate([dataset.y_train.numpy(), [0, 0], client_labels]).astype(np.int64)
+        labelled = replace(
             dataset,
-            x_train=torch.cat([dataset.x_train, ends]),
+            x_train=torch.cat([dataset.x_train, extremes]),
             y_train=torch.from_numpy(labels),
             groups={},
         )
         sizes = self.counts.sum(2).ravel()
         return Federation(
-            known,
+            labelled,
             np.arange(public + 2, len(labels)),
             np.concatenate([[0], np.cumsum(sizes)]),
             self.counts.shape[1],
@@ -148,26 +151,20 @@ class Population:
             self.leaves,
         )
 
-    def ends(self, dataset: Dataset) -> tuple[float, float]:
-        """The smallest and largest value that a sample may have."""
+    def value_bounds(self, dataset: Dataset) -> tuple[float, float]:
+        """The smallest and largest value that a sample can have."""
         return self.bounds if dataset.x_test.is_floating_point() else (0.0, 255.0)
 
-    def whereabouts(self, place: int) -> dict[str, int]:
-        """Which client, stage, class and rank among these the sample at a place of the federation has."""
-        after = np.cumsum(self.counts.ravel())
-        cell = int(np.searchsorted(after, place, side="right"))
+    def locate(self, position: int) -> dict[str, int]:
+        """Client, stage and class of the clients' sample at ``position``, and its rank among those of this class."""
+        ends = np.cumsum(self.counts.ravel())
+        cell = int(np.searchsorted(ends, position, side="right"))
         client, stage, label = np.unravel_index(cell, self.counts.shape)
-        rank = place - (int(after[cell - 1]) if cell else 0)
+        rank = position - (int(ends[cell - 1]) if cell else 0)
         return {"client": int(client), "stage": int(stage), "label": int(label), "rank": rank}
 
 
-def describe_clients(clients: list[int]) -> str:
-    """A few numbers and how many more there are."""
+def format_clients(clients: Sequence[int]) -> str:
+    """At most ten numbers, and how many more there are: ``0, 1, 2``."""
     shown = ", ".join(map(str, clients[:10]))
     return shown if len(clients) <= 10 else f"{shown} and {len(clients) - 10} more"
-
-
-def in_a_line(value: Any) -> str:
-    """The first line of what went wrong at a site, which sends whole tracebacks."""
-    lines = [line for line in str(value).splitlines() if line.strip()]
-    return lines[-1][:500] if lines else ""

@@ -1,6 +1,6 @@
-"""A site's side: which clients it has, and what they do when the server asks.
+"""The site's side: its clients, and the handlers of the server's messages.
 
-Flower starts a new process for every message, so each answer begins with reading the site's samples.
+Flower starts a new process for every message, so each handler loads the site's samples first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
+from holdfast.core.device import choose_device, choose_precision
 from holdfast.core.errors import HoldfastError
+from holdfast.core.trees import Tree, to_device
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
-from holdfast.engine.clients import Broadcast, ClientResult, Job, on_device, private_names
-from holdfast.engine.factory import choose_device, choose_precision
+from holdfast.engine.clients import Broadcast, ClientResult, Job, private_names
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.sequential import SequentialEngine
 from holdfast.flower.app import AppConfig, Config, FlowerApp
@@ -27,52 +28,57 @@ from holdfast.flower.client_states import SiteClientStates
 from holdfast.flower.messages import (
     DESCRIBE,
     SAMPLES,
-    SURVEY,
+    STATISTICS,
     TRAIN,
     RoundRequest,
-    record_of,
-    tree_of,
+    tree_from_record,
+    tree_to_record,
 )
-from holdfast.flower.wire import form_of
-from holdfast.methods.base import Method, Tree
+from holdfast.flower.wire import spec_of
+from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
-from holdfast.models.own import network_of
+from holdfast.models.wrapping import build_network
 
 
 class Site:
     """This node's samples and the clients they belong to."""
 
-    def __init__(self, app: FlowerApp, plan: AppConfig, node: Config) -> None:
-        given = app.site_data(node, plan.config)
-        first = _whole(node, "partition-id")
-        if isinstance(given, Dataset):
-            samples = len(given.y_train)
-            self.federation = Federation(given, np.arange(samples), np.array([0, samples]))
-            self.places = {first: 0}  # a client's number in the whole federation, and its place in this one
+    def __init__(self, app: FlowerApp, app_config: AppConfig, node: Config) -> None:
+        data = app.site_data(node, app_config.config)
+        first = _node_number(node, "partition-id")
+        if isinstance(data, Dataset):
+            samples = len(data.y_train)
+            self.federation = Federation(data, np.arange(samples), np.array([0, samples]))
+            self.local_index = {
+                first: 0
+            }  # from a client's number in the whole federation to that in this one
         else:
-            self.federation = given
-            self.places = {k: k for k in range(first, given.clients, _whole(node, "num-partitions"))}
+            self.federation = data
+            step = _node_number(node, "num-partitions")
+            self.local_index = {k: k for k in range(first, data.clients, step)}
         self.dataset = self.federation.dataset
 
     def ids(self, client: int, stage: int) -> np.ndarray:
         """The ids of a client's samples at a stage."""
-        if client not in self.places:
-            raise HoldfastError(f"client {client} is not at this site, which has {sorted(self.places)[:5]}")
-        return self.federation.client(self.places[client], stage)
+        if client not in self.local_index:
+            raise HoldfastError(
+                f"client {client} is not at this site, which has {sorted(self.local_index)[:5]}"
+            )
+        return self.federation.client(self.local_index[client], stage)
 
     def counts(self) -> np.ndarray:
-        """How many samples of each class arrive at each client at each stage: int64 ``[clients, stages, C]``."""
+        """The samples of each class that arrive at each client at each stage: int64 ``[clients, stages, C]``."""
         arriving = replace(self.federation, cumulative=False, leaves=np.empty(0, np.int64))
-        places = list(self.places.values())
-        return np.stack([arriving.label_counts(places, s) for s in range(arriving.stages)], axis=1)
+        rows = list(self.local_index.values())
+        return np.stack([arriving.label_counts(rows, s) for s in range(arriving.stages)], axis=1)
 
     def bounds(self) -> list[float]:
-        """The smallest and the largest value in any sample."""
-        least, most = self.dataset.x_train.aminmax()
-        return [float(least), float(most)]
+        """The smallest and the largest value of any sample."""
+        low, high = self.dataset.x_train.aminmax()
+        return [float(low), float(high)]
 
 
-def _whole(node: Config, key: str) -> int:
+def _node_number(node: Config, key: str) -> int:
     value = node.get(key)
     if not isinstance(value, int) or value < 0:
         raise HoldfastError(
@@ -81,60 +87,63 @@ def _whole(node: Config, key: str) -> int:
     return value
 
 
-def describe(app: FlowerApp, plan: AppConfig, message: Message, node: Config) -> Message:
-    """Say which clients are here, and how many samples of each class they have."""
-    site = Site(app, plan, node)
+# Handlers of messages -----------------------------------------------------------------------------------------
+
+
+def describe(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
+    """Report the clients at this site and their samples of each class."""
+    site = Site(app, app_config, node)
     leaves = site.federation.leaves
-    places = list(site.places.values())
-    arrays = {"clients": torch.tensor(list(site.places)), "counts": torch.from_numpy(site.counts())}
+    arrays = {"clients": torch.tensor(list(site.local_index)), "counts": torch.from_numpy(site.counts())}
     if len(leaves):
-        arrays["leaves"] = torch.from_numpy(leaves[places])
-    facts = {
+        arrays["leaves"] = torch.from_numpy(leaves[list(site.local_index.values())])
+    properties = {
         "bounds": site.bounds(),
         "shape": list(site.dataset.shape),
         "cumulative": int(site.federation.cumulative),
         "preprocess": json.dumps(asdict(site.dataset.preprocess), sort_keys=True),
     }
-    return _reply(message, {"site": record_of(arrays), "facts": ConfigRecord(facts)})
+    return _reply(message, {"clients": tree_to_record(arrays), "properties": ConfigRecord(properties)})
 
 
-def train(app: FlowerApp, plan: AppConfig, message: Message, node: Config) -> Message:
-    """Train the clients that are asked for, each by itself: one that fails does not stop the others."""
-    work = Work(app, plan, message, node)
-    return _reply(message, dict(_each(work, lambda k, remembers: work.train(k, remembers))))
+def train(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
+    """Train the requested clients one by one; an error of one does not affect the others."""
+    work = RoundWork(app, app_config, message, node)
+    return _reply(message, dict(_for_each_client(work, work.train)))
 
 
-def survey(app: FlowerApp, plan: AppConfig, message: Message, node: Config) -> Message:
-    """What the clients say of the final model."""
-    work = Work(app, plan, message, node)
-    return _reply(message, dict(_each(work, lambda k, remembers: work.survey(k))))
+def statistics(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
+    """Compute the requested clients' statistics under the final model."""
+    work = RoundWork(app, app_config, message, node)
+    return _reply(message, dict(_for_each_client(work, lambda client, _: work.statistics(client))))
 
 
-def samples(app: FlowerApp, plan: AppConfig, message: Message, node: Config) -> Message:
-    """Hand out single samples, as a method that shares some asks for, if this site allows it."""
-    site = Site(app, plan, node)
-    wanted = {k: v.tolist() for k, v in tree_of(message.content, "wanted").items()}
-    asked = list(zip(*(wanted[key] for key in ("client", "stage", "label", "rank")), strict=True))
+def samples(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
+    """Send single samples, at most one of each class, if this site's configuration allows it."""
+    site = Site(app, app_config, node)
+    columns = {k: v.tolist() for k, v in tree_from_record(message.content, "positions").items()}
+    positions = list(zip(*(columns[key] for key in ("client", "stage", "label", "rank")), strict=True))
     if node.get("share-samples") is not True:
         raise HoldfastError(
-            f"the server asks for {len(asked)} samples, and this site gives none; where that is wanted, its "
-            "--node-config must say share-samples=true"
+            f"the server requests {len(positions)} samples, and this site does not share any; to share them, set "
+            "share-samples=true in its --node-config"
         )
-    if len({label for _, _, label, _ in asked}) < len(asked):
+    if len({label for _, _, label, _ in positions}) < len(positions):
         raise HoldfastError(
-            "the server asks for several samples of one class; one of each is all that is given"
+            "the server requests several samples of one class; a site sends at most one of each"
         )
     labels, chosen = site.dataset.y_train.numpy(), []
-    for client, stage, label, rank in asked:
-        ids = replace(site.federation, cumulative=False).client(site.places[client], stage)
+    for client, stage, label, rank in positions:
+        ids = replace(site.federation, cumulative=False).client(site.local_index[client], stage)
         chosen.append(ids[labels[ids] == label][rank])
-    return _reply(message, {"samples": record_of({"x": site.dataset.x_train[torch.tensor(chosen)]})})
+    x = site.dataset.x_train[torch.tensor(chosen)]
+    return _reply(message, {"samples": tree_to_record({"x": x})})
 
 
-ANSWERS: dict[str, Callable[[FlowerApp, AppConfig, Message, Config], Message]] = {
+HANDLERS: dict[str, Callable[[FlowerApp, AppConfig, Message, Config], Message]] = {
     DESCRIBE: describe,
     TRAIN: train,
-    SURVEY: survey,
+    STATISTICS: statistics,
     SAMPLES: samples,
 }
 
@@ -143,106 +152,121 @@ def _reply(message: Message, content: dict[str, Any]) -> Message:
     return Message(RecordDict(content), reply_to=message)
 
 
-def _each(work: Work, answer: Callable[[int, int], dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    orders = work.orders
-    for client, remembers in zip(orders.clients, orders.remembers, strict=True):
+def _for_each_client(
+    work: RoundWork, function: Callable[[int, int], dict[str, Any]]
+) -> Iterator[tuple[str, Any]]:
+    """The records of each client, from ``function(client, memory_round)``; an error becomes a record too."""
+    request = work.request
+    for client, memory_round in zip(request.clients, request.memory_rounds, strict=True):
         try:
-            yield from answer(client, remembers).items()
-        except Exception as error:  # whatever it was, the server is told which client it was
-            what = str(error).splitlines()[0] if str(error) else ""
-            detail = what if isinstance(error, HoldfastError) else f"{type(error).__name__}: {what}"
-            yield f"failed {client}", ConfigRecord({"round": orders.round, "detail": detail[:1000]})
+            yield from function(client, memory_round).items()
+        except Exception as error:  # any error is reported with the client it belongs to
+            line = str(error).splitlines()[0] if str(error) else ""
+            detail = line if isinstance(error, HoldfastError) else f"{type(error).__name__}: {line}"
+            yield f"failed {client}", ConfigRecord({"round": request.round, "detail": detail[:1000]})
 
 
-class Work:
-    """One message's work: the model, the method and what came with the message."""
+class RoundWork:
+    """One message's work: the model, the method and the content of the message."""
 
-    def __init__(self, app: FlowerApp, plan: AppConfig, message: Message, node: Config) -> None:
-        self.plan, self.site = plan, Site(app, plan, node)
-        dataset = self.site.dataset
-        self.orders = orders = RoundRequest.read(message.content, dataset.num_classes)
+    def __init__(self, app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> None:
+        self.app_config, self.site = app_config, Site(app, app_config, node)
+        dataset, settings = self.site.dataset, app_config.settings
+        self.request = request = RoundRequest.from_record(message.content, dataset.num_classes)
         device = choose_device(str(node.get("device", "auto")))
-        dtype = choose_precision(plan.described["precision"], device)
-        network = network_of(
-            plan.model(), dataset.shape, dataset.num_classes, plan.settings.seed, device, dtype,
-            plan.described["classifier"], plan.described["batchnorm"],
+        dtype = choose_precision(app_config.described["precision"], device)
+        network = build_network(
+            app_config.model(), dataset.shape, dataset.num_classes, settings.seed, device, dtype,
+            app_config.described["classifier"], app_config.described["batchnorm"],
         )  # fmt: skip
         data = device_data(dataset, device, dtype)
         self.context = make_run_context(
             network,
             data,
-            plan.settings,
-            num_clients=orders.num_clients,
-            class_counts=np.array(orders.class_counts),
-            bounds=orders.bounds,
-            public=np.empty(0, np.int64),  # these, and one of each class, are the server's
+            settings,
+            num_clients=request.num_clients,
+            class_counts=np.array(request.class_counts),
+            bounds=request.bounds,
+            # Only the server has public samples and one sample of each class.
+            public=np.empty(0, np.int64),
             draw_one_of_each=lambda: np.full(dataset.num_classes, -1, np.int64),
-            stages=orders.stages,
+            stages=request.stages,
             read=_no_samples,
         )
-        self.method = plan.method
-        self.engine = SequentialEngine(self.method, self.context, data, plan.settings)
-        self.memory = SiteClientStates(node, orders.run)
+        self.method = app_config.method
+        self.engine = SequentialEngine(self.method, self.context, data, settings)
+        self.memories = SiteClientStates(node, request.run)
         self.content = message.content
         self.sent = self._broadcast()
 
-    def train(self, client: int, remembers: int) -> dict[str, Any]:
-        """Train one client."""
-        orders = self.orders
-        memory = self.memory.get(client, remembers) if remembers else None
-        job = Job(client, self.site.ids(client, orders.stage), orders.stage, self._own(client), memory)
+    def train(self, client: int, memory_round: int) -> dict[str, Any]:
+        """Train one client; returns the records of its reply."""
+        request = self.request
+        memory = self.memories.get(client, memory_round) if memory_round else None
+        job = Job(client, self.site.ids(client, request.stage), request.stage, self._payload(client), memory)
         result = next(self.engine.train(self.sent, [job]))
-        self.memory.put(client, orders.round, on_device(result.memory, torch.device("cpu")), remembers)
-        facts = {
-            "round": orders.round,
+        self.memories.put(client, request.round, to_device(result.memory, "cpu"), memory_round)
+        fields = {
+            "round": request.round,
             "samples": result.samples,
             "weight": float(result.weight),
             "loss": float(result.loss),
             "label-counts": result.label_counts.tolist(),
-            "remembers": int(bool(result.memory)),
-            "memory-lost": int(bool(remembers) and memory is None),
+            "has-memory": int(bool(result.memory)),
+            "memory-lost": int(bool(memory_round) and memory is None),
         }
-        told = record_of(uploaded(result, self.method, self.context, self.plan))
-        return {f"client {client}": told, f"result {client}": ConfigRecord(facts)}
+        upload = tree_to_record(build_upload(result, self.method, self.context, self.app_config))
+        return {f"client {client}": upload, f"result {client}": ConfigRecord(fields)}
 
-    def survey(self, client: int) -> dict[str, Any]:
-        """One client's word on the final model."""
-        job = Job(client, self.site.ids(client, self.orders.stage), self.orders.stage)
-        return {f"client {client}": record_of(self.engine.side.survey(job, self.sent))}
+    def statistics(self, client: int) -> dict[str, Any]:
+        """One client's statistics under the final model."""
+        job = Job(client, self.site.ids(client, self.request.stage), self.request.stage)
+        return {f"client {client}": tree_to_record(self.engine.side.survey(job, self.sent))}
 
     def _broadcast(self) -> Broadcast:
         network = self.context.network
         model = {"params": network.params, "buffers": network.buffers}
-        form = form_of(exchanged(model, self.method, self.context, self.plan))
-        sent = on_device(tree_of(self.content, "sent", form, free="payload"), self.context.device)
+        spec = spec_of(exchanged_tensors(model, self.method, self.context, self.app_config))
+        sent = tree_from_record(self.content, "broadcast", spec, unchecked="payload")
+        sent = to_device(sent, self.context.device)
         return Broadcast(
-            self.orders.round,
+            self.request.round,
             network.params | sent.get("params", {}),
             network.buffers | sent.get("buffers", {}),
             sent.get("payload", {}),
         )
 
-    def _own(self, client: int) -> Tree:
-        name = f"own {client}"
-        return on_device(tree_of(self.content, name), self.context.device) if name in self.content else {}
+    def _payload(self, client: int) -> Tree:
+        """What this client alone receives."""
+        name = f"payload {client}"
+        if name not in self.content:
+            return {}
+        return to_device(tree_from_record(self.content, name), self.context.device)
 
 
-def exchanged(model: Tree, method: Method, context: RunContext, plan: AppConfig) -> Tree:
-    """What of a model's params and buffers is sent; what stays with a client only where the server tests its model."""
-    home = () if plan.settings.evaluate_locals else private_names(method, context)
-    return {part: {k: v for k, v in model[part].items() if k not in home} for part in model}
+# Exchanged tensors --------------------------------------------------------------------------------------------
 
 
-def uploaded(result: ClientResult, method: Method, context: RunContext, plan: AppConfig) -> Tree:
-    """What of a result leaves the site."""
-    told = exchanged({"params": result.shared, "buffers": result.buffers}, method, context, plan)
-    told["sums"] = result.sums
-    if plan.settings.evaluate_locals:
+def exchanged_tensors(model: Tree, method: Method, context: RunContext, app_config: AppConfig) -> Tree:
+    """The part of a model's params and buffers that is sent.
+
+    Parameters private to a client are included only if the server tests the clients' models.
+    """
+    private = () if app_config.settings.evaluate_locals else private_names(method, context)
+    return {part: {k: v for k, v in model[part].items() if k not in private} for part in model}
+
+
+def build_upload(result: ClientResult, method: Method, context: RunContext, app_config: AppConfig) -> Tree:
+    """The tensors of a result that leave the site."""
+    model = {"params": result.shared, "buffers": result.buffers}
+    upload = exchanged_tensors(model, method, context, app_config)
+    upload["sums"] = result.sums
+    if app_config.settings.evaluate_locals:
         if method.overrides("upload_params"):
-            told["local"] = result.params
+            upload["local"] = result.params
         if method.overrides("personal_logits") or context.stages > 1:
-            told["memory"] = result.memory
-    return told
+            upload["memory"] = result.memory
+    return upload
 
 
 def _no_samples(ids: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A new Flower app, written out for a person to change."""
+"""Template of a new Flower app."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 
-APP = '''"""What this federation trains on; which model and method, and for how long, is in pyproject.toml."""
+APP = '''"""The data of this federation; the model, the method and all settings are in pyproject.toml."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +17,9 @@ from holdfast.flower import FlowerApp, for_server
 
 
 def site_data(node: Mapping[str, Any], run: Mapping[str, Any]) -> hf.Dataset | hf.Federation:
-    """This site's samples; ``node`` is what its SuperNode was started with (--node-config).
+    """This site's samples; ``node`` is the --node-config of its SuperNode.
 
-    Here every site has a part of the digits that come with scikit-learn. With data of your own:
+    In this example every site has a part of the digits that come with scikit-learn. With data of your own:
 
         arrays = np.load(node["data"])  # --node-config 'partition-id=0 data="/srv/site.npz"'
         x, y = arrays["x"], arrays["y"]
@@ -29,7 +29,7 @@ def site_data(node: Mapping[str, Any], run: Mapping[str, Any]) -> hf.Dataset | h
 
 
 def server_data(run: Mapping[str, Any]) -> hf.Dataset:
-    """What the server tests with; and the samples it may learn from, for methods that do so (FedDF, Flashback).
+    """The server's test samples, and its public samples for methods that train on them (FedDF, Flashback).
 
     With data of your own: for_server(hf.Dataset.from_arrays(x, y, x, y, classes=["healthy", "ill"])).
     """
@@ -59,7 +59,7 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "{name}"
 version = "0.1.0"
-description = "A federation of sites that keep their data"
+description = "A federation of sites"
 license = "Apache-2.0"
 dependencies = ["holdfast-fl[flower]"]
 
@@ -73,8 +73,8 @@ clientapp = "{package}.app:client"
 
 # Every setting of `holdfast run`, with hyphens; change one for a run with: flwr run . -c 'rounds=50'
 [tool.flwr.app.config]
-out = ""                # directory of the run on the server, an absolute path; the same one again: go on
-clients = 2             # how many there are in all
+out = ""                # directory of the run on the server, an absolute path; that of an unfinished run resumes it
+clients = 2             # number of clients in the federation
 wait = 600              # seconds to wait for all of them at the start
 method = "fedntd"
 model = "cnn"
@@ -85,39 +85,39 @@ batch-size = 32
 lr = 0.05
 momentum = 0.9
 seed = 0
-deadline = 0            # seconds after which a round closes without those still at work; 0: never
-min-clients = 1         # with fewer answers a round is not closed, and the run stops until it is run again
-evaluate-locals = false # true: the server tests every local model; what a method keeps at its site then leaves it
+deadline = 0            # seconds after which a round closes without the clients still training; 0: no deadline
+min-clients = 1         # with fewer usable updates in a round the run stops; it can be resumed
+evaluate-locals = false # true: the server tests every local model, so that tensors private to a client are sent too
 precision = "auto"
-data-partition = "dirichlet:0.5"  # keys that begin with data are for app.py
+data-partition = "dirichlet:0.5"  # keys that begin with data are used by app.py
 data-public = 0.0
 """
 
 README = """# {name}
 
-A [Flower](https://flower.ai) app made by `holdfast flower new`. Say where the data is in `{package}/app.py`, and
-what to train in `pyproject.toml`.
+A [Flower](https://flower.ai) app written by `holdfast flower new`. The data is defined in `{package}/app.py`; the
+model, the method and all settings are in `pyproject.toml`.
 
-On one machine, to try it (four shells; the first three stay open):
+To try it on one machine (four shells; the first three stay open):
 
     flower-superlink --insecure --disable-runtime-dependency-installation
     flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9094 --node-config 'partition-id=0 num-partitions=2'
     flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9095 --node-config 'partition-id=1 num-partitions=2'
     flwr run . local --stream -c "out='$PWD/run'"
 
-with `$FLWR_HOME/config.toml` (by default `~/.flwr/config.toml`) saying
+with these lines in `$FLWR_HOME/config.toml` (by default `~/.flwr/config.toml`):
 
     [superlink.local]
     address = "127.0.0.1:8000"
     insecure = true
 
-Then: `holdfast report run`. The same command again goes on with a run that was cut short. For real sites, with TLS
+Then: `holdfast report run`. The same `flwr run` command resumes a run that was interrupted. For real sites, with TLS
 and keys, see Holdfast's page on deployment.
 """
 
 
 def write_app(folder: Path) -> list[Path]:
-    """Write a complete app to a new folder, whose name becomes the app's."""
+    """Write a complete app to a new folder and return its files; the folder's name becomes the app's."""
     name = folder.name.lower().replace("_", "-")
     package = name.replace("-", "_")
     if not package.isidentifier():

@@ -1,4 +1,8 @@
-"""Kernels of our own for clients as lanes, where PyTorch's are slow: NVIDIA GPUs with Triton, float32."""
+"""Triton kernels for the layers, losses and optimiser steps of many clients at once: NVIDIA GPUs, float32.
+
+They serve the vectorized engine, where PyTorch's own kernels are slow. Their tensors have one more dimension in
+front, [L, ...]: the lanes. A lane is one client of the batched program.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +17,28 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
-REPAID_AFTER = 1_000_000  # samples to train on, before which compiling them takes longer than it saves
+MIN_SAMPLES_TO_COMPILE = 1_000_000  # a run that trains on fewer saves less time than compilation takes
 
 
-def worthwhile(net: nn.Module, shape: tuple[int, ...], batch_size: int, samples: float) -> bool:
-    """Whether a run that trains on so many samples in all gains by the kernels, or has them compiled already."""
-    return samples >= REPAID_AFTER or _note(net, shape, batch_size).exists()
+def compilation_pays_off(net: nn.Module, shape: tuple[int, ...], batch_size: int, samples: float) -> bool:
+    """Whether a run that trains on ``samples`` in total gains by the kernels: it is long, or they are compiled."""
+    return samples >= MIN_SAMPLES_TO_COMPILE or _compiled_marker(net, shape, batch_size).exists()
 
 
-def remember(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> None:
-    """Note, beside Triton's compiled kernels, that those of such a network are among them."""
-    note = _note(net, shape, batch_size)
-    with suppress(OSError):  # then they will be thought of as not compiled
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.touch()
+def mark_compiled(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> None:
+    """Record in Triton's cache directory that the kernels of such a network are compiled."""
+    marker = _compiled_marker(net, shape, batch_size)
+    with suppress(OSError):  # without the marker they count as not compiled
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
 
 
-def _note(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> Path:
+def _compiled_marker(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> Path:
     kinds = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm2d)
     layers = [str(module) for module in net.modules() if isinstance(module, kinds)]
-    what = repr((layers, shape, batch_size, torch.__version__)).encode() + _source()
+    key = repr((layers, shape, batch_size, torch.__version__)).encode() + _source()
     root = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
-    return Path(root) / "holdfast" / blake2b(what, digest_size=16).hexdigest()
+    return Path(root) / "holdfast" / blake2b(key, digest_size=16).hexdigest()
 
 
 @cache
@@ -48,7 +52,7 @@ def _has_triton() -> bool:
 
 
 def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the kernels cannot be used here, or None if they can."""
+    """The reason why the kernels cannot run on the device with this dtype, or None if they can."""
     if device.type != "cuda":
         return "no CUDA device"
     if dtype != torch.float32:
@@ -61,28 +65,30 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> TypeGuard[Any]:
-    """Whether a module is torch's own of one of these kinds: no subclass, and nothing hooked to it, as spectral norms
-    are. What a user made of torch's layers must not be replaced by ours."""
+    """Whether a module is exactly one of these PyTorch classes: no subclass, and without forward hooks.
+
+    Only such a module may be replaced by another implementation. Spectral norm, for example, is a hook.
+    """
     return type(module) in kinds and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def install(net: nn.Module) -> None:
-    """Let a network's convolutions, group norms, pooling and linear layers, with what follows them, run as kernels of
-    ours."""
+    """Replace a network's convolutions, group norms, pooling and linear layers by layers that run these kernels, with
+    the operations that follow them fused."""
     from holdfast.kernels.layers import LaneConv2d, LaneGroupNorm, LaneLinear, LaneMean, LaneSequential
     from holdfast.kernels.maxpool import LaneMaxPool2d
 
     for parent in list(net.modules()):
         for name, module in list(parent.named_children()):
-            if is_plain(module, nn.Conv2d) and LaneConv2d.serves(module):
+            if is_plain(module, nn.Conv2d) and LaneConv2d.supports(module):
                 setattr(parent, name, LaneConv2d(module))
-            elif is_plain(module, nn.MaxPool2d) and LaneMaxPool2d.serves(module):
+            elif is_plain(module, nn.MaxPool2d) and LaneMaxPool2d.supports(module):
                 setattr(parent, name, LaneMaxPool2d(module))
             elif is_plain(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
                 setattr(parent, name, LaneMean())
             elif type(module) is nn.Linear and module.bias is not None:
-                module.__class__ = LaneLinear  # so it keeps its hooks
+                module.__class__ = LaneLinear  # keeps its hooks
             elif type(module) is nn.GroupNorm and module.affine:
                 module.__class__ = LaneGroupNorm
-        if is_plain(parent, nn.Sequential):  # the only module that says in which order its children apply
+        if is_plain(parent, nn.Sequential):  # the only module whose layers are known to apply in order
             parent.__class__ = LaneSequential

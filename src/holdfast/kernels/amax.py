@@ -1,7 +1,7 @@
-"""What the kernels of a step note for each other: the peaks of images, which are at hand where these are written.
+"""The largest absolute values (amax) of images, recorded by the kernels that write the images.
 
-A convolution needs the largest value of its images to scale them. Finding it takes a kernel of its own, unless
-whoever wrote the images has noted it.
+A convolution scales its images by their amax. Computing it takes a kernel of its own, unless the kernel that wrote
+the images has computed it along the way and recorded it here.
 """
 
 from __future__ import annotations
@@ -14,52 +14,54 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-_LATEST = 4  # images that are remembered: they are held as long, and soon read
-_MOST_PARTS = 1024  # of a lane: all who read its images read the peaks of all of them
+_MAX_RECORDS = 4  # a record keeps its images in memory, and is read soon after it was made
+_MAX_BLOCKS = 1024  # of a lane: each program that reads the lane's images reads the amax of all of them
 
-_noted: deque[tuple[Tensor, Tensor]] | None = (
-    None  # of this process: gradients are computed in threads of torch's
-)
+# Shared by all threads of the process, since autograd computes gradients in threads of its own.
+_records: deque[tuple[Tensor, Tensor]] | None = None
 
 
 @contextmanager
-def noting() -> Iterator[None]:
-    """In here notes are kept."""
-    global _noted
-    _noted = deque(maxlen=_LATEST)
+def recording_amax() -> Iterator[None]:
+    """Keep records within this context, and drop them at its end."""
+    global _records
+    _records = deque(maxlen=_MAX_RECORDS)
     try:
         yield
     finally:
-        _noted = None
+        _records = None
 
 
-def note_peaks(x: Tensor, peaks: Tensor) -> None:
-    """The ``peaks`` [L, P] of each lane's parts of the images ``x`` [L, ...], as in `padded_images`."""
-    if _noted is not None and peaks.shape[1] <= _MOST_PARTS:
-        _noted.append((x, peaks))
+def record_amax(x: Tensor, block_amax: Tensor) -> None:
+    """Record the amax of each block of each lane of the images ``x`` [L, ...].
+
+    ``block_amax`` [L, P] holds the bits of float32 values as int32, as `padded_images.block_amax` does.
+    """
+    if _records is not None and block_amax.shape[1] <= _MAX_BLOCKS:
+        _records.append((x, block_amax))
 
 
-def note_bound(x: Tensor, largest: float) -> None:
-    """That no value of the images ``x`` [L, ...] is larger."""
-    note_peaks(x, _bounds(largest, len(x), x.device))
+def record_amax_bound(x: Tensor, bound: float) -> None:
+    """Record that no absolute value of the images ``x`` [L, ...] is larger than ``bound``."""
+    record_amax(x, _constant_amax(bound, len(x), x.device))
 
 
 @lru_cache(256)
-def _bounds(largest: float, lanes: int, device: torch.device) -> Tensor:
-    """Kept: a CUDA graph cannot copy new ones from the host."""
+def _constant_amax(bound: float, lanes: int, device: torch.device) -> Tensor:
+    """Cached, since a CUDA graph cannot copy new ones from the host."""
     with torch.inference_mode(False):
-        return torch.full((lanes, 1), largest, device=device).view(torch.int32)
+        return torch.full((lanes, 1), bound, device=device).view(torch.int32)
 
 
-def noted_peaks(x: Tensor) -> Tensor | None:
-    """The peaks of ``x``, if they were noted and it is among the latest."""
-    for images, peaks in _noted or ():
-        # They are held until now, so no other tensor can have got their memory.
-        if place(images) == place(x):
-            return peaks
+def recorded_amax(x: Tensor) -> Tensor | None:
+    """The block amax of ``x``, if it is among the latest records."""
+    for images, block_amax in _records or ():
+        # The record keeps its images allocated, so no other tensor can have got their memory.
+        if memory_key(images) == memory_key(x):
+            return block_amax
     return None
 
 
-def place(tensor: Tensor) -> tuple[int, ...]:
-    """What tells a tensor from others while it is held: where it lies in memory, and how."""
+def memory_key(tensor: Tensor) -> tuple[int, ...]:
+    """Address, shape and strides: what identifies a tensor's values while its memory is allocated."""
     return (tensor.data_ptr(), *tensor.shape, *tensor.stride())

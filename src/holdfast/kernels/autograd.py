@@ -1,4 +1,4 @@
-"""What differentiable kernels with rules of their own for ``vmap`` share."""
+"""Helpers for differentiable kernels that have their own ``vmap`` rules."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ def apply(function: type[Function], *arguments: Any) -> Any:
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
-def in_lanes(info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Any]:
-    """The operands of a ``vmap`` rule with their lanes first; what all lanes share is repeated for each."""
+def expand_to_lanes(info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Any]:
+    """The operands of a ``vmap`` rule with the lanes first; those without lanes are expanded to all lanes."""
     return [
         None if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
         for t, dim in zip(tensors, dims, strict=True)
     ]
 
 
-def with_lanes(tensor: Tensor, dim: int | None) -> Tensor:
-    """The tensor with its lanes first; one lane, where it is the same for all."""
+def lanes_first(tensor: Tensor, dim: int | None) -> Tensor:
+    """The tensor with its lanes, dimension ``dim``, first; with a single lane if it has none."""
     return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
 
 
-def as_lane(tensors: Iterable[Tensor | None]) -> list[Any]:
-    """Operands as those of a single lane."""
+def add_lane_dim(tensors: Iterable[Tensor | None]) -> list[Any]:
+    """The operands of one lane, with the lane dimension in front."""
     return [None if t is None else t.unsqueeze(0) for t in tensors]
 
 
-class Gradient(Function):
-    """The gradient of a kernel, as a kernel: it has none itself."""
+class NonDifferentiable(Function):
+    """Base class of kernels without a gradient, such as those that compute the gradient of another kernel."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept."""
+        pass
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Say so."""
-        raise RuntimeError("second derivatives of the lanes' kernels are not defined")
+        raise RuntimeError("second derivatives of the vectorized engine's kernels are not defined")

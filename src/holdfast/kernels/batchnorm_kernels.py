@@ -1,28 +1,28 @@
-"""The passes of batch normalisation over images that lie channels last, and of its gradient.
+"""The Triton kernels of batch normalisation and its gradient, over channels-last images.
 
-Each is two: sums over splits of a lane's rows (a row is one pixel of one image), then what follows from them; or one
-(``whole``), where a program can hold all rows of some channels.
+A row is one pixel of one image. Each direction has two kernels, sums over splits of a lane's rows and then the result,
+or one (``single_pass``) if a program can hold all rows of some channels.
 """
 
 import triton
 import triton.language as tl
 
-from holdfast.kernels.epilogue import followed, followed_back
-from holdfast.kernels.padded_images import peak
+from holdfast.kernels.epilogue import epilogue, epilogue_backward
+from holdfast.kernels.padded_images import tile_amax
 
 
 @triton.jit
-def _counting(mask, lane, batch, pixels, r, inside, MASKED: tl.constexpr):
-    """1 for each of some rows of a lane, 0 for those that are padding or not inside."""
-    counting = inside.to(tl.float32)
+def _row_weights(mask, lane, batch, pixels, rows, valid, MASKED: tl.constexpr):
+    """1 for each of some rows of a lane, 0 for those that are padding or not valid."""
+    weights = valid.to(tl.float32)
     if MASKED:
-        counting = tl.load(mask + lane * batch + r // pixels, mask=inside, other=0.0)
-    return counting
+        weights = tl.load(mask + lane * batch + rows // pixels, mask=valid, other=0.0)
+    return weights
 
 
 @triton.jit
-def _counted(mask, lane, batch, pixels, MASKED: tl.constexpr, BATCH: tl.constexpr):
-    """How many rows of a lane are no padding."""
+def _count_rows(mask, lane, batch, pixels, MASKED: tl.constexpr, BATCH: tl.constexpr):
+    """The number of a lane's rows that are not padding, at least 1."""
     count = batch * pixels * 1.0
     if MASKED:
         image = tl.arange(0, BATCH)
@@ -31,261 +31,266 @@ def _counted(mask, lane, batch, pixels, MASKED: tl.constexpr, BATCH: tl.constexp
 
 
 @triton.jit
-def _folded(parts, which, splits, lane, lanes, c, own, C: tl.constexpr, SPLITS: tl.constexpr):
-    """The sum over all splits of one of the two sums of some channels."""
+def _add_splits(partial_sums, which, splits, lane, lanes, c, valid_c, C: tl.constexpr, SPLITS: tl.constexpr):
+    """The first (``which`` = 0) or second (1) sum of the channels ``c``, over all splits."""
     s = tl.arange(0, SPLITS)
-    at = ((s * lanes + lane) * 2 + which)[:, None] * C + c[None, :]
-    return tl.sum(tl.load(parts + at, mask=(s < splits)[:, None] & own[None, :], other=0.0), 0)
+    offsets = ((s * lanes + lane) * 2 + which)[:, None] * C + c[None, :]
+    return tl.sum(
+        tl.load(partial_sums + offsets, mask=(s < splits)[:, None] & valid_c[None, :], other=0.0), 0
+    )
 
 
 @triton.jit
-def moments(
-    x, mask, parts, batch, pixels, per_split, lanes,
+def batchnorm_moments(
+    x, mask, partial_sums, batch, pixels, rows_per_split, lanes,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Σ (x - near) and Σ (x - near)² of each channel over one split, near being the lane's first row."""
+    """Σ (x - shift) and Σ (x - shift)² of each channel over one split, where shift is the lane's first row."""
     split = tl.program_id(0)
     lane = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    own = c < C
+    valid_c = c < C
     x += lane * batch * pixels * C
-    near = tl.load(x + c, mask=own, other=0.0)
-    start = split * per_split  # of its rows
+    shift = tl.load(x + c, mask=valid_c, other=0.0)
+    start = split * rows_per_split
     x += start.to(tl.int64) * C
-    first = tl.zeros((BLOCK_C,), tl.float32)
-    second = tl.zeros((BLOCK_C,), tl.float32)
-    for row in range(0, per_split, ROWS):
+    sum_x = tl.zeros((BLOCK_C,), tl.float32)
+    sum_squares = tl.zeros((BLOCK_C,), tl.float32)
+    for row in range(0, rows_per_split, ROWS):
         r = row + tl.arange(0, ROWS)
-        inside = start + r < batch * pixels
-        real = inside[:, None] & own[None, :]
+        valid_r = start + r < batch * pixels
+        valid = valid_r[:, None] & valid_c[None, :]
         value = tl.where(
-            real, tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0) - near[None, :], 0.0
+            valid, tl.load(x + r[:, None] * C + c[None, :], mask=valid, other=0.0) - shift[None, :], 0.0
         )
-        counting = _counting(mask, lane, batch, pixels, start + r, inside, MASKED)
-        first += tl.sum(value * counting[:, None], 0)
-        second += tl.sum(value * value * counting[:, None], 0)
-    at = (split * lanes + lane) * 2 * C + c
-    tl.store(parts + at, first, mask=own)
-    tl.store(parts + at + C, second, mask=own)
+        weights = _row_weights(mask, lane, batch, pixels, start + r, valid_r, MASKED)
+        sum_x += tl.sum(value * weights[:, None], 0)
+        sum_squares += tl.sum(value * value * weights[:, None], 0)
+    offsets = (split * lanes + lane) * 2 * C + c
+    tl.store(partial_sums + offsets, sum_x, mask=valid_c)
+    tl.store(partial_sums + offsets + C, sum_squares, mask=valid_c)
 
 
 @triton.jit
-def _keep(
-    middle, var, spread, count, momentum, old_mean, old_var, old_count, mean, scale, new_mean, new_var, new_count,
-    lane, c, own, C: tl.constexpr, TRACKS: tl.constexpr,
+def _store_statistics(
+    mean_c, var_c, rstd_c, count, momentum, old_mean, old_var, old_count, mean, rstd, new_mean, new_var, new_count,
+    lane, c, valid_c, C: tl.constexpr, TRACKS: tl.constexpr,
 ):  # fmt: skip
-    """Store the statistics of some channels and, with TRACKS, the running ones after them."""
-    at = lane * C + c
-    tl.store(mean + at, middle, mask=own)
-    tl.store(scale + at, spread, mask=own)
+    """Store the batch statistics of the channels ``c`` and, with TRACKS, the updated running statistics."""
+    offsets = lane * C + c
+    tl.store(mean + offsets, mean_c, mask=valid_c)
+    tl.store(rstd + offsets, rstd_c, mask=valid_c)
     if TRACKS:
-        before = tl.load(old_mean + at, mask=own, other=0.0)
-        tl.store(new_mean + at, (1 - momentum) * before + momentum * middle, mask=own)
-        before = tl.load(old_var + at, mask=own, other=0.0)
-        unbiased = var * (count / tl.maximum(count - 1.0, 1.0))
-        tl.store(new_var + at, (1 - momentum) * before + momentum * unbiased, mask=own)
+        old = tl.load(old_mean + offsets, mask=valid_c, other=0.0)
+        tl.store(new_mean + offsets, (1 - momentum) * old + momentum * mean_c, mask=valid_c)
+        old = tl.load(old_var + offsets, mask=valid_c, other=0.0)
+        unbiased = var_c * (count / tl.maximum(count - 1.0, 1.0))
+        tl.store(new_var + offsets, (1 - momentum) * old + momentum * unbiased, mask=valid_c)
         if tl.program_id(1) == 0:
             tl.store(new_count + lane, tl.load(old_count + lane) + 1)
 
 
 @triton.jit
-def _keep_peak(peaks, lane, most):
-    """Store a program's peak beside those of the others that have the lane."""
-    parts = tl.num_programs(0) * tl.num_programs(1)
-    tl.store(peaks + lane * parts + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), most)
+def _store_amax(block_amax, lane, amax):
+    """Store the amax of what this program wrote among those of the lane's other programs."""
+    blocks = tl.num_programs(0) * tl.num_programs(1)
+    tl.store(block_amax + lane * blocks + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), amax)
 
 
 @triton.jit
-def normalise(
-    x, mask, weight, bias, added, old_mean, old_var, old_count, parts, y, peaks, mean, scale, new_mean, new_var,
-    new_count, batch, pixels, per_split, splits, lanes, eps, momentum,
+def batchnorm_forward(
+    x, mask, weight, bias, residual, old_mean, old_var, old_count, partial_sums, y, block_amax, mean, rstd, new_mean,
+    new_var, new_count, batch, pixels, rows_per_split, splits, lanes, eps, momentum,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, SPLITS: tl.constexpr,
-    MASKED: tl.constexpr, TRACKS: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
+    MASKED: tl.constexpr, TRACKS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """y = (x - mean) scale weight + bias, and what follows; the first split also keeps the statistics."""
+    """y = (x - mean) rstd weight + bias, and the epilogue; the first split also stores the statistics."""
     split = tl.program_id(0)
     lane = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    own = c < C
+    valid_c = c < C
     x += lane * batch * pixels * C
     y += lane * batch * pixels * C
-    count = _counted(mask, lane, batch, pixels, MASKED, BATCH)
-    apart = _folded(parts, 0, splits, lane, lanes, c, own, C, SPLITS) / count
-    var = _folded(parts, 1, splits, lane, lanes, c, own, C, SPLITS) / count - apart * apart
-    var = tl.maximum(var, 0.0)
-    middle = tl.load(x + c, mask=own, other=0.0) + apart
-    spread = 1.0 / tl.sqrt(var + eps)
+    count = _count_rows(mask, lane, batch, pixels, MASKED, BATCH)
+    shifted_mean = _add_splits(partial_sums, 0, splits, lane, lanes, c, valid_c, C, SPLITS) / count
+    mean_square = _add_splits(partial_sums, 1, splits, lane, lanes, c, valid_c, C, SPLITS) / count
+    var_c = tl.maximum(mean_square - shifted_mean * shifted_mean, 0.0)
+    mean_c = tl.load(x + c, mask=valid_c, other=0.0) + shifted_mean
+    rstd_c = 1.0 / tl.sqrt(var_c + eps)
     if split == 0:
-        _keep(
-            middle, var, spread, count, momentum, old_mean, old_var, old_count, mean, scale, new_mean, new_var,
-            new_count, lane, c, own, C, TRACKS,
+        _store_statistics(
+            mean_c, var_c, rstd_c, count, momentum, old_mean, old_var, old_count, mean, rstd, new_mean, new_var,
+            new_count, lane, c, valid_c, C, TRACKS,
         )  # fmt: skip
-    w = tl.load(weight + lane * C + c, mask=own, other=0.0)
-    b = tl.load(bias + lane * C + c, mask=own, other=0.0)
-    start = split * per_split
+    w = tl.load(weight + lane * C + c, mask=valid_c, other=0.0)
+    b = tl.load(bias + lane * C + c, mask=valid_c, other=0.0)
+    start = split * rows_per_split
     x += start.to(tl.int64) * C
     y += start.to(tl.int64) * C
-    added += (lane * batch * pixels + start) * C
-    most = 0
-    for row in range(0, per_split, ROWS):
+    residual += (lane * batch * pixels + start) * C
+    amax = 0
+    for row in range(0, rows_per_split, ROWS):
         r = row + tl.arange(0, ROWS)
-        real = (start + r < batch * pixels)[:, None] & own[None, :]
-        at = r[:, None] * C + c[None, :]
-        value = tl.load(x + at, mask=real, other=0.0)
-        value = (value - middle[None, :]) * spread[None, :] * w[None, :] + b[None, :]
-        value = followed(value, added, at, real, ADDS, RELU)
-        tl.store(y + at, value, mask=real)
-        most = tl.maximum(most, peak(value, real))
-    _keep_peak(peaks, lane, most)
+        valid = (start + r < batch * pixels)[:, None] & valid_c[None, :]
+        offsets = r[:, None] * C + c[None, :]
+        value = tl.load(x + offsets, mask=valid, other=0.0)
+        value = (value - mean_c[None, :]) * rstd_c[None, :] * w[None, :] + b[None, :]
+        value = epilogue(value, residual, offsets, valid, HAS_RESIDUAL, RELU)
+        tl.store(y + offsets, value, mask=valid)
+        amax = tl.maximum(amax, tile_amax(value, valid))
+    _store_amax(block_amax, lane, amax)
 
 
 @triton.jit
-def normalise_whole(
-    x, mask, weight, bias, added, old_mean, old_var, old_count, y, peaks, mean, scale, new_mean, new_var, new_count,
-    batch, pixels, eps, momentum,
+def batchnorm_forward_single_pass(
+    x, mask, weight, bias, residual, old_mean, old_var, old_count, y, block_amax, mean, rstd, new_mean, new_var,
+    new_count, batch, pixels, eps, momentum,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
-    MASKED: tl.constexpr, TRACKS: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
+    MASKED: tl.constexpr, TRACKS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """What `moments` and `normalise` do, by programs that hold all rows of their channels."""
+    """`batchnorm_moments` and `batchnorm_forward` in one, by programs that hold all rows of their channels."""
     lane = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    own = c < C
+    valid_c = c < C
     r = tl.arange(0, ROWS)
-    inside = r < batch * pixels
-    real = inside[:, None] & own[None, :]
-    at = lane * batch * pixels * C + r[:, None] * C + c[None, :]
-    near = tl.load(x + lane * batch * pixels * C + c, mask=own, other=0.0)  # so what is constant varies by 0
-    value = tl.load(x + at, mask=real, other=0.0) - near[None, :]
-    counting = _counting(mask, lane, batch, pixels, r, inside, MASKED)
-    count = tl.maximum(tl.sum(counting, 0), 1.0)
-    apart = tl.sum(value * counting[:, None], 0) / count
-    value -= apart[None, :]
-    var = tl.sum(value * value * counting[:, None], 0) / count
-    middle = near + apart
-    spread = 1.0 / tl.sqrt(var + eps)
-    _keep(
-        middle, var, spread, count, momentum, old_mean, old_var, old_count, mean, scale, new_mean, new_var,
-        new_count, lane, c, own, C, TRACKS,
+    valid_r = r < batch * pixels
+    valid = valid_r[:, None] & valid_c[None, :]
+    offsets = lane * batch * pixels * C + r[:, None] * C + c[None, :]
+    shift = tl.load(
+        x + lane * batch * pixels * C + c, mask=valid_c, other=0.0
+    )  # a constant channel has variance 0
+    value = tl.load(x + offsets, mask=valid, other=0.0) - shift[None, :]
+    weights = _row_weights(mask, lane, batch, pixels, r, valid_r, MASKED)
+    count = tl.maximum(tl.sum(weights, 0), 1.0)
+    shifted_mean = tl.sum(value * weights[:, None], 0) / count
+    value -= shifted_mean[None, :]
+    var_c = tl.sum(value * value * weights[:, None], 0) / count
+    mean_c = shift + shifted_mean
+    rstd_c = 1.0 / tl.sqrt(var_c + eps)
+    _store_statistics(
+        mean_c, var_c, rstd_c, count, momentum, old_mean, old_var, old_count, mean, rstd, new_mean, new_var,
+        new_count, lane, c, valid_c, C, TRACKS,
     )  # fmt: skip
-    w = tl.load(weight + lane * C + c, mask=own, other=0.0)
-    b = tl.load(bias + lane * C + c, mask=own, other=0.0)
-    value = followed(value * spread[None, :] * w[None, :] + b[None, :], added, at, real, ADDS, RELU)
-    tl.store(y + at, value, mask=real)
-    _keep_peak(peaks, lane, peak(value, real))
+    w = tl.load(weight + lane * C + c, mask=valid_c, other=0.0)
+    b = tl.load(bias + lane * C + c, mask=valid_c, other=0.0)
+    value = value * rstd_c[None, :] * w[None, :] + b[None, :]
+    value = epilogue(value, residual, offsets, valid, HAS_RESIDUAL, RELU)
+    tl.store(y + offsets, value, mask=valid)
+    _store_amax(block_amax, lane, tile_amax(value, valid))
 
 
 @triton.jit
-def sums_back(
-    x, dy, y, weight, bias, mean, scale, parts, dz, batch, pixels, per_split, lanes,
-    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
+def batchnorm_backward_sums(
+    x, dy, y, weight, bias, mean, rstd, partial_sums, dz, batch, pixels, rows_per_split, lanes,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """Σ dz and Σ dz n of each channel over one split, with n = (x - mean) scale."""
+    """Σ dz and Σ dz n of each channel over one split, with n = (x - mean) rstd."""
     split = tl.program_id(0)
     lane = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    own = c < C
-    start = split * per_split
+    valid_c = c < C
+    start = split * rows_per_split
     x += (lane * batch * pixels + start) * C
     dy += (lane * batch * pixels + start) * C
     y += (lane * batch * pixels + start) * C
     dz += (lane * batch * pixels + start) * C
-    middle = tl.load(mean + lane * C + c, mask=own, other=0.0)
-    spread = tl.load(scale + lane * C + c, mask=own, other=0.0)
-    w = tl.load(weight + lane * C + c, mask=own, other=0.0)
-    b = tl.load(bias + lane * C + c, mask=own, other=0.0)
-    plain = tl.zeros((BLOCK_C,), tl.float32)
-    along = tl.zeros((BLOCK_C,), tl.float32)
-    for row in range(0, per_split, ROWS):
+    mean_c = tl.load(mean + lane * C + c, mask=valid_c, other=0.0)
+    rstd_c = tl.load(rstd + lane * C + c, mask=valid_c, other=0.0)
+    w = tl.load(weight + lane * C + c, mask=valid_c, other=0.0)
+    b = tl.load(bias + lane * C + c, mask=valid_c, other=0.0)
+    sum_g = tl.zeros((BLOCK_C,), tl.float32)
+    sum_gn = tl.zeros((BLOCK_C,), tl.float32)
+    for row in range(0, rows_per_split, ROWS):
         r = row + tl.arange(0, ROWS)
-        real = (start + r < batch * pixels)[:, None] & own[None, :]
-        at = r[:, None] * C + c[None, :]
-        n = (tl.load(x + at, mask=real, other=0.0) - middle[None, :]) * spread[None, :]
-        g = tl.load(dy + at, mask=real, other=0.0)
-        g = followed_back(g, n, w, b, y, at, real, ADDS, RELU)
-        if ADDS:
-            tl.store(dz + at, g, mask=real)
-        plain += tl.sum(g, 0)
-        along += tl.sum(g * n, 0)
-    at = (split * lanes + lane) * 2 * C + c
-    tl.store(parts + at, plain, mask=own)
-    tl.store(parts + at + C, along, mask=own)
+        valid = (start + r < batch * pixels)[:, None] & valid_c[None, :]
+        offsets = r[:, None] * C + c[None, :]
+        n = (tl.load(x + offsets, mask=valid, other=0.0) - mean_c[None, :]) * rstd_c[None, :]
+        g = tl.load(dy + offsets, mask=valid, other=0.0)
+        g = epilogue_backward(g, n, w, b, y, offsets, valid, HAS_RESIDUAL, RELU)
+        if HAS_RESIDUAL:
+            tl.store(dz + offsets, g, mask=valid)
+        sum_g += tl.sum(g, 0)
+        sum_gn += tl.sum(g * n, 0)
+    offsets = (split * lanes + lane) * 2 * C + c
+    tl.store(partial_sums + offsets, sum_g, mask=valid_c)
+    tl.store(partial_sums + offsets + C, sum_gn, mask=valid_c)
 
 
 @triton.jit
-def normalise_back(
-    x, dy, mask, weight, bias, mean, scale, parts, dx, peaks, dw, db, batch, pixels, per_split, splits, lanes,
+def batchnorm_backward(
+    x, dy, mask, weight, bias, mean, rstd, partial_sums, dx, block_amax, dw, db, batch, pixels, rows_per_split, splits,
+    lanes,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, SPLITS: tl.constexpr,
     MASKED: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """dx = scale weight (dz - (Σ dz + n Σ dz n) / count), the sums' part for rows that are no padding.
+    """dx = rstd weight (dz - (Σ dz + n Σ dz n) / count), the sums' term only for rows that are not padding.
 
-    The first split also keeps the gradients in weight, Σ dz n, and bias, Σ dz.
+    The first split also stores the gradients in weight, Σ dz n, and bias, Σ dz.
     """
     split = tl.program_id(0)
     lane = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    own = c < C
-    start = split * per_split
+    valid_c = c < C
+    start = split * rows_per_split
     x += (lane * batch * pixels + start) * C
     dy += (lane * batch * pixels + start) * C
     dx += (lane * batch * pixels + start) * C
-    count = _counted(mask, lane, batch, pixels, MASKED, BATCH)
-    plain = _folded(parts, 0, splits, lane, lanes, c, own, C, SPLITS)
-    along = _folded(parts, 1, splits, lane, lanes, c, own, C, SPLITS)
+    count = _count_rows(mask, lane, batch, pixels, MASKED, BATCH)
+    sum_g = _add_splits(partial_sums, 0, splits, lane, lanes, c, valid_c, C, SPLITS)
+    sum_gn = _add_splits(partial_sums, 1, splits, lane, lanes, c, valid_c, C, SPLITS)
     if split == 0:
-        tl.store(db + lane * C + c, plain, mask=own)
-        tl.store(dw + lane * C + c, along, mask=own)
-    middle = tl.load(mean + lane * C + c, mask=own, other=0.0)
-    spread = tl.load(scale + lane * C + c, mask=own, other=0.0)
-    w = tl.load(weight + lane * C + c, mask=own, other=0.0)
-    b = tl.load(bias + lane * C + c, mask=own, other=0.0)
-    most = 0
-    for row in range(0, per_split, ROWS):
+        tl.store(db + lane * C + c, sum_g, mask=valid_c)
+        tl.store(dw + lane * C + c, sum_gn, mask=valid_c)
+    mean_c = tl.load(mean + lane * C + c, mask=valid_c, other=0.0)
+    rstd_c = tl.load(rstd + lane * C + c, mask=valid_c, other=0.0)
+    w = tl.load(weight + lane * C + c, mask=valid_c, other=0.0)
+    b = tl.load(bias + lane * C + c, mask=valid_c, other=0.0)
+    amax = 0
+    for row in range(0, rows_per_split, ROWS):
         r = row + tl.arange(0, ROWS)
-        inside = start + r < batch * pixels
-        real = inside[:, None] & own[None, :]
-        n = (tl.load(x + r[:, None] * C + c[None, :], mask=real, other=0.0) - middle[None, :]) * spread[
-            None, :
-        ]
-        g = tl.load(dy + r[:, None] * C + c[None, :], mask=real, other=0.0)
+        valid_r = start + r < batch * pixels
+        valid = valid_r[:, None] & valid_c[None, :]
+        value = tl.load(x + r[:, None] * C + c[None, :], mask=valid, other=0.0)
+        n = (value - mean_c[None, :]) * rstd_c[None, :]
+        g = tl.load(dy + r[:, None] * C + c[None, :], mask=valid, other=0.0)
         if RELU:
             g = tl.where(n * w[None, :] + b[None, :] > 0, g, 0.0)
-        share = _counting(mask, lane, batch, pixels, start + r, inside, MASKED) / count
-        value = (spread * w)[None, :] * (g - share[:, None] * (plain[None, :] + n * along[None, :]))
-        tl.store(dx + r[:, None] * C + c[None, :], value, mask=real)
-        most = tl.maximum(most, peak(value, real))
-    _keep_peak(peaks, lane, most)
+        share = _row_weights(mask, lane, batch, pixels, start + r, valid_r, MASKED) / count
+        value = (rstd_c * w)[None, :] * (g - share[:, None] * (sum_g[None, :] + n * sum_gn[None, :]))
+        tl.store(dx + r[:, None] * C + c[None, :], value, mask=valid)
+        amax = tl.maximum(amax, tile_amax(value, valid))
+    _store_amax(block_amax, lane, amax)
 
 
 @triton.jit
-def normalise_whole_back(
-    x, dy, y, mask, weight, bias, mean, scale, dx, peaks, dw, db, dz, batch, pixels,
+def batchnorm_backward_single_pass(
+    x, dy, y, mask, weight, bias, mean, rstd, dx, block_amax, dw, db, dz, batch, pixels,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
-    MASKED: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
+    MASKED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """What `sums_back` and `normalise_back` do, by programs that hold all rows of their channels."""
+    """`batchnorm_backward_sums` and `batchnorm_backward` in one, by programs that hold all rows of their channels."""
     lane = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    own = c < C
+    valid_c = c < C
     r = tl.arange(0, ROWS)
-    inside = r < batch * pixels
-    real = inside[:, None] & own[None, :]
-    at = lane * batch * pixels * C + r[:, None] * C + c[None, :]
-    middle = tl.load(mean + lane * C + c, mask=own, other=0.0)
-    spread = tl.load(scale + lane * C + c, mask=own, other=0.0)
-    w = tl.load(weight + lane * C + c, mask=own, other=0.0)
-    b = tl.load(bias + lane * C + c, mask=own, other=0.0)
-    n = (tl.load(x + at, mask=real, other=0.0) - middle[None, :]) * spread[None, :]
-    g = tl.load(dy + at, mask=real, other=0.0)
-    g = followed_back(g, n, w, b, y, at, real, ADDS, RELU)
-    if ADDS:
-        tl.store(dz + at, g, mask=real)
-    plain = tl.sum(g, 0)
-    along = tl.sum(g * n, 0)
-    tl.store(db + lane * C + c, plain, mask=own)
-    tl.store(dw + lane * C + c, along, mask=own)
-    counting = _counting(mask, lane, batch, pixels, r, inside, MASKED)
-    share = counting / tl.maximum(tl.sum(counting, 0), 1.0)
-    value = (spread * w)[None, :] * (g - share[:, None] * (plain[None, :] + n * along[None, :]))
-    tl.store(dx + at, value, mask=real)
-    _keep_peak(peaks, lane, peak(value, real))
+    valid_r = r < batch * pixels
+    valid = valid_r[:, None] & valid_c[None, :]
+    offsets = lane * batch * pixels * C + r[:, None] * C + c[None, :]
+    mean_c = tl.load(mean + lane * C + c, mask=valid_c, other=0.0)
+    rstd_c = tl.load(rstd + lane * C + c, mask=valid_c, other=0.0)
+    w = tl.load(weight + lane * C + c, mask=valid_c, other=0.0)
+    b = tl.load(bias + lane * C + c, mask=valid_c, other=0.0)
+    n = (tl.load(x + offsets, mask=valid, other=0.0) - mean_c[None, :]) * rstd_c[None, :]
+    g = tl.load(dy + offsets, mask=valid, other=0.0)
+    g = epilogue_backward(g, n, w, b, y, offsets, valid, HAS_RESIDUAL, RELU)
+    if HAS_RESIDUAL:
+        tl.store(dz + offsets, g, mask=valid)
+    sum_g = tl.sum(g, 0)
+    sum_gn = tl.sum(g * n, 0)
+    tl.store(db + lane * C + c, sum_g, mask=valid_c)
+    tl.store(dw + lane * C + c, sum_gn, mask=valid_c)
+    weights = _row_weights(mask, lane, batch, pixels, r, valid_r, MASKED)
+    share = weights / tl.maximum(tl.sum(weights, 0), 1.0)
+    value = (rstd_c * w)[None, :] * (g - share[:, None] * (sum_g[None, :] + n * sum_gn[None, :]))
+    tl.store(dx + offsets, value, mask=valid)
+    _store_amax(block_amax, lane, tile_amax(value, valid))

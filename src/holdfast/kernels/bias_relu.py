@@ -1,4 +1,4 @@
-"""Bias and ReLU behind a matrix product in one pass, and their gradients in another."""
+"""The bias, and optionally the ReLU, after a matrix product, and their gradients."""
 
 from __future__ import annotations
 
@@ -10,63 +10,66 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function
 
-from holdfast.kernels.autograd import Gradient, apply, in_lanes
+from holdfast.kernels.autograd import NonDifferentiable, apply, expand_to_lanes
 
 
 @triton.jit
-def _add(z, bias, y, total, each, columns, RELU: tl.constexpr, BLOCK: tl.constexpr):
+def _bias_relu_forward(z, bias, y, total, lane_size, columns, RELU: tl.constexpr, BLOCK: tl.constexpr):
     """y[lane, row, column] = z[lane, row, column] + bias[lane, column], at least 0 with RELU."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    real = at < total
-    value = tl.load(z + at, mask=real) + tl.load(bias + at // each * columns + at % columns, mask=real)
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    valid = offsets < total
+    value = tl.load(z + offsets, mask=valid)
+    value += tl.load(bias + offsets // lane_size * columns + offsets % columns, mask=valid)
     if RELU:
-        value = tl.where(value < 0, 0.0, value)  # what is no number stays so
-    tl.store(y + at, value, mask=real)
+        value = tl.where(value < 0, 0.0, value)  # keeps NaN
+    tl.store(y + offsets, value, mask=valid)
 
 
 @triton.jit
-def _sum(dy, y, dz, db, rows, columns, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """dz = dy, with RELU where y is above 0; db[lane, column] = Σ_row dz[lane, row, column]."""
+def _bias_relu_backward(
+    dy, y, dz, db, rows, columns, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """dz = dy, with RELU only where y is above 0; db[lane, column] = Σ_row dz[lane, row, column]."""
     lane = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.float32)
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)
-        at = (lane * rows + row)[:, None] * columns + column[None, :]
-        real = (row < rows)[:, None] & (column < columns)[None, :]
-        value = tl.load(dy + at, mask=real, other=0.0)
+        offsets = (lane * rows + row)[:, None] * columns + column[None, :]
+        valid = (row < rows)[:, None] & (column < columns)[None, :]
+        value = tl.load(dy + offsets, mask=valid, other=0.0)
         if RELU:
-            value = tl.where(tl.load(y + at, mask=real, other=0.0) > 0, value, 0.0)
-            tl.store(dz + at, value, mask=real)
+            value = tl.where(tl.load(y + offsets, mask=valid, other=0.0) > 0, value, 0.0)
+            tl.store(dz + offsets, value, mask=valid)
         total += tl.sum(value, 0)
     tl.store(db + lane * columns + column, total, mask=column < columns)
 
 
 def _forward(z: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    """``[L, B, O]`` from such a z and a bias ``[L, O]``."""
+    """``[L, B, O]`` from z ``[L, B, O]`` and bias ``[L, O]``."""
     z, bias = z.contiguous(), bias.contiguous()
     y, block = torch.empty_like(z), 512
-    _add[(triton.cdiv(z.numel(), block),)](
+    _bias_relu_forward[(triton.cdiv(z.numel(), block),)](
         z, bias, y, z.numel(), z[0].numel(), z.shape[-1], RELU=relu, BLOCK=block
     )
     return y
 
 
 def _backward(dy: Tensor, y: Tensor | None) -> tuple[Tensor, ...]:
-    """The gradient in the bias; with ``y``, which is behind a ReLU, first that in z."""
+    """The gradients in z and bias if a ReLU gave ``y``; without a ReLU (None) only that in the bias."""
     dy = dy.contiguous()
     lanes, rows, columns = dy.shape
     dz, db = dy if y is None else torch.empty_like(dy), dy.new_empty((lanes, columns))
-    wide = min(32, triton.next_power_of_2(columns))
-    _sum[(triton.cdiv(columns, wide), lanes)](
+    block = min(32, triton.next_power_of_2(columns))
+    _bias_relu_backward[(triton.cdiv(columns, block), lanes)](
         dy, dy if y is None else y.contiguous(), dz, db, rows, columns,
-        RELU=y is not None, ROWS=min(64, triton.next_power_of_2(rows)), COLUMNS=wide,
+        RELU=y is not None, ROWS=min(64, triton.next_power_of_2(rows)), COLUMNS=block,
     )  # fmt: skip
     return (db,) if y is None else (dz, db)
 
 
-class _AddBias(Function):
-    """z + bias, with a ReLU behind it if asked for."""
+class _BiasRelu(Function):
+    """z + bias, rectified if ``relu``, for one lane."""
 
     @staticmethod
     def forward(z: Tensor, bias: Tensor, relu: bool) -> Tensor:
@@ -79,19 +82,19 @@ class _AddBias(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved_tensors
-        found = apply(_AddBiasBack, grads[0], y)
-        return *((grads[0], *found) if y is None else found), None
+        input_grads = apply(_BiasReluBackward, grads[0], y)
+        return *((grads[0], *input_grads) if y is None else input_grads), None
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], z: Tensor, bias: Tensor, relu: bool
     ) -> tuple[Tensor, int]:
-        z, bias = in_lanes(info, in_dims[:2], (z, bias))
+        z, bias = expand_to_lanes(info, in_dims[:2], (z, bias))
         return _forward(z, bias, relu), 0
 
 
-class _AddBiasBack(Gradient):
-    """The gradients of `_AddBias`."""
+class _BiasReluBackward(NonDifferentiable):
+    """The gradients of `_BiasRelu`."""
 
     @staticmethod
     def forward(dy: Tensor, y: Tensor | None) -> tuple[Tensor, ...]:
@@ -101,10 +104,10 @@ class _AddBiasBack(Gradient):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], dy: Tensor, y: Tensor | None
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        found = _backward(*in_lanes(info, in_dims, (dy, y)))
-        return found, (0,) * len(found)
+        grads = _backward(*expand_to_lanes(info, in_dims, (dy, y)))
+        return grads, (0,) * len(grads)
 
 
 def add_bias(z: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    """z ``[B, O]`` plus bias ``[O]``, at least 0 if ``relu``; can be differentiated once."""
-    return cast(Tensor, apply(_AddBias, z, bias, relu))
+    """z ``[B, O]`` plus bias ``[O]``, rectified if ``relu``; can be differentiated once."""
+    return cast(Tensor, apply(_BiasRelu, z, bias, relu))

@@ -1,4 +1,4 @@
-"""Where the pixels of a convolution lie."""
+"""The geometry of a convolution or pooling: sizes, used filter taps and padded layouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.kernels.padded_images import PaddedLayout
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution, or pooling, with a square kernel on images of that ``size``, height and width."""
+    """A convolution or pooling with a square kernel, on images of ``size`` (height, width)."""
 
     size: tuple[int, int]
     kernel: int
@@ -26,35 +26,35 @@ class Geometry:
 
     @property
     def taps(self) -> range:
-        """Those rows and columns of the kernel that meet a pixel: around small images its rim meets padding alone."""
-        met = [
+        """The rows and columns of the kernel that meet a pixel; on small images the outer ones meet only padding."""
+        used = [
             tap
             for n, outputs in zip(self.size, self.out, strict=True)
             for tap in range(self.kernel)
-            if any(0 <= at * self.stride + tap - self.padding < n for at in range(outputs))
+            if any(0 <= i * self.stride + tap - self.padding < n for i in range(outputs))
         ]
-        return range(min(met), max(met) + 1)
+        return range(min(used), max(used) + 1)
 
-    def used(self, w: Tensor) -> Tensor:
-        """The part of ``w`` [..., R, R] that they are."""
+    def used_taps(self, w: Tensor) -> Tensor:
+        """The part of the filters ``w`` [..., R, R] at `taps`."""
         taps = slice(self.taps.start, self.taps.stop)
         return w[..., taps, taps]
 
     @property
-    def before(self) -> int:
-        """How many zeros they need above and to the left of an image."""
+    def zeros_before(self) -> int:
+        """The number of zeros that `taps` need above and to the left of an image."""
         return self.padding - self.taps.start
 
     @property
-    def frame(self) -> PaddedLayout:
-        """Where an image lies for `forward`."""
+    def layout(self) -> PaddedLayout:
+        """The padded layout of the images that the convolution reads."""
         height, width = ((n - 1) * self.stride + len(self.taps) for n in self.out)
-        return PaddedLayout(self.before, (height, width))
+        return PaddedLayout(self.zeros_before, (height, width))
 
-    def frame_of_gradient(self, of_input: bool) -> PaddedLayout:
-        """Where dy lies for `gradients`."""
-        if not of_input:
+    def gradient_layout(self, needs_dx: bool) -> PaddedLayout:
+        """The padded layout of the output's gradient dy, for dw and, if ``needs_dx``, also dx."""
+        if not needs_dx:
             return PaddedLayout(0, self.out)
-        # dx is the convolution of dy, spread out and padded, with the kernel turned about.
+        # dx is the convolution of dy, dilated by the stride and padded, with the flipped kernel.
         height, width = (n + len(self.taps) - 1 for n in self.size)
-        return PaddedLayout(len(self.taps) - 1 - self.before, (height, width), self.stride)
+        return PaddedLayout(len(self.taps) - 1 - self.zeros_before, (height, width), self.stride)

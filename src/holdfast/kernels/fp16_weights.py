@@ -1,7 +1,7 @@
-"""Filters in half precision, kept beside themselves while a client trains.
+"""Copies of filters in fp16, which the optimiser writes and convolutions read.
 
-Convolutions multiply halves. Where they read filters in the order in which these lie, the optimiser, which has every
-weight at hand, writes its half along with it, and nobody has to go through all weights again.
+Convolutions multiply in half precision. Where they read filters in the order of the parameter's memory, the optimiser
+writes the fp16 copy along with the weights, which saves the convolutions a pass over all weights.
 """
 
 from __future__ import annotations
@@ -12,39 +12,41 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from holdfast.kernels.amax import place
+from holdfast.kernels.amax import memory_key
 
 
 @dataclass
-class Reading:
-    """What convolutions read: filters that have halves, ``kept``, and all whose halves they could do with."""
+class Fp16Filters:
+    """The filters whose fp16 copies are ``available``, and those for which convolutions have ``requested`` one."""
 
-    kept: Sequence[tuple[Tensor, Tensor]]
-    wanted: list[tuple[Tensor, range]] = field(default_factory=list)  # and those rows and columns of them
+    available: Sequence[tuple[Tensor, Tensor]]
+    requested: list[tuple[Tensor, range]] = field(
+        default_factory=list
+    )  # with the rows and columns to be read
 
-    def wants(self, w: Tensor) -> range | None:
-        """The rows and columns of filters ``w`` that are read in half precision, if they are the same everywhere."""
-        taps = {taps for filters, taps in self.wanted if place(filters) == place(w)}
+    def requested_taps(self, w: Tensor) -> range | None:
+        """The rows and columns of filters ``w`` that convolutions read in fp16; None if none are, or they differ."""
+        taps = {taps for filters, taps in self.requested if memory_key(filters) == memory_key(w)}
         return taps.pop() if len(taps) == 1 else None
 
 
-_reading: Reading | None = None  # of this process
+_current: Fp16Filters | None = None  # shared by all threads of the process
 
 
 @contextmanager
-def reading(kept: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Reading]:
-    """What convolutions read in here; filters ``[L, O, C, R, S]`` have the halves that are ``kept`` with them."""
-    global _reading
-    _reading = Reading(kept)
+def fp16_filters(available: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Fp16Filters]:
+    """Within this context convolutions read the ``available`` copies: pairs of filters ``[L, O, C, R, S]`` and copy."""
+    global _current
+    _current = Fp16Filters(available)
     try:
-        yield _reading
+        yield _current
     finally:
-        _reading = None
+        _current = None
 
 
-def halves_of(w: Tensor, taps: range) -> Tensor | None:
-    """The halves of filters ``w`` [L, O, C, R, S] at ``taps``, if they are kept: ``[L, O, taps, taps C]``."""
-    if _reading is None:
+def find_fp16_copy(w: Tensor, taps: range) -> Tensor | None:
+    """The fp16 copy of filters ``w`` [L, O, C, R, S] at ``taps``, ``[L, O, taps, taps C]``, if it is available."""
+    if _current is None:
         return None
-    _reading.wanted.append((w, taps))
-    return next((halves for filters, halves in _reading.kept if place(filters) == place(w)), None)
+    _current.requested.append((w, taps))
+    return next((copy for filters, copy in _current.available if memory_key(filters) == memory_key(w)), None)

@@ -1,4 +1,4 @@
-"""Layers over the kernels: differentiable, and with rules of their own for ``vmap``."""
+"""Layers that run the kernels: differentiable, with rules of their own for ``vmap``."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.nn import functional as F
 
-from holdfast.kernels import conv, is_plain
-from holdfast.kernels import conv_relu_maxpool as conv_pool
-from holdfast.kernels import relu_maxpool as pool
-from holdfast.kernels import small_linear as narrow
-from holdfast.kernels.autograd import Gradient, apply, as_lane, with_lanes
+from holdfast.kernels import conv, conv_relu_maxpool, is_plain, relu_maxpool, small_linear
+from holdfast.kernels.autograd import NonDifferentiable, add_lane_dim, apply, lanes_first
 from holdfast.kernels.bias_relu import add_bias
 from holdfast.kernels.conv_geometry import Geometry
 from holdfast.kernels.groupnorm import group_norm
 from holdfast.kernels.maxpool import LaneMaxPool2d
-from holdfast.kernels.padded_images import Padded, pad, unpool
+from holdfast.kernels.padded_images import Padded, pad, relu_maxpool_backward
 
 
 class LaneConv2d(nn.Module):
-    """A Conv2d that is fast for many lanes at once, and the ReLU and 2x2 max-pooling behind it if ``pooled``."""
+    """nn.Conv2d for many lanes at once, with the ReLU and 2x2 max-pooling after it if ``pool``."""
 
     def __init__(self, conv2d: nn.Conv2d) -> None:
         super().__init__()
@@ -30,9 +27,12 @@ class LaneConv2d(nn.Module):
         self.stride, self.padding = int(conv2d.stride[0]), int(conv2d.padding[0])
 
     @staticmethod
-    def serves(module: nn.Conv2d) -> bool:
-        """Whether the kernels cover this layer: less padding than the kernel is wide, and with zeros, no groups, no
-        dilation, the same both ways."""
+    def supports(module: nn.Conv2d) -> bool:
+        """Whether the kernels cover this layer.
+
+        They do if it is the same in both dimensions, with zero padding smaller than the kernel, and has neither groups
+        nor dilation.
+        """
         return (
             module.groups == 1
             and module.kernel_size[0] == module.kernel_size[1]
@@ -44,50 +44,52 @@ class LaneConv2d(nn.Module):
             and module.padding[0] < module.kernel_size[0]
         )
 
-    def forward(self, x: Tensor, pooled: bool = False, flat: bool = False) -> Tensor:
-        """``[B, O, OH, OW]`` from ``[B, C, H, W]``; half as high and wide if ``pooled``, and ``flat`` soon if so."""
+    def forward(self, x: Tensor, pool: bool = False, channels_first: bool = False) -> Tensor:
+        """``[B, O, OH, OW]`` from ``[B, C, H, W]``, or ``[B, O, OH/2, OW/2]`` if ``pool``.
+
+        ``channels_first`` is the memory order of pooled outputs if they are flattened next.
+        """
         size = (x.shape[-2], x.shape[-1])
         geometry = Geometry(size, self.weight.shape[-1], self.stride, self.padding)
-        at_once = pooled and not (geometry.out[0] % 2 or geometry.out[1] % 2)
-        if at_once and not torch.is_grad_enabled() and conv_pool.serves(len(self.weight), geometry):
-            return conv_pool.convolve_and_pool(x, self.weight, self.bias, geometry, flat)
-        y = cast(Tensor, apply(_Convolve, x, self.weight, self.bias, geometry, at_once, flat)[0])
-        return F.max_pool2d(F.relu(y), 2) if pooled and not at_once else y
+        fused = pool and not (geometry.out[0] % 2 or geometry.out[1] % 2)
+        if fused and not torch.is_grad_enabled() and conv_relu_maxpool.supported(len(self.weight), geometry):
+            return conv_relu_maxpool.conv_relu_maxpool(x, self.weight, self.bias, geometry, channels_first)
+        y = cast(Tensor, apply(_Conv, x, self.weight, self.bias, geometry, fused, channels_first)[0])
+        return F.max_pool2d(F.relu(y), 2) if pool and not fused else y
 
 
 class LaneLinear(nn.Linear):
-    """A linear layer with a bias, and the ReLU behind it if ``rectified``."""
+    """nn.Linear with a bias, and the ReLU after it if ``relu``."""
 
-    rectifies = True
+    fuses_relu = True
 
-    def forward(self, x: Tensor, rectified: bool = False) -> Tensor:
-        """``[B, O]`` from ``[B, I]``; other shapes go torch's way."""
-        if x.dim() == 2 and not rectified and narrow.serves(self.weight):
-            return narrow.linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+        """``[B, O]`` from ``[B, I]``; PyTorch's own kernels take other shapes."""
+        if x.dim() == 2 and not relu and small_linear.supported(self.weight):
+            return small_linear.linear(x, self.weight, self.bias)
         if x.dim() == 2:
-            return add_bias(x @ self.weight.mT, self.bias, rectified)
+            return add_bias(x @ self.weight.mT, self.bias, relu)
         y = super().forward(x)
-        return F.relu(y) if rectified else y
+        return F.relu(y) if relu else y
 
 
 class LaneGroupNorm(nn.GroupNorm):
-    """A group normalisation with weights, and the ReLU behind it if ``rectified``, or that of the sum with what is
-    ``added``."""
+    """nn.GroupNorm with weights, and the ReLU after it if ``relu``, or the addition of a ``residual`` and a ReLU."""
 
-    rectifies = adds = True
+    fuses_relu = fuses_residual = True
 
-    def forward(self, x: Tensor, rectified: bool = False, added: Tensor | None = None) -> Tensor:
-        """Images ``[B, C, H, W]``; other shapes go torch's way."""
-        if x.dim() == 4 and (added is None or added.shape == x.shape):
-            return group_norm(x, self.weight, self.bias, self.num_groups, self.eps, rectified, added)
+    def forward(self, x: Tensor, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+        """Normalise images ``[B, C, H, W]``; PyTorch's own kernels take other shapes."""
+        if x.dim() == 4 and (residual is None or residual.shape == x.shape):
+            return group_norm(x, self.weight, self.bias, self.num_groups, self.eps, relu, residual)
         y = super().forward(x)
-        if added is not None:
-            return F.relu(y + added)
-        return F.relu(y) if rectified else y
+        if residual is not None:
+            return F.relu(y + residual)
+        return F.relu(y) if relu else y
 
 
 class LaneMean(nn.Module):
-    """Each channel's mean; torch's adaptive pooling does one lane after another where channels lie last."""
+    """Global average pooling; PyTorch's adaptive pooling handles channels-last lanes one after another."""
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., C, 1, 1]`` from ``[..., C, H, W]``."""
@@ -95,104 +97,109 @@ class LaneMean(nn.Module):
 
 
 class LaneSequential(nn.Sequential):
-    """A Sequential whose layers do the ReLU, or the ReLU and pooling, that follow them; taken apart, they do not."""
+    """An nn.Sequential whose layers include the ReLU, or ReLU and pooling, after them.
+
+    A layer that is called on its own does not include them.
+    """
 
     @property
-    def adds(self) -> bool:
-        """Whether its last layer can add something to what it gives and rectify the sum, with no hook to see it."""
+    def fuses_residual(self) -> bool:
+        """Whether its last layer can add a residual, and no hook would miss the sum."""
         last = [nn.Identity(), *self][-1]
-        return getattr(last, "adds", False) and not last._forward_hooks
+        return getattr(last, "fuses_residual", False) and not last._forward_hooks
 
-    def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """One after another; the last with what is to be ``added``, which only one that ``adds`` can be given."""
-        layers, at = [*self, *[nn.Identity()] * 3], 0
-        while at < len(self) - (added is not None):
-            layer, relu, pool, flatten = layers[at : at + 4]
-            follows = is_plain(relu, nn.ReLU)
-            if follows and isinstance(layer, LaneConv2d) and isinstance(pool, LaneMaxPool2d) and pool.halves:
-                x, done = layer(x, pooled=True, flat=is_plain(flatten, nn.Flatten)), 3
-            elif follows and getattr(layer, "rectifies", False):  # it knows how to
-                x, done = layer(x, rectified=True), 2
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Apply the layers in order; the last adds the ``residual``, which needs `fuses_residual`."""
+        layers, index = [*self, *[nn.Identity()] * 3], 0
+        while index < len(self) - (residual is not None):
+            layer, relu, pool, flatten = layers[index : index + 4]
+            has_relu = is_plain(relu, nn.ReLU)
+            if has_relu and isinstance(layer, LaneConv2d) and isinstance(pool, LaneMaxPool2d) and pool.is_2x2:
+                x, applied = layer(x, pool=True, channels_first=is_plain(flatten, nn.Flatten)), 3
+            elif has_relu and getattr(layer, "fuses_relu", False):
+                x, applied = layer(x, relu=True), 2
             else:
-                x, done = layer(x), 1
-            at += done
-        return x if added is None else layers[at](x, added=added)
+                x, applied = layer(x), 1
+            index += applied
+        return x if residual is None else layers[index](x, residual=residual)
 
 
-class _Convolve(Function):
-    """y = x * w + bias, with ReLU and pooling behind it if ``pooled``; also what the gradients need of it."""
+class _Conv(Function):
+    """The outputs of `_forward` for one lane."""
 
     @staticmethod
     def forward(
-        x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, pooled: bool, flat: bool
+        x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, pool: bool, channels_first: bool
     ) -> tuple[Tensor, ...]:
-        x, w, bias = as_lane((x, w, bias))
-        y, *kept = _forward(x, w, bias, geometry, pooled, flat)
-        return y[0], *(t[0] for t in kept)
+        x, w, bias = add_lane_dim((x, w, bias))
+        return tuple(t[0] for t in _forward(x, w, bias, geometry, pool, channels_first))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _, w, bias, ctx.geometry, *_ = inputs
-        ctx.biased = bias is not None
+        ctx.has_bias = bias is not None
         ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)  # or zeros would be written as the gradients of what is only kept
+        ctx.set_materialize_grads(False)  # otherwise zeros are written as gradients of the saved tensors
         ctx.save_for_backward(w, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        of_input = ctx.needs_input_grad[0]
-        found = apply(_ConvolveBack, ctx.geometry, of_input, grads[0], *ctx.saved_tensors)
-        dx, dw, db = found if of_input else (None, *found)
-        return dx, dw, db if ctx.biased else None, None, None, None
+        needs_dx = ctx.needs_input_grad[0]
+        input_grads = apply(_ConvBackward, ctx.geometry, needs_dx, grads[0], *ctx.saved_tensors)
+        dx, dw, db = input_grads if needs_dx else (None, *input_grads)
+        return dx, dw, db if ctx.has_bias else None, None, None, None
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry,
-        pooled: bool, flat: bool,
+        pool: bool, channels_first: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:  # fmt: skip
-        x, w = (with_lanes(t, dim) for t, dim in zip((x, w), in_dims, strict=False))
-        bias = None if bias is None else with_lanes(bias, in_dims[2])
-        y, *kept = _forward(x, w, bias, geometry, pooled, flat)
-        shared = [len(t) < len(y) for t in kept]  # all lanes have the same images, or weights
-        found = [t[0] if same else t for t, same in zip(kept, shared, strict=True)]
-        return (y, *found), (0, *(None if same else 0 for same in shared))
+        x, w = (lanes_first(t, dim) for t, dim in zip((x, w), in_dims, strict=False))
+        bias = None if bias is None else lanes_first(bias, in_dims[2])
+        y, *saved = _forward(x, w, bias, geometry, pool, channels_first)
+        shared = [len(t) < len(y) for t in saved]  # all lanes have the same images, or weights
+        outputs = [t[0] if is_shared else t for t, is_shared in zip(saved, shared, strict=True)]
+        return (y, *outputs), (0, *(None if is_shared else 0 for is_shared in shared))
 
 
 def _forward(
-    x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, pooled: bool, flat: bool
+    x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, pool: bool, channels_first: bool
 ) -> tuple[Tensor, ...]:
-    """Output, padded images, their largest values, spread weights and, with pooling, its code: all with lanes first."""
-    y, padded, spread = conv.forward(x, w, None if bias is None else bias.contiguous(), geometry)
-    if not pooled:
-        return y, padded.values, padded.largest, spread
-    y, code = pool.forward(y, flat)
-    return y, padded.values, padded.largest, spread, code
+    """Output, padded images, their amax, packed filters and, if ``pool``, the argmax of pooling; all lanes first."""
+    y, padded, packed = conv.forward(x, w, None if bias is None else bias.contiguous(), geometry)
+    if not pool:
+        return y, padded.values, padded.amax, packed
+    y, argmax = relu_maxpool.forward(y, channels_first)
+    return y, padded.values, padded.amax, packed, argmax
 
 
-class _ConvolveBack(Gradient):
-    """The gradients of `_Convolve` in x (if wanted), w and bias."""
+class _ConvBackward(NonDifferentiable):
+    """The gradients of `_Conv` in x (if needed), w and bias."""
 
     @staticmethod
-    def forward(geometry: Geometry, of_input: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(g[0] for g in _backward(geometry, of_input, *(t.unsqueeze(0) for t in tensors)))
+    def forward(geometry: Geometry, needs_dx: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(g[0] for g in _backward(geometry, needs_dx, *add_lane_dim(tensors)))
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], geometry: Geometry, of_input: bool, *tensors: Tensor
+        info: Any, in_dims: tuple[int | None, ...], geometry: Geometry, needs_dx: bool, *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        dy, *others = (with_lanes(t, dim) for t, dim in zip(tensors, in_dims[2:], strict=True))
-        found = _backward(geometry, of_input, dy.expand(info.batch_size, *dy.shape[1:]), *others)
-        return found, (0,) * len(found)
+        dy, *saved = (lanes_first(t, dim) for t, dim in zip(tensors, in_dims[2:], strict=True))
+        grads = _backward(geometry, needs_dx, dy.expand(info.batch_size, *dy.shape[1:]), *saved)
+        return grads, (0,) * len(grads)
 
 
 def _backward(
-    geometry: Geometry, of_input: bool, dy: Tensor, w: Tensor, values: Tensor, largest: Tensor, spread: Tensor,
-    code: Tensor | None = None,
+    geometry: Geometry, needs_dx: bool, dy: Tensor, w: Tensor, values: Tensor, amax: Tensor, packed: Tensor,
+    argmax: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients in x (if wanted), w and bias; with a ``code``, dy is that behind ReLU and pooling."""
-    frame = geometry.frame_of_gradient(of_input)
-    framed = pad(dy, frame) if code is None else unpool(dy, code.expand(len(dy), *code.shape[1:]), frame)
-    # Behind pooling are networks without norms: the layer below is one of these too, and wants the peaks.
-    return conv.gradients(
-        framed, Padded(values, largest), w, spread, geometry, of_input, noted=code is not None
+    """The gradients in x (if ``needs_dx``), w and bias; with ``argmax``, dy is the gradient of the pooled output."""
+    layout = geometry.gradient_layout(needs_dx)
+    if argmax is None:
+        padded_dy = pad(dy, layout)
+    else:
+        padded_dy = relu_maxpool_backward(dy, argmax.expand(len(dy), *argmax.shape[1:]), layout)
+    # Networks with pooled convolutions have no norms, so the layer before is a convolution, which needs the amax of dx.
+    return conv.backward(
+        padded_dy, Padded(values, amax), w, packed, geometry, needs_dx, stores_amax=argmax is not None
     )

@@ -1,4 +1,4 @@
-"""Max-pooling with windows that may overlap, over images that lie channels last, and its gradient."""
+"""Max-pooling with windows that may overlap, and its gradient, on channels-last images."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import Function
 
-from holdfast.kernels.autograd import Gradient, apply, in_lanes, with_lanes
+from holdfast.kernels.autograd import NonDifferentiable, apply, expand_to_lanes, lanes_first
 from holdfast.kernels.conv_geometry import Geometry
+from holdfast.kernels.epilogue import channels_last
 
 _BLOCK = 1024
-_MOST = 16  # a window's height and width at most, since a code has eight bits
+_MAX_KERNEL = 16  # height and width of a window, since the argmax has eight bits
 
 
-# The padding is no constant to these kernels: why, see frame.py.
+# ``padding`` is not specialised to its value, for the reason given in padded_images.py.
 @triton.jit(do_not_specialize=["padding"])
-def _pool(
-    x, y, code, padding,
+def _maxpool_forward(
+    x, y, argmax, padding,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y = the largest value of a window, as torch finds it; ``code`` says which of its places it is from."""
+    """y = the largest value of a window, as in PyTorch; argmax = its position in the window."""
     BLOCKS: tl.constexpr = (OH * OW * C + BLOCK - 1) // BLOCK  # of a pooled image
     image = (tl.program_id(0) // BLOCKS).to(tl.int64)
-    at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    real = at < OH * OW * C
-    top = at // (OW * C) * STRIDE
-    left = at // C % OW * STRIDE
+    offsets = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    valid = offsets < OH * OW * C
+    top = offsets // (OW * C) * STRIDE
+    left = offsets // C % OW * STRIDE
     x += image * (H * W * C)
     best = tl.full((BLOCK,), -float("inf"), tl.float32)
-    won = tl.maximum(padding - top, 0) * KERNEL + tl.maximum(
-        padding - left, 0
-    )  # the first place of the image
-    for place in tl.static_range(KERNEL * KERNEL):
-        h = top + (place // KERNEL - padding)
-        w = left + (place % KERNEL - padding)
-        inside = real & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        value = tl.load(x + (h * W + w) * C + at % C, mask=inside, other=-float("inf"))
+    # At first the window's first position inside the image.
+    best_position = tl.maximum(padding - top, 0) * KERNEL + tl.maximum(padding - left, 0)
+    for position in tl.static_range(KERNEL * KERNEL):
+        h = top + (position // KERNEL - padding)
+        w = left + (position % KERNEL - padding)
+        inside = valid & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        value = tl.load(x + (h * W + w) * C + offsets % C, mask=inside, other=-float("inf"))
         larger = (value > best) | (value != value)
-        won = tl.where(larger, place, won)
+        best_position = tl.where(larger, position, best_position)
         best = tl.where(larger, value, best)
-    tl.store(y + image * (OH * OW * C) + at, best, mask=real)
-    tl.store(code + image * (OH * OW * C) + at, won.to(tl.uint8), mask=real)
+    tl.store(y + image * (OH * OW * C) + offsets, best, mask=valid)
+    tl.store(argmax + image * (OH * OW * C) + offsets, best_position.to(tl.uint8), mask=valid)
 
 
 @triton.jit(do_not_specialize=["padding"])
-def _pool_back(
-    dy, code, dx, padding,
+def _maxpool_backward(
+    dy, argmax, dx, padding,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx = Σ dy over those windows around a pixel whose largest value is its own."""
+    """dx = Σ dy over those windows around a pixel whose largest value is the pixel's."""
     BLOCKS: tl.constexpr = (H * W * C + BLOCK - 1) // BLOCK  # of an image
-    SPAN: tl.constexpr = (KERNEL + STRIDE - 1) // STRIDE  # windows that one pixel may be in, each way
+    SPAN: tl.constexpr = (KERNEL + STRIDE - 1) // STRIDE  # windows that contain a pixel, per dimension
     image = (tl.program_id(0) // BLOCKS).to(tl.int64)
-    at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    real = at < H * W * C
-    h = at // (W * C) + padding
-    w = at // C % W + padding
+    offsets = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    valid = offsets < H * W * C
+    h = offsets // (W * C) + padding
+    w = offsets // C % W + padding
     dy += image * (OH * OW * C)
-    code += image * (OH * OW * C)
+    argmax += image * (OH * OW * C)
     total = tl.zeros((BLOCK,), tl.float32)
     for i in tl.static_range(SPAN):
         for j in tl.static_range(SPAN):
@@ -71,51 +71,53 @@ def _pool_back(
             ow = w // STRIDE - j
             row = h - oh * STRIDE  # of the window
             column = w - ow * STRIDE
-            inside = real & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW) & (row < KERNEL) & (column < KERNEL)
-            source = (oh * OW + ow) * C + at % C
-            won = tl.load(code + source, mask=inside, other=255) == row * KERNEL + column
-            total += tl.where(won, tl.load(dy + source, mask=inside, other=0.0), 0.0)
-    tl.store(dx + image * (H * W * C) + at, total, mask=real)
+            inside = (
+                valid & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW) & (row < KERNEL) & (column < KERNEL)
+            )
+            source = (oh * OW + ow) * C + offsets % C
+            is_max = tl.load(argmax + source, mask=inside, other=255) == row * KERNEL + column
+            total += tl.where(is_max, tl.load(dy + source, mask=inside, other=0.0), 0.0)
+    tl.store(dx + image * (H * W * C) + offsets, total, mask=valid)
 
 
 def _launch(
     kernel: Any, window: Geometry, images: int, channels: int, result: tuple[int, int], *tensors: Tensor
 ) -> None:
-    """Have a kernel compute images of the size ``result``."""
-    each = result[0] * result[1] * channels
-    block = min(_BLOCK, triton.next_power_of_2(each))
-    kernel[(triton.cdiv(each, block) * images,)](
+    """Launch a kernel that computes images of the size ``result``."""
+    image_size = result[0] * result[1] * channels
+    block = min(_BLOCK, triton.next_power_of_2(image_size))
+    kernel[(triton.cdiv(image_size, block) * images,)](
         *tensors, window.padding, H=window.size[0], W=window.size[1], OH=window.out[0], OW=window.out[1], C=channels,
         KERNEL=window.kernel, STRIDE=window.stride, BLOCK=block,
     )  # fmt: skip
 
 
 def _forward(x: Tensor, window: Geometry) -> tuple[Tensor, Tensor]:
-    """The pooled images ``[L, B, C, OH, OW]`` and their codes ``[L, B, OH, OW, C]``."""
-    x = x.permute(0, 1, 3, 4, 2).contiguous()
+    """The pooled images ``[L, B, C, OH, OW]`` and the argmax of their windows ``[L, B, OH, OW, C]``."""
+    x = channels_last(x)
     lanes, batch, *_, channels = x.shape
     y = x.new_empty((lanes, batch, *window.out, channels))
-    code = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
-    _launch(_pool, window, lanes * batch, channels, window.out, x, y, code)
-    return y.permute(0, 1, 4, 2, 3), code
+    argmax = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
+    _launch(_maxpool_forward, window, lanes * batch, channels, window.out, x, y, argmax)
+    return y.permute(0, 1, 4, 2, 3), argmax
 
 
-def _backward(window: Geometry, dy: Tensor, code: Tensor) -> Tensor:
+def _backward(window: Geometry, dy: Tensor, argmax: Tensor) -> Tensor:
     """The gradient in the images ``[L, B, C, H, W]``."""
-    dy = dy.permute(0, 1, 3, 4, 2).contiguous()
+    dy = channels_last(dy)
     lanes, batch, *_, channels = dy.shape
     dx = dy.new_empty((lanes, batch, *window.size, channels))
-    _launch(_pool_back, window, lanes * batch, channels, window.size, dy, code.contiguous(), dx)
+    _launch(_maxpool_backward, window, lanes * batch, channels, window.size, dy, argmax.contiguous(), dx)
     return dx.permute(0, 1, 4, 2, 3)
 
 
 class _MaxPool(Function):
-    """The pooled images, and which pixel of its window each value is from."""
+    """The pooled images and the argmax of their windows, for one lane."""
 
     @staticmethod
     def forward(x: Tensor, window: Geometry) -> tuple[Tensor, Tensor]:
-        y, code = _forward(x[None], window)
-        return y[0], code[0]
+        y, argmax = _forward(x[None], window)
+        return y[0], argmax[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -126,52 +128,52 @@ class _MaxPool(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return cast(Tensor, apply(_MaxPoolBack, ctx.window, grads[0], *ctx.saved_tensors)), None
+        return cast(Tensor, apply(_MaxPoolBackward, ctx.window, grads[0], *ctx.saved_tensors)), None
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, window: Geometry
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return _forward(with_lanes(x, in_dims[0]), window), (0, 0)
+        return _forward(lanes_first(x, in_dims[0]), window), (0, 0)
 
 
-class _MaxPoolBack(Gradient):
+class _MaxPoolBackward(NonDifferentiable):
     """The gradient of `_MaxPool` in x."""
 
     @staticmethod
-    def forward(window: Geometry, dy: Tensor, code: Tensor) -> Tensor:
-        return _backward(window, dy[None], code[None])[0]
+    def forward(window: Geometry, dy: Tensor, argmax: Tensor) -> Tensor:
+        return _backward(window, dy[None], argmax[None])[0]
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], window: Geometry, *tensors: Tensor
     ) -> tuple[Tensor, int]:
-        return _backward(window, *in_lanes(info, in_dims[1:], tensors)), 0
+        return _backward(window, *expand_to_lanes(info, in_dims[1:], tensors)), 0
 
 
 class LaneMaxPool2d(nn.Module):
-    """A MaxPool2d that is fast for many lanes at once."""
+    """nn.MaxPool2d for many lanes at once."""
 
     def __init__(self, pool: nn.MaxPool2d) -> None:
         super().__init__()
         self.kernel, self.stride, self.padding = (
-            _both_ways(n)[0] for n in (pool.kernel_size, pool.stride, pool.padding)
+            _pair(n)[0] for n in (pool.kernel_size, pool.stride, pool.padding)
         )
 
     @staticmethod
-    def serves(pool: nn.MaxPool2d) -> bool:
-        """Whether the kernels cover this layer: the same both ways, no dilation, nothing but the values asked for."""
-        sizes = [_both_ways(n) for n in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)]
+    def supports(pool: nn.MaxPool2d) -> bool:
+        """Whether the kernels cover this layer: square windows, no dilation, no indices or ceil mode."""
+        sizes = [_pair(n) for n in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)]
         return (
             all(height == width for height, width in sizes)
-            and sizes[0][0] <= _MOST
+            and sizes[0][0] <= _MAX_KERNEL
             and sizes[3] == (1, 1)
             and not (pool.ceil_mode or pool.return_indices)
         )
 
     @property
-    def halves(self) -> bool:
-        """Whether it is plain 2x2 pooling."""
+    def is_2x2(self) -> bool:
+        """Whether the windows are 2x2 and neither overlap nor are padded."""
         return (self.kernel, self.stride, self.padding) == (2, 2, 0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -180,5 +182,5 @@ class LaneMaxPool2d(nn.Module):
         return cast(Tensor, apply(_MaxPool, x, window)[0])
 
 
-def _both_ways(n: int | tuple[int, ...]) -> tuple[int, ...]:
+def _pair(n: int | tuple[int, ...]) -> tuple[int, ...]:
     return (n, n) if isinstance(n, int) else n

@@ -1,7 +1,8 @@
-"""The rim of a convolution's kernel, which around small images meets padding alone and so has no gradient.
+"""Filter taps that meet only padding, and so have no gradient: updated once per client instead of in every step.
 
-On images of 32 x 32 it has 62 % of a ResNet-18's weights. Weight decay, and a pull towards what was sent, are all that
-happens to them in a client's steps, so where nobody looks at them meanwhile they rest, and move once for all the steps.
+On small images the outer taps of a convolution's kernel meet no pixel; on images of 32 x 32 they hold 62 % of a
+ResNet-18's weights. A client's steps change them only by weight decay and the proximal term, which has a closed form
+for any number of steps. So if nothing reads them while the client trains, the optimiser skips them.
 """
 
 from __future__ import annotations
@@ -14,67 +15,76 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.kernels.amax import place
+from holdfast.kernels.amax import memory_key
 
-Rims = dict[str, range]
-"""The rows and columns of a filter within its rim, by the parameter's name."""
+UsedTaps = dict[str, range]
+"""The rows and columns of filters that meet a pixel, by parameter name; all others meet only padding."""
 
 
 @dataclass
-class Written:
-    """The gradients with a rim that convolutions have written, and the rows and columns within it."""
+class FilterGradients:
+    """The gradients that convolutions have written for filters with padding taps, and the used taps of each."""
 
-    unread: bool  # nobody reads the rims, which need not be zero then
-    gradients: list[tuple[Tensor, range]] = field(default_factory=list)
+    skip_zeros: bool  # nothing reads the gradients of padding taps, so they need not be set to zero
+    records: list[tuple[Tensor, range]] = field(default_factory=list)
 
-    def untouched(self, grads: Mapping[str, Tensor]) -> Rims:
-        """Those of ``grads`` that are what a convolution wrote, and nothing else: nothing was added to them."""
-        # They are held until now, so no other tensor can have got their memory.
-        taps = {place(g): within for g, within in self.gradients}
-        found = {name: taps.get(place(g)) for name, g in grads.items()}
-        return {name: within for name, within in found.items() if within is not None}
+    def used_taps(self, grads: Mapping[str, Tensor]) -> UsedTaps:
+        """The used taps of those ``grads`` that are exactly what a convolution wrote, with nothing added to them."""
+        # The records keep the gradients allocated, so no other tensor can have got their memory.
+        taps = {memory_key(g): used for g, used in self.records}
+        used_taps = {name: taps.get(memory_key(g)) for name, g in grads.items()}
+        return {name: used for name, used in used_taps.items() if used is not None}
 
 
-_watching: Written | None = None  # of this process, since gradients are computed in threads of torch's
+# Shared by all threads of the process, since autograd computes gradients in threads of its own.
+_recorded: FilterGradients | None = None
 
 
 @contextmanager
-def written(unread: bool) -> Iterator[Written]:
-    """What convolutions write in here."""
-    global _watching
-    _watching = Written(unread)
+def recording_filter_gradients(skip_zeros: bool) -> Iterator[FilterGradients]:
+    """Record the gradients that convolutions write within this context."""
+    global _recorded
+    _recorded = FilterGradients(skip_zeros)
     try:
-        yield _watching
+        yield _recorded
     finally:
-        _watching = None
+        _recorded = None
 
 
-def begin_gradient(dw: Tensor, taps: range) -> None:
-    """To be called for a gradient whose ``taps`` are about to be written: its rim is cleared, if anybody reads it."""
-    if _watching is not None:
-        _watching.gradients.append((dw, taps))
-    if _watching is None or not _watching.unread:
+def prepare_gradient(dw: Tensor, taps: range) -> None:
+    """Record a filter gradient that is about to be written at ``taps`` only, and zero the rest if it may be read."""
+    if _recorded is not None:
+        _recorded.records.append((dw, taps))
+    if _recorded is None or not _recorded.skip_zeros:
         dw.zero_()
 
 
-def move_rims_(w: Tensor, taps: range, moved: Sequence[tuple[float, float]], sent: Tensor) -> None:
-    """Make of the rims of filters ``w`` [L, O, C, R, S] so much of themselves, and of what was ``sent`` [O, C, R, S]:
-    two factors for each lane."""
-    each = torch.tensor(moved, dtype=w.dtype).T
-    factors = each.view(2, -1, 1, 1, 1, 1).repeat(1, 1, 1, 1, *w.shape[3:])
-    for factor, within in zip(factors, (1, 0), strict=True):
-        factor[..., taps.start : taps.stop, taps.start : taps.stop] = within
-    on_gpu = w.device.type == "cuda"  # from pinned memory, so that nobody waits for the copy
-    own, drawn = (factors.pin_memory() if on_gpu else factors).to(w.device, non_blocking=True)
-    w.mul_(own)
-    if any(share for _, share in moved):
-        w.addcmul_(drawn, sent)
+def update_padding_taps_(
+    w: Tensor, taps: range, factors: Sequence[tuple[float, float]], sent: Tensor
+) -> None:
+    """Set the padding taps of filters ``w`` [L, O, C, R, S] to a w + b sent, with ``factors`` (a, b) for each lane.
+
+    ``taps`` are the used rows and columns, which stay as they are; ``sent`` is [O, C, R, S].
+    """
+    by_lane = torch.tensor(factors, dtype=w.dtype).T
+    masked = by_lane.view(2, -1, 1, 1, 1, 1).repeat(1, 1, 1, 1, *w.shape[3:])
+    for factor, identity in zip(masked, (1, 0), strict=True):
+        factor[..., taps.start : taps.stop, taps.start : taps.stop] = identity
+    on_gpu = w.device.type == "cuda"  # copied from pinned memory, so that the host does not wait
+    of_w, of_sent = (masked.pin_memory() if on_gpu else masked).to(w.device, non_blocking=True)
+    w.mul_(of_w)
+    if any(b for _, b in factors):
+        w.addcmul_(of_sent, sent)
 
 
-def moved_by(steps: int, lr: float, momentum: float, decay: float, pull: float) -> tuple[float, float]:
-    """What a weight w is of itself and of s after v <- momentum v + decay w + pull (w - s); w <- w - lr v, done
-    ``steps`` times from v = 0."""
-    force = np.array([decay + pull, momentum, -pull])  # the new v, of (w, v, s)
-    step = np.array([[1, 0, 0] - lr * force, force, [0, 0, 1]])
-    own, _, drawn = np.linalg.matrix_power(step, steps)[0]
-    return float(own), float(drawn)
+def padding_tap_factors(
+    steps: int, lr: float, momentum: float, weight_decay: float, proximal_mu: float
+) -> tuple[float, float]:
+    """(a, b) such that ``steps`` steps of SGD without a gradient, from v = 0, turn w into a w + b s.
+
+    A step is v <- momentum v + weight_decay w + proximal_mu (w - s); w <- w - lr v.
+    """
+    velocity = np.array([weight_decay + proximal_mu, momentum, -proximal_mu])  # the new v, from (w, v, s)
+    step = np.array([[1, 0, 0] - lr * velocity, velocity, [0, 0, 1]])
+    of_w, _, of_sent = np.linalg.matrix_power(step, steps)[0]
+    return float(of_w), float(of_sent)

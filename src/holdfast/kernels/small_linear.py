@@ -1,4 +1,4 @@
-"""Linear layers with few outputs, such as classifiers: too small for a matrix product to fill a GPU."""
+"""Linear layers with few outputs, such as classifiers, whose matrix product is too small to occupy a GPU."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function
 
-from holdfast.kernels.autograd import Gradient, apply, with_lanes
+from holdfast.kernels.autograd import NonDifferentiable, apply, lanes_first
 
-MOST_OUTPUTS, MOST_INPUTS = 64, 1024
-_ROWS, _DEPTH, _WARPS = 16, 256, 4  # of a program forward, with up to 16 outputs: rows, inputs at a time
-_COLUMNS = 64  # of a program backward
+MAX_OUTPUTS, MAX_INPUTS = 64, 1024
+# Of a forward program; inputs at a time, with up to 16 outputs.
+_ROWS, _INPUTS, _WARPS = 16, 256, 4
+_COLUMNS = 64  # of a backward program
 
 
 @triton.jit
-def _outputs(
+def _linear_forward(
     x, w, bias, y, rows, columns, x_lane, w_lane, bias_lane,
-    O: tl.constexpr, BLOCK_O: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    O: tl.constexpr, BLOCK_O: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[lane, row, o] = Σ_k x[lane, row, k] w[lane, o, k] + bias[lane, o]."""
     lane = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     o = tl.arange(0, BLOCK_O)
     acc = tl.zeros((ROWS, BLOCK_O), tl.float32)
-    for first in range(0, columns, WIDE):
-        k = first + tl.arange(0, WIDE)
+    for first in range(0, columns, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
         a = tl.load(
             x + lane * x_lane + row[:, None] * columns + k[None, :],
             mask=(row < rows)[:, None] & (k < columns)[None, :],
@@ -47,17 +48,17 @@ def _outputs(
 
 
 @triton.jit
-def _gradients(
+def _linear_backward(
     dy, x, w, dx, dw, db, rows, columns, x_lane, w_lane,
-    O: tl.constexpr, BLOCK_O: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    O: tl.constexpr, BLOCK_O: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dx = dy w, dw = dyᵀ x and db = Σ_row dy, of one lane and WIDE columns."""
+    """dx = dy w, dw = dyᵀ x and db = Σ_row dy, of one lane and BLOCK_K columns."""
     lane = tl.program_id(1).to(tl.int64)
-    k = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     o = tl.arange(0, BLOCK_O)
-    own = (o < O)[:, None] & (k < columns)[None, :]
-    b = tl.load(w + lane * w_lane + o[:, None] * columns + k[None, :], mask=own, other=0.0)
-    acc = tl.zeros((BLOCK_O, WIDE), tl.float32)
+    valid_w = (o < O)[:, None] & (k < columns)[None, :]
+    b = tl.load(w + lane * w_lane + o[:, None] * columns + k[None, :], mask=valid_w, other=0.0)
+    acc = tl.zeros((BLOCK_O, BLOCK_K), tl.float32)
     bias = tl.zeros((BLOCK_O,), tl.float32)
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)
@@ -66,24 +67,24 @@ def _gradients(
             mask=(row < rows)[:, None] & (o < O)[None, :],
             other=0.0,
         )
-        at = row[:, None] * columns + k[None, :]
-        real = (row < rows)[:, None] & (k < columns)[None, :]
-        a = tl.load(x + lane * x_lane + at, mask=real, other=0.0)
+        offsets = row[:, None] * columns + k[None, :]
+        valid_x = (row < rows)[:, None] & (k < columns)[None, :]
+        a = tl.load(x + lane * x_lane + offsets, mask=valid_x, other=0.0)
         acc = tl.dot(tl.trans(g), a, acc, input_precision=PRECISION)
-        tl.store(dx + lane * rows * columns + at, tl.dot(g, b, input_precision=PRECISION), mask=real)
+        tl.store(dx + lane * rows * columns + offsets, tl.dot(g, b, input_precision=PRECISION), mask=valid_x)
         bias += tl.sum(g, 0)
-    tl.store(dw + (lane * O + o)[:, None] * columns + k[None, :], acc, mask=own)
+    tl.store(dw + (lane * O + o)[:, None] * columns + k[None, :], acc, mask=valid_w)
     if tl.program_id(0) == 0:
         tl.store(db + lane * O + o, bias, mask=o < O)
 
 
 def _precision() -> str:
-    """That of torch's own matrix products."""
+    """The precision of torch's own matrix products."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-def _apart(tensor: Tensor) -> int:
-    """Elements from one lane to the next; 0 if all lanes have the same."""
+def _lane_stride(tensor: Tensor) -> int:
+    """Elements from one lane to the next; 0 if all lanes share the tensor."""
     return tensor[0].numel() if len(tensor) > 1 else 0
 
 
@@ -93,12 +94,12 @@ def _forward(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     lanes = max(map(len, (x, w, bias)))
     _, rows, columns = x.shape
     outputs = w.shape[1]
-    wide = max(16, triton.next_power_of_2(outputs))
+    block_o = max(16, triton.next_power_of_2(outputs))
     y = x.new_empty((lanes, rows, outputs))
-    _outputs[(triton.cdiv(rows, _ROWS), lanes)](
-        x, w, bias, y, rows, columns, _apart(x), _apart(w), _apart(bias),
-        O=outputs, BLOCK_O=wide, ROWS=_ROWS,
-        WIDE=max(16, min(_DEPTH * 16 // wide, triton.next_power_of_2(columns))), PRECISION=_precision(),
+    _linear_forward[(triton.cdiv(rows, _ROWS), lanes)](
+        x, w, bias, y, rows, columns, _lane_stride(x), _lane_stride(w), _lane_stride(bias),
+        O=outputs, BLOCK_O=block_o, ROWS=_ROWS,
+        BLOCK_K=max(16, min(_INPUTS * 16 // block_o, triton.next_power_of_2(columns))), PRECISION=_precision(),
         num_warps=_WARPS, num_stages=2,
     )  # fmt: skip
     return y
@@ -110,17 +111,17 @@ def _backward(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]
     lanes, rows, outputs = dy.shape
     columns = x.shape[-1]
     dx, dw, db = (x.new_empty((lanes, *s)) for s in ((rows, columns), (outputs, columns), (outputs,)))
-    _gradients[(triton.cdiv(columns, _COLUMNS), lanes)](
-        dy, x, w, dx, dw, db, rows, columns, _apart(x), _apart(w),
+    _linear_backward[(triton.cdiv(columns, _COLUMNS), lanes)](
+        dy, x, w, dx, dw, db, rows, columns, _lane_stride(x), _lane_stride(w),
         O=outputs, BLOCK_O=max(16, triton.next_power_of_2(outputs)),
-        ROWS=max(16, min(64, triton.next_power_of_2(rows))), WIDE=_COLUMNS, PRECISION=_precision(),
+        ROWS=max(16, min(64, triton.next_power_of_2(rows))), BLOCK_K=_COLUMNS, PRECISION=_precision(),
         num_stages=1,
     )  # fmt: skip
     return dx, dw, db
 
 
-class _Narrow(Function):
-    """x wᵀ + bias."""
+class _SmallLinear(Function):
+    """x wᵀ + bias, for one lane."""
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
@@ -132,16 +133,16 @@ class _Narrow(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        return cast(tuple[Tensor, ...], apply(_NarrowBack, grads[0], *ctx.saved_tensors))
+        return cast(tuple[Tensor, ...], apply(_SmallLinearBackward, grads[0], *ctx.saved_tensors))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
-        y = _forward(*(with_lanes(*pair) for pair in zip(tensors, in_dims, strict=True)))
+        y = _forward(*(lanes_first(*pair) for pair in zip(tensors, in_dims, strict=True)))
         return y.expand(info.batch_size, *y.shape[1:]), 0
 
 
-class _NarrowBack(Gradient):
-    """The gradients of `_Narrow`."""
+class _SmallLinearBackward(NonDifferentiable):
+    """The gradients of `_SmallLinear`."""
 
     @staticmethod
     def forward(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
@@ -151,15 +152,15 @@ class _NarrowBack(Gradient):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        dy, x, w = (with_lanes(*pair) for pair in zip(tensors, in_dims, strict=True))
+        dy, x, w = (lanes_first(*pair) for pair in zip(tensors, in_dims, strict=True))
         return _backward(dy.expand(info.batch_size, *dy.shape[1:]), x, w), (0, 0, 0)
 
 
-def serves(w: Tensor) -> bool:
-    """Whether weights ``[O, I]`` are those of a layer so small."""
-    return w.shape[-2] <= MOST_OUTPUTS and w.shape[-1] <= MOST_INPUTS
+def supported(w: Tensor) -> bool:
+    """Whether a layer with weights ``[O, I]`` is small enough for these kernels."""
+    return w.shape[-2] <= MAX_OUTPUTS and w.shape[-1] <= MAX_INPUTS
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-    """``[B, O]`` from x ``[B, I]`` and w ``[O, I]``; can be differentiated once."""
-    return cast(Tensor, apply(_Narrow, x, w, bias))
+    """``[B, O]`` from x ``[B, I]``, w ``[O, I]`` and bias ``[O]``; can be differentiated once."""
+    return cast(Tensor, apply(_SmallLinear, x, w, bias))

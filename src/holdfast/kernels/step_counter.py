@@ -1,4 +1,4 @@
-"""What is counted after every step: each lane's loss, and the step itself."""
+"""The bookkeeping after a training step: each lane's loss is added up, and the step counter is incremented."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 @triton.jit
-def _count(total, loss, cursor, lanes, BLOCK: tl.constexpr):
+def _count_step(total, loss, cursor, lanes, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
-    real = lane < lanes
-    tl.store(total + lane, tl.load(total + lane, mask=real) + tl.load(loss + lane, mask=real), mask=real)
+    valid = lane < lanes
+    tl.store(total + lane, tl.load(total + lane, mask=valid) + tl.load(loss + lane, mask=valid), mask=valid)
     tl.store(cursor, tl.load(cursor) + 1)
 
 
-def count_(total: Tensor, loss: Tensor, cursor: Tensor) -> None:
+def count_step_(total: Tensor, loss: Tensor, cursor: Tensor) -> None:
     """Add ``loss`` ``[n]`` to the first n of ``total``, and 1 to ``cursor`` ``[1]``."""
     lanes = len(loss)
-    _count[(1,)](total, loss.contiguous(), cursor, lanes, BLOCK=triton.next_power_of_2(lanes))
+    _count_step[(1,)](total, loss.contiguous(), cursor, lanes, BLOCK=triton.next_power_of_2(lanes))

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.spec import Count, Positive, PositiveCount
 from holdfast.methods.base import Method, Server, Tensors, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import classifier_inputs, classifier_matrix, fit_classifier, shuffled_batches
 
@@ -27,18 +29,16 @@ class CCVR(Method):
     """
 
     name: ClassVar[str] = "ccvr"
+    card: ClassVar[Card] = Card(
+        when="the classifier is what skew has spoilt: a last touch on top of any method, `fedfa+ccvr`",
+        client="no extra pass in a round; one forward pass after the last",
+        server="after the last round, epochs of the classifier on features drawn from each class's Gaussian",
+        uploads="after the last round the number, sum and second moment of each class's features",
+    )
 
-    draws: int = 200  # M: virtual features of each class
-    epochs: int = 10
-    lr: float = 0.01
-
-    def check(self) -> None:
-        """Counts and a rate."""
-        self.require(
-            draws=(self.draws >= 1, "at least 1"),
-            epochs=(self.epochs >= 0, "at least 0"),
-            lr=(self.lr > 0, "above 0"),
-        )
+    draws: PositiveCount = 200  # M: virtual features of each class
+    epochs: Count = 10
+    lr: Positive = 0.01
 
     def final_statistics(self, params: Tensors, client: Client) -> Tree:
         """Number, sum ``[C, d]`` and second moment ``[C, d, d]`` of each class's features."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.core.device import share_bytes
+from holdfast.core.device import gpu_share_bytes
 from holdfast.core.random import generator
 from holdfast.models.network import Network, Output
 
@@ -57,8 +57,8 @@ class RunContext:
         """Samples forwarded at once in tests: many keep a GPU busy, few stay in a CPU's cache."""
         if self.device.type != "cuda":
             return 128
-        sample = self.network.most_values(self.lowest) * self.lowest.element_size()
-        return min(max(128, share_bytes(self.device) // TEST_PART // sample), TEST_MOST)
+        sample = self.network.max_activation_size(self.lowest) * self.lowest.element_size()
+        return min(max(128, gpu_share_bytes(self.device) // TEST_PART // sample), TEST_MOST)
 
     def scalar(self, value: float) -> Tensor:
         """A number as a tensor, to be carried or sent."""
@@ -74,7 +74,7 @@ class RunContext:
         """The outputs for any number of samples, in evaluation mode and without gradients."""
         network = self.network
         with torch.no_grad():
-            inputs = (network.arranged(part) for part in torch.split(x, self.evaluation_batch))
+            inputs = (network.to_fast_layout(part) for part in torch.split(x, self.evaluation_batch))
             parts = [network.apply(params, buffers, part) for part in inputs]
         return Output(torch.cat([p.features for p in parts]), torch.cat([p.logits for p in parts]))
 
@@ -93,7 +93,7 @@ class Client:
     local_epochs: int
     steps: int  # K: optimiser steps of this round
     lr: float  # η_t of this round
-    sent: Tensors  # w^{t-1}, the parameters the server sent
+    global_params: Tensors  # w^{t-1}, the parameters the server sent
     buffers: Tensors  # the model's buffers as the client has them now
     heldout_ids: np.ndarray  # those kept out of its training; none but for a method that asks
     heldout_labels: np.ndarray

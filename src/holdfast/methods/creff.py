@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.spec import Count, Positive, PositiveCount
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import classifier_inputs, classifier_matrix, fit_classifier, shuffled_batches
 
@@ -30,28 +32,21 @@ class CReFF(Method):
     """
 
     name: ClassVar[str] = "creff"
+    card: ClassVar[Card] = Card(
+        when="the classes are long-tailed over the whole federation",
+        client="a forward pass over its samples each round",
+        server="100 steps on synthetic features, then 300 epochs of the classifier on them",
+        uploads="the classifier's gradient for each of its classes, and which classes they are",
+    )
 
-    features: int = 100  # federated features of each class
-    images: int = 32  # most real samples of a class in one draw
-    repeats: int = 10  # draws
-    match_steps: int = 100
-    match_lr: float = 0.1
-    epochs: int = 300  # of ψ's training
-    lr: float = 0.01  # of ψ's training
-    batch_size: int = 32  # of ψ's training
-
-    def check(self) -> None:
-        """Counts and rates."""
-        self.require(
-            features=(self.features >= 1, "at least 1"),
-            images=(self.images >= 1, "at least 1"),
-            repeats=(self.repeats >= 1, "at least 1"),
-            match_steps=(self.match_steps >= 0, "at least 0"),
-            match_lr=(self.match_lr > 0, "above 0"),
-            epochs=(self.epochs >= 0, "at least 0"),
-            lr=(self.lr > 0, "above 0"),
-            batch_size=(self.batch_size >= 1, "at least 1"),
-        )
+    features: PositiveCount = 100  # federated features of each class
+    images: PositiveCount = 32  # most real samples of a class in one draw
+    repeats: PositiveCount = 10  # draws
+    match_steps: Count = 100
+    match_lr: Positive = 0.1
+    epochs: Count = 300  # of ψ's training
+    lr: Positive = 0.01  # of ψ's training
+    batch_size: PositiveCount = 32  # of ψ's training
 
     def init_server_state(self, context: RunContext) -> Tree:
         """Gaussian features and a random ψ."""
@@ -69,7 +64,7 @@ class CReFF(Method):
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The gradient in ψ of each class: ``[C, C, d+1]``."""
         psi, classes = classifier_matrix(payload["classifier"]), client.context.num_classes
-        inputs = classifier_inputs(client.forward(client.sent).features, psi)
+        inputs = classifier_inputs(client.forward(client.global_params).features, psi)
         error = (inputs @ psi.T).softmax(-1) - F.one_hot(client.y, classes)
         weighted = error * self._draws(client).unsqueeze(-1)
         members = F.one_hot(client.y, classes).to(error.dtype)

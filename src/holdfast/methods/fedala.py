@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from holdfast.core.spec import NonNegative, PositiveCount, PositiveFraction
 from holdfast.methods.base import Method, Tensors, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client
 
 MOST_PASSES = 100  # bounds the first learning of the weights, should its loss never settle
@@ -27,18 +29,15 @@ class FedALA(Method):
     """
 
     name: ClassVar[str] = "fedala"
+    card: ClassVar[Card] = Card(
+        when="every client wants its own model, close to the global one",
+        client="a pass over 80 % of its samples each round, backward through the mixed layers; 11 to 100 the "
+        "first time",
+    )
 
-    top: int = 2  # p: how many of the last parameter tensors are mixed
-    sampled: float = 0.8  # s: share of the client's samples for learning W
-    eta: float = 1.0  # η: rate of W
-
-    def check(self) -> None:
-        """A count, a share and a rate."""
-        self.require(
-            top=(self.top >= 1, "at least 1"),
-            sampled=(0 < self.sampled <= 1, "above 0 and at most 1"),
-            eta=(self.eta >= 0, "at least 0"),
-        )
+    top: PositiveCount = 2  # p: how many of the last parameter tensors are mixed
+    sampled: PositiveFraction = 0.8  # s: share of the client's samples for learning W
+    eta: NonNegative = 1.0  # η: rate of W
 
     def init_client_state(self, client: Client) -> Tree:
         """w_old is the run's initial model, W = 1, and W was never learnt."""

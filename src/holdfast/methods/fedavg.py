@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holdfast.methods.base import Method
+from holdfast.methods.card import Card
 
 
 @dataclass(frozen=True)
@@ -15,3 +16,6 @@ class FedAvg(Method):
     """
 
     name: ClassVar[str] = "fedavg"
+    card: ClassVar[Card] = Card(
+        when="the baseline; enough where clients hold similar data",
+    )

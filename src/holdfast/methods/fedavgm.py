@@ -5,7 +5,9 @@ from typing import ClassVar
 
 import torch
 
+from holdfast.core.spec import Momentum
 from holdfast.methods.base import Method, Server, Tensors, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import RunContext
 
 
@@ -18,13 +20,13 @@ class FedAvgM(Method):
     """
 
     name: ClassVar[str] = "fedavgm"
+    card: ClassVar[Card] = Card(
+        when="few clients take part in a round and the global model swings from round to round",
+        server="a velocity of the model's size",
+    )
 
-    beta: float = 0.7  # β: how much of the last rounds' direction is kept
+    beta: Momentum = 0.7  # β: how much of the last rounds' direction is kept
     damped: bool = False
-
-    def check(self) -> None:
-        """β is a share."""
-        self.require(beta=(0 <= self.beta < 1, "from 0 up to, but not, 1"))
 
     def init_server_state(self, context: RunContext) -> Tree:
         """No velocity yet."""

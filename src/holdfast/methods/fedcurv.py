@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+from holdfast.core.spec import NonNegative
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 
 PER_SAMPLE_VALUES = 50_000_000  # gradient entries held at once while the Fisher information is computed
@@ -32,16 +34,15 @@ class FedCurv(Method):
     """
 
     name: ClassVar[str] = "fedcurv"
+    card: ClassVar[Card] = Card(
+        when="weights that matter to others should be protected, and bandwidth is plentiful",
+        client="a forward and a backward pass for each of its samples by itself each round",
+        server="two sums of the model's size",
+        uploads="how its diagonal Fisher information changed, one number a weight",
+    )
 
-    lam: float = 1.0  # λ: strength of consolidation
+    lam: NonNegative = 1.0  # λ: strength of consolidation
     variant: Literal["original", "ntd"] = "original"
-
-    def check(self) -> None:
-        """λ is a strength."""
-        self.require(
-            lam=(self.lam >= 0, "at least 0"),
-            variant=(self.variant in ("original", "ntd"), "'original' or 'ntd'"),
-        )
 
     def init_server_state(self, context: RunContext) -> Tree:
         """U = V = 0."""
@@ -49,7 +50,7 @@ class FedCurv(Method):
 
     def init_client_state(self, client: Client) -> Tree:
         """u_k = v_k = 0."""
-        return self._zeros(client.sent)
+        return self._zeros(client.global_params)
 
     def _zeros(self, params: Tensors) -> Tree:
         return {part: {k: torch.zeros_like(p) for k, p in params.items()} for part in ("u", "v")}

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from holdfast.core.spec import Count, Positive, PositiveCount
 from holdfast.methods.base import Method, Server, Upload
+from holdfast.methods.card import Card
 from holdfast.methods.context import RunContext
 from holdfast.methods.functional import kl_divergence
 
@@ -25,22 +27,17 @@ class FedDF(Method):
     """
 
     name: ClassVar[str] = "feddf"
+    card: ClassVar[Card] = Card(
+        when="the server has unlabelled public data like the clients'",
+        server="forward passes of all participants' models over the public set, then epochs of Adam on it",
+    )
     needs_public: ClassVar[bool] = True
     keeps_uploads: ClassVar[bool] = True
 
-    epochs: int = 5  # passes over the public set in a round
-    lr: float = 1e-3  # Adam's learning rate at the first step of a round
-    batch_size: int = 128  # samples of a step at most; a pass is cut into even batches
-    clip: float = 5.0  # largest norm of a gradient
-
-    def check(self) -> None:
-        """Counts and rates."""
-        self.require(
-            epochs=(self.epochs >= 0, "at least 0"),
-            lr=(self.lr > 0, "above 0"),
-            batch_size=(self.batch_size >= 1, "at least 1"),
-            clip=(self.clip > 0, "above 0"),
-        )
+    epochs: Count = 5  # passes over the public set in a round
+    lr: Positive = 1e-3  # Adam's learning rate at the first step of a round
+    batch_size: PositiveCount = 128  # samples of a step at most; a pass is cut into even batches
+    clip: Positive = 5.0  # largest norm of a gradient
 
     def refine(self, server: Server, uploads: Sequence[Upload], context: RunContext) -> Server:
         """Distil the mean of the clients' logits into the mean of their weights."""

@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 import torch
 
+from holdfast.core.spec import Positive
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
-
-VARIANTS = ("original", "official", "ntd", "fa")
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,13 @@ class FedDyn(Method):
     """
 
     name: ClassVar[str] = "feddyn"
+    card: ClassVar[Card] = Card(
+        when="clients can keep state, and accuracy in few rounds matters more than stability over very many",
+        server="a linear term of the model's size",
+    )
 
-    alpha: float = 0.01  # α: strength of the regularisation
+    alpha: Positive = 0.01  # α: strength of the regularisation
     variant: Literal["original", "official", "ntd", "fa"] = "original"
-
-    def check(self) -> None:
-        """α divides, so it is above 0."""
-        self.require(
-            alpha=(self.alpha > 0, "above 0"),
-            variant=(self.variant in VARIANTS, f"one of {', '.join(VARIANTS)}"),
-        )
 
     def init_server_state(self, context: RunContext) -> Tree:
         """h = 0; the official variant also keeps the mean it tests."""
@@ -49,8 +46,8 @@ class FedDyn(Method):
     def init_client_state(self, client: Client) -> Tree:
         """g_k = 0; in the fa variant the linear term vanishes at first."""
         if self.variant == "fa":
-            return {"previous": client.sent}
-        return {"g": {k: torch.zeros_like(p) for k, p in client.sent.items()}}
+            return {"previous": client.global_params}
+        return {"g": {k: torch.zeros_like(p) for k, p in client.global_params.items()}}
 
     def client_alpha(self, client: Client) -> float:
         """α, or α_k, which is larger for small clients."""
@@ -63,7 +60,9 @@ class FedDyn(Method):
         """The gradient of the linear term, which is the same in every step, and α."""
         alpha = self.client_alpha(client)
         if self.variant == "fa":
-            return {"linear": {k: alpha * (p - client.sent[k]) for k, p in state["previous"].items()}}
+            return {
+                "linear": {k: alpha * (p - client.global_params[k]) for k, p in state["previous"].items()}
+            }
         return {"linear": {k: -g for k, g in state["g"].items()}, "alpha": client.context.scalar(alpha)}
 
     def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
@@ -72,13 +71,15 @@ class FedDyn(Method):
         if self.variant == "fa":
             return {k: g + linear[k] for k, g in grads.items()}
         alpha = carry["alpha"]
-        return {k: g + linear[k] + alpha * (local.params[k] - local.sent[k]) for k, g in grads.items()}
+        return {
+            k: g + linear[k] + alpha * (local.params[k] - local.global_params[k]) for k, g in grads.items()
+        }
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Remember g_k; where the server's mean is weighted, the plain sum of the moves is sent as well."""
         if self.variant == "fa":
             return {}, {"previous": params}
-        moved = {k: params[k] - w for k, w in client.sent.items()}
+        moved = {k: params[k] - w for k, w in client.global_params.items()}
         alpha = self.client_alpha(client)
         sums: Tree = {"moved": moved} if self.variant == "ntd" else {"clients": client.context.scalar(1)}
         return sums, {"g": {k: -linear - alpha * moved[k] for k, linear in carry["linear"].items()}}

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.core.spec import Fraction, NonNegative
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import class_means
 from holdfast.models.network import Output
@@ -36,9 +38,14 @@ class FedFA(Method):
     """
 
     name: ClassVar[str] = "fedfa"
+    card: ClassVar[Card] = Card(
+        when="label or feature skew pulls the clients' features apart; next to nothing more may be sent",
+        client="no extra pass; after each step a step of the classifier on one anchor a class",
+        uploads="how far its training moved the anchors of its classes, and so which classes it holds",
+    )
 
-    mu: float = 0.1  # μ: strength of the pull towards the anchors
-    lam: float = 0.5  # λ: how much of an anchor stays in an epoch
+    mu: NonNegative = 0.1  # μ: strength of the pull towards the anchors
+    lam: Fraction = 0.5  # λ: how much of an anchor stays in an epoch
     anchor_loss: Literal["code", "paper"] = "code"
     calibration: Literal["adam", "sgd", "off"] = "adam"
     calibrate_each: Literal["step", "epoch"] = "step"
@@ -46,18 +53,6 @@ class FedFA(Method):
     anchor_init: Literal["orthogonal", "random"] = "orthogonal"
     class_means: Literal["faithful", "per-class"] = "faithful"
     warmup: bool = False
-
-    def check(self) -> None:
-        """μ is a strength, λ a share."""
-        self.require(
-            mu=(self.mu >= 0, "at least 0"),
-            lam=(0 <= self.lam <= 1, "between 0 and 1"),
-            anchor_loss=(self.anchor_loss in ("code", "paper"), "code or paper"),
-            calibration=(self.calibration in ("adam", "sgd", "off"), "adam, sgd or off"),
-            calibrate_each=(self.calibrate_each in ("step", "epoch"), "step or epoch"),
-            anchor_init=(self.anchor_init in ("orthogonal", "random"), "orthogonal or random"),
-            class_means=(self.class_means in ("faithful", "per-class"), "faithful or per-class"),
-        )
 
     def init_server_state(self, context: RunContext) -> Tree:
         """The first anchors ``[C, d]``."""
@@ -88,7 +83,8 @@ class FedFA(Method):
             }
         if self.calibration != "off":
             carry["classifier"] = {
-                name: self._optimiser(client.sent[name], client) for name in context.network.head.names
+                name: self._optimiser(client.global_params[name], client)
+                for name in context.network.head.names
             }
         return carry
 

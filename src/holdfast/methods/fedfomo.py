@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.spec import PositiveCount
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 
 
@@ -26,14 +28,16 @@ class FedFomo(Method):
     """
 
     name: ClassVar[str] = "fedfomo"
+    card: ClassVar[Card] = Card(
+        when="a few clients resemble each other and may see each other's models",
+        client="six forward passes over the held-out fifth of its samples each round",
+        server="keeps every client's last model",
+        uploads="how much each received model helped it; and its model goes to other clients",
+    )
     keeps_uploads: ClassVar[bool] = True
     holdout: ClassVar[float] = 0.2
 
-    models: int = 5  # M: how many models a client receives
-
-    def check(self) -> None:
-        """A count."""
-        self.require(models=(self.models >= 1, "at least 1"))
+    models: PositiveCount = 5  # M: how many models a client receives
 
     def broadcast_to(self, server: Server, client: int) -> Tree:
         """The models this client has the largest affinity with; among equals those of lower number."""

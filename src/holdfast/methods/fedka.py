@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import NonNegative, PositiveCount, PositiveFraction
 from holdfast.methods.base import Batch, Local, Method, Server, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
@@ -41,27 +43,23 @@ class FedKA(Method):
     """
 
     name: ClassVar[str] = "fedka"
+    card: ClassVar[Card] = Card(
+        when="clients lack classes or hold few samples of them, and one sample of each class may be shown "
+        "to all",
+        client="up to μ = 10 anchor samples go through the model with every batch",
+        server="holds the shared set",
+        uploads="one raw training sample of each class, once, from some client to all (unless `shared` is "
+        "public)",
+    )
 
-    beta: float = 0.001  # β: strength of preservation
-    gamma: float = 0.05  # γ: share of a client's samples from which a class is dominant
-    mu: int = 10  # μ: the most samples an anchor has
+    beta: NonNegative = 0.001  # β: strength of preservation
+    gamma: PositiveFraction = 0.05  # γ: share of a client's samples from which a class is dominant
+    mu: PositiveCount = 10  # μ: the most samples an anchor has
     sampling: Literal["random", "hard", "proficient"] = "random"
     anchors: Literal["both", "non-dominant", "missing"] = "both"
     shared: tuple[int, ...] = ()  # ids of the shared samples, one for each class in order; () draws them
     logits: Literal["raw", "centred"] = "raw"
     distance: Literal["squared", "plain"] = "squared"
-
-    def check(self) -> None:
-        """β is a strength, γ a share, μ a number of samples."""
-        self.require(
-            beta=(self.beta >= 0, "at least 0"),
-            gamma=(0 < self.gamma <= 1, "above 0 and at most 1"),
-            mu=(self.mu >= 1 and self.mu == int(self.mu), "a whole number of at least 1"),
-            sampling=(self.sampling in ("random", "hard", "proficient"), "random, hard or proficient"),
-            anchors=(self.anchors in ("both", "non-dominant", "missing"), "both, non-dominant or missing"),
-            logits=(self.logits in ("raw", "centred"), "raw or centred"),
-            distance=(self.distance in ("squared", "plain"), "squared or plain"),
-        )
 
     def prepare(self, context: RunContext) -> Self:
         """The shared set must have one sample of each class."""
@@ -119,7 +117,7 @@ class FedKA(Method):
         counts = np.outer(np.arange(places) < len(classes), ~dominant) / max(len(classes), 1)
         return {
             "anchor": anchor,
-            "global": client.forward(client.sent, anchor).logits,
+            "global": client.forward(client.global_params, anchor).logits,
             "counts": torch.from_numpy(counts).to(context.device, context.dtype),
         }
 
@@ -128,7 +126,7 @@ class FedKA(Method):
         rows = np.flatnonzero(client.labels == label)
         if self.sampling == "random":
             return int(rng.choice(rows))
-        logits = client.forward(client.sent, client.read(client.ids[rows])).logits
+        logits = client.forward(client.global_params, client.read(client.ids[rows])).logits
         losses = F.cross_entropy(logits, client.y[torch.from_numpy(rows)], reduction="none")
         return int(rows[int(losses.argmax() if self.sampling == "hard" else losses.argmin())])
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.spec import NonNegative
 from holdfast.data.skew import minority_classes
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.card import CLASS_MEANS, Card
 from holdfast.methods.clustering import Clustering, cluster
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import class_means, kl_divergence, nearness, smooth_l1
@@ -40,8 +42,14 @@ class FedMLP(Method):
     """
 
     name: ClassVar[str] = "fedmlp"
+    card: ClassVar[Card] = Card(
+        when="a stream: tasks arrive one after another at every client; a personal classifier is wanted",
+        client="a forward pass over its samples each round, for prototypes",
+        server="clusters at most one prototype a class",
+        uploads=CLASS_MEANS,
+    )
 
-    alpha: float = 1.0  # α: strength of L_S
+    alpha: NonNegative = 1.0  # α: strength of L_S
     smooth_l1: Literal["mean", "sum"] = "mean"
     clustering: Clustering = "finch"
     inter_task_kl: Literal["feature-memory", "memory-feature"] = "feature-memory"
@@ -50,18 +58,6 @@ class FedMLP(Method):
     use_inter_task: bool = True
     use_semantic: bool = True
     head: Literal["personal", "epoch", "shared"] = "personal"
-
-    def check(self) -> None:
-        """α is a strength."""
-        directions = ("feature-memory", "memory-feature")
-        self.require(
-            alpha=(self.alpha >= 0, "at least 0"),
-            smooth_l1=(self.smooth_l1 in ("mean", "sum"), "mean or sum"),
-            clustering=(self.clustering in ("finch", "kmeans"), "finch or kmeans"),
-            inter_task_kl=(self.inter_task_kl in directions, "feature-memory or memory-feature"),
-            memory=(self.memory in ("overwrite", "ema"), "overwrite or ema"),
-            head=(self.head in ("personal", "epoch", "shared"), "personal, epoch or shared"),
-        )
 
     def overrides(self, hook: str) -> bool:
         """Whether this method has its own version of a hook; a shared classifier starts like all else."""

@@ -5,7 +5,9 @@ from typing import ClassVar, Literal
 
 import torch
 
+from holdfast.core.spec import NonNegative
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import momentum_steps
 
@@ -26,22 +28,19 @@ class FedNova(Method):
     """
 
     name: ClassVar[str] = "fednova"
+    card: ClassVar[Card] = Card(
+        when="clients take very different numbers of local steps",
+        uploads="how far its steps would lead, and so how many they are",
+    )
 
-    mu: float = 0.0  # μ: strength of the pull to the global weights
+    mu: NonNegative = 0.0  # μ: strength of the pull to the global weights
     variant: Literal["original", "ntd"] = "original"
-
-    def check(self) -> None:
-        """μ is a strength; one of two variants."""
-        self.require(
-            mu=(self.mu >= 0, "at least 0"),
-            variant=(self.variant in ("original", "ntd"), "'original' or 'ntd'"),
-        )
 
     def init_client_state(self, client: Client) -> Tree:
         """The ntd variant remembers a client's last direction."""
         if self.variant == "original":
             return {}
-        return {"direction": {k: torch.zeros_like(p) for k, p in client.sent.items()}}
+        return {"direction": {k: torch.zeros_like(p) for k, p in client.global_params.items()}}
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """Carry that direction through the steps."""
@@ -50,7 +49,7 @@ class FedNova(Method):
     def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
         """The proximal term's gradient; in the ntd variant the last direction is taken off."""
         if self.mu:
-            grads = {k: g + self.mu * (local.params[k] - local.sent[k]) for k, g in grads.items()}
+            grads = {k: g + self.mu * (local.params[k] - local.global_params[k]) for k, g in grads.items()}
         if self.variant == "ntd":
             grads = {k: g - carry["direction"][k] for k, g in grads.items()}
         return grads
@@ -69,7 +68,7 @@ class FedNova(Method):
     def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
         """The weights a client would reach in one step: w^{t-1} - d_k."""
         a = self.distance(client)
-        return {k: w - (w - params[k]) / a for k, w in client.sent.items()}
+        return {k: w - (w - params[k]) / a for k, w in client.global_params.items()}
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         """Send n_k a_k and n_k."""
@@ -78,7 +77,7 @@ class FedNova(Method):
         if self.variant == "original":
             return sums, {}
         scale = a * client.lr
-        return sums, {"direction": {k: (w - params[k]) / scale for k, w in client.sent.items()}}
+        return sums, {"direction": {k: (w - params[k]) / scale for k, w in client.global_params.items()}}
 
     def aggregate(
         self, server: Server, mean: Tensors, sums: Tree, context: RunContext

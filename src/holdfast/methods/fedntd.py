@@ -5,7 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from holdfast.core.spec import NonNegative, Positive
 from holdfast.methods.base import Batch, Local, Method, Tree
+from holdfast.methods.card import GLOBAL_TEACHER, Card
 from holdfast.methods.functional import not_true_distillation
 from holdfast.models.network import Output
 
@@ -20,14 +22,15 @@ class FedNTD(Method):
     """
 
     name: ClassVar[str] = "fedntd"
+    card: ClassVar[Card] = Card(
+        when="label skew makes local training forget the classes a client lacks; nothing more may be sent "
+        "or kept",
+        client=GLOBAL_TEACHER,
+    )
     teachers: ClassVar[tuple[str, ...]] = ("global",)
 
-    beta: float = 1.0  # β: strength of preservation
-    tau: float = 1.0  # τ: softmax temperature
-
-    def check(self) -> None:
-        """β is a strength, τ a temperature."""
-        self.require(beta=(self.beta >= 0, "at least 0"), tau=(self.tau > 0, "above 0"))
+    beta: NonNegative = 1.0  # β: strength of preservation
+    tau: Positive = 1.0  # τ: softmax temperature
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor:
         """β times the mean over the batch."""

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import NonNegative, Positive
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
@@ -34,14 +36,16 @@ class FedPAC(Method):
     """
 
     name: ClassVar[str] = "fedpac"
+    card: ClassVar[Card] = Card(
+        when="every client wants its own model, and label counts may be known",
+        client="two forward passes over its samples each round",
+        server="a small quadratic programme for each participant; keeps every client's classifier",
+        uploads="each class's feature sums and counts, their spread; and its classifier is mixed into others'",
+    )
     keeps_uploads: ClassVar[bool] = True
 
-    lam: float = 1.0  # λ: strength of the alignment
-    head_lr: float = 0.1  # the head's learning rate in its epoch
-
-    def check(self) -> None:
-        """A strength and a rate."""
-        self.require(lam=(self.lam >= 0, "at least 0"), head_lr=(self.head_lr > 0, "above 0"))
+    lam: NonNegative = 1.0  # λ: strength of the alignment
+    head_lr: Positive = 0.1  # the head's learning rate in its epoch
 
     def prepare(self, context: RunContext) -> Self:
         """One epoch for the head, at least one for the body."""
@@ -76,7 +80,7 @@ class FedPAC(Method):
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """The prototypes to align with; what the server will mix heads by is noted."""
-        features = client.forward(client.sent).features
+        features = client.forward(client.global_params).features
         sums, n = _class_sums(features, client), client.samples
         spread = (features.square().sum() / n - (sums / n).square().sum()) / n
         client.notes[self.name] = {"means": sums / n, "variance": spread}

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.spec import Fraction, Positive
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.fedfa import FedFA
 from holdfast.methods.functional import cross_entropy
@@ -33,18 +35,15 @@ class FedProc(Method):
     """
 
     name: ClassVar[str] = "fedproc"
+    card: ClassVar[Card] = Card(
+        when="features should be learnt before the classifier; label counts may be known",
+        client="a forward pass over its samples each round, for prototypes",
+        uploads="the sum of each class's features, and its label counts",
+    )
 
-    tau: float = 0.5  # τ: temperature
-    lam: float = 0.5  # λ: how much of a prototype stays in a round
+    tau: Positive = 0.5  # τ: temperature
+    lam: Fraction = 0.5  # λ: how much of a prototype stays in a round
     variant: Literal["original", "official", "fa"] = "original"
-
-    def check(self) -> None:
-        """τ is a temperature, λ a share."""
-        self.require(
-            tau=(self.tau > 0, "above 0"),
-            lam=(0 <= self.lam <= 1, "between 0 and 1"),
-            variant=(self.variant in ("original", "official", "fa"), "original, official or fa"),
-        )
 
     def init_server_state(self, context: RunContext) -> Tree:
         """No prototype yet, or FedFA's anchors."""

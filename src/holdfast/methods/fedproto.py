@@ -7,7 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from holdfast.core.spec import NonNegative
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.card import CLASS_MEANS, Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import nearness
 from holdfast.models.network import Output
@@ -27,12 +29,12 @@ class FedProto(Method):
     """
 
     name: ClassVar[str] = "fedproto"
+    card: ClassVar[Card] = Card(
+        when="weights must not travel, or models are personal; there is hardly a global model",
+        uploads=CLASS_MEANS,
+    )
 
-    lam: float = 1.0  # λ: strength of the pull to the prototypes
-
-    def check(self) -> None:
-        """λ is a strength."""
-        self.require(lam=(self.lam >= 0, "at least 0"))
+    lam: NonNegative = 1.0  # λ: strength of the pull to the prototypes
 
     def init_server_state(self, context: RunContext) -> Tree:
         """No prototype yet."""

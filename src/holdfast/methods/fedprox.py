@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holdfast.core.spec import NonNegative
 from holdfast.methods.base import Method
+from holdfast.methods.card import Card
 
 
 @dataclass(frozen=True)
@@ -15,12 +17,11 @@ class FedProx(Method):
     """
 
     name: ClassVar[str] = "fedprox"
+    card: ClassVar[Card] = Card(
+        when="clients drift because they take many or unequal numbers of local steps; one number to tune",
+    )
 
-    mu: float = 0.1  # μ: strength of the pull
-
-    def check(self) -> None:
-        """μ is a strength."""
-        self.require(mu=(self.mu >= 0, "at least 0"))
+    mu: NonNegative = 0.1  # μ: strength of the pull
 
     def proximal_mu(self) -> float:
         """The proximal term's gradient is μ (w - w^{t-1})."""

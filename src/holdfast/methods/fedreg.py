@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.spec import Fraction, NonNegative, PositiveCount
 from holdfast.methods.base import Batch, Local, Method, Tensors, Trainer, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client
 
 TOGETHER = 1024  # samples moved at once
@@ -29,23 +31,20 @@ class FedReg(Method):
     """
 
     name: ClassVar[str] = "fedreg"
+    card: ClassVar[Card] = Card(
+        when="forgetting is to be fought with nothing sent or kept, and clients have time",
+        client="20 forward and backward passes over its samples each round make generated ones; a step takes "
+        "three gradients",
+    )
 
-    gamma: float = 0.5  # γ: where the gradient is taken, from w_0 (0) to w (1)
-    eta_s: float = 0.1  # η_s: step of a pseudo sample, in units of the model's input
-    steps: int = 10  # ascents for each generated sample
-
-    def check(self) -> None:
-        """γ is a share, the others are steps."""
-        self.require(
-            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
-            eta_s=(self.eta_s >= 0, "at least 0"),
-            steps=(self.steps >= 1, "at least 1"),
-        )
+    gamma: Fraction = 0.5  # γ: where the gradient is taken, from w_0 (0) to w (1)
+    eta_s: NonNegative = 0.1  # η_s: step of a pseudo sample, in units of the model's input
+    steps: PositiveCount = 10  # ascents for each generated sample
 
     def tables(self, payload: Tree, state: Tree, client: Client) -> Tensors:
         """Each sample's pseudo and perturbed twin, and the pseudo sample's soft label."""
         pseudo = self._ascend(client, self.eta_s)
-        soft = client.forward(client.sent, pseudo).logits.softmax(-1)
+        soft = client.forward(client.global_params, pseudo).logits.softmax(-1)
         return {"pseudo": pseudo, "soft": soft, "perturbed": self._ascend(client, self.eta_s / 100)}
 
     def _ascend(self, client: Client, rate: float) -> Tensor:
@@ -56,7 +55,7 @@ class FedReg(Method):
             for _ in range(self.steps):
                 moved = moved.detach().requires_grad_()
                 with torch.enable_grad():
-                    logits = context.network.apply(client.sent, client.buffers, moved).logits
+                    logits = context.network.apply(client.global_params, client.buffers, moved).logits
                     loss = F.cross_entropy(logits, y, reduction="sum")
                 moved = moved + rate * torch.autograd.grad(loss, moved)[0].sign()
                 moved = torch.maximum(torch.minimum(moved, context.highest), context.lowest)
@@ -65,7 +64,7 @@ class FedReg(Method):
 
     def step(self, trainer: Trainer, params: Tensors, batch: Batch, carry: Tree, local: Local) -> Tensors:
         """Learn, then take back what would be forgotten."""
-        w0 = local.sent
+        w0 = local.global_params
 
         def error(w: Tensors, x: Tensor, target: Tensor) -> Tensor:
             return batch.mean(F.cross_entropy(trainer.forward(w, x).logits, target, reduction="none"))

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import PositiveCount
 from holdfast.methods.base import Method, Tensors, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 
 
@@ -20,12 +22,11 @@ class FedRep(Method):
     """
 
     name: ClassVar[str] = "fedrep"
+    card: ClassVar[Card] = Card(
+        when="every client has its own few classes and needs a model only for them",
+    )
 
-    body_epochs: int = 1  # E_φ
-
-    def check(self) -> None:
-        """There must be something to share."""
-        self.require(body_epochs=(self.body_epochs >= 1, "at least 1"))
+    body_epochs: PositiveCount = 1  # E_φ
 
     def prepare(self, context: RunContext) -> Self:
         """Both phases need an epoch."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from holdfast.methods.base import Batch, Method, Tensors, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client
 from holdfast.methods.functional import classifier_inputs, classifier_matrix, cross_entropy
 from holdfast.models.network import Output
@@ -27,6 +28,10 @@ class FedRoD(Method):
     """
 
     name: ClassVar[str] = "fedrod"
+    card: ClassVar[Card] = Card(
+        when="one good global model and a personal one are wanted from the same training",
+        client="no extra pass; after each step a step of the personal classifier",
+    )
 
     def init_client_state(self, client: Client) -> Tree:
         """The personal head: ``[C, d+1]``, the bias last."""

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.spec import Count, PositiveFraction
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.card import GLOBAL_TEACHER, Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import kl_divergence
 from holdfast.models.network import Output
@@ -31,22 +33,17 @@ class Flashback(Method):
     """
 
     name: ClassVar[str] = "flashback"
+    card: ClassVar[Card] = Card(
+        when="the server has a small labelled public set, and label counts may be known",
+        client=GLOBAL_TEACHER,
+        server="forward passes of all participants' models over the public set, then SGD on it",
+        uploads="its label counts",
+    )
     keeps_uploads: ClassVar[bool] = True  # the server counts how often each client took part
 
-    gamma: float = 0.1  # γ: share of a client's label counts that π gains from one participation
-    server_epochs: int = 1  # E_s
+    gamma: PositiveFraction = 0.1  # γ: share of a client's label counts that π gains from one participation
+    server_epochs: Count = 1  # E_s: epochs of the server on the public set
     half: Literal["both", "client", "server"] = "both"
-
-    def check(self) -> None:
-        """γ is a share, E_s a number of epochs."""
-        self.require(
-            gamma=(0 < self.gamma <= 1, "above 0 and at most 1"),
-            server_epochs=(
-                self.server_epochs >= 0 and self.server_epochs == int(self.server_epochs),
-                "a whole number of at least 0",
-            ),
-            half=(self.half in ("both", "client", "server"), "both, client or server"),
-        )
 
     @property
     def needs_public(self) -> bool:  # type: ignore[override]

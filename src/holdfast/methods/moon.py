@@ -6,7 +6,9 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.spec import NonNegative, Positive
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client
 from holdfast.models.network import Output
 
@@ -27,31 +29,28 @@ class Moon(Method):
     """
 
     name: ClassVar[str] = "moon"
+    card: ClassVar[Card] = Card(
+        when="image features drift apart, clients take part often and can keep a model",
+        client="forward passes of two models over its samples each round, each step where inputs are "
+        "augmented",
+    )
     teachers: ClassVar[tuple[str, ...]] = ("global", "previous")
 
-    mu: float = 1.0  # μ: strength of the contrast
-    tau: float = 0.5  # τ: temperature
+    mu: NonNegative = 1.0  # μ: strength of the contrast
+    tau: Positive = 0.5  # τ: temperature
     variant: Literal["original", "fa"] = "original"
-
-    def check(self) -> None:
-        """μ is a strength, τ a temperature."""
-        self.require(
-            mu=(self.mu >= 0, "at least 0"),
-            tau=(self.tau > 0, "above 0"),
-            variant=(self.variant in ("original", "fa"), "'original' or 'fa'"),
-        )
 
     def init_client_state(self, client: Client) -> Tree:
         """The previous model of a client that has none."""
         if self.variant == "fa":
-            return {"previous": {**client.sent, **client.buffers}}
+            return {"previous": {**client.global_params, **client.buffers}}
         network = client.context.network
         return {"previous": {**network.params, **network.buffers}}
 
     def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The client's previous model, or the one the server sent."""
         previous: Tensors = state["previous"]
-        return previous if name == "previous" else client.sent
+        return previous if name == "previous" else client.global_params
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
         """-log softmax of the two cosines is softplus((s_p - s_g) / τ)."""

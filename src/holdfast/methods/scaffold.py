@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree, Upload
+from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import divided, minus, momentum_steps
 
@@ -25,12 +26,13 @@ class Scaffold(Method):
     """
 
     name: ClassVar[str] = "scaffold"
+    card: ClassVar[Card] = Card(
+        when="clients take part often and can keep state; label skew makes their gradients disagree",
+        server="a control variate of the model's size",
+        uploads="how its control variate changed, which is about its mean gradient",
+    )
 
     variant: Literal["original", "ntd"] = "original"
-
-    def check(self) -> None:
-        """One of two variants."""
-        self.require(variant=(self.variant in ("original", "ntd"), "'original' or 'ntd'"))
 
     def init_server_state(self, context: RunContext) -> Tree:
         """c = 0."""
@@ -42,7 +44,7 @@ class Scaffold(Method):
 
     def init_client_state(self, client: Client) -> Tree:
         """c_k = 0."""
-        return {"c_k": {k: torch.zeros_like(p) for k, p in client.sent.items()}}
+        return {"c_k": {k: torch.zeros_like(p) for k, p in client.global_params.items()}}
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         """What is added to every gradient of this round, c - c_k, and c_k itself."""
@@ -59,7 +61,7 @@ class Scaffold(Method):
         if self.variant == "ntd":
             steps = momentum_steps(steps, client.context.momentum)
         # c_k⁺ = (w^{t-1} - w_k) / (K η) - (c - c_k)
-        new = minus(divided(minus(client.sent, params), steps * client.lr), carry["correction"])
+        new = minus(divided(minus(client.global_params, params), steps * client.lr), carry["correction"])
         return {"change": minus(new, carry["c_k"])}, {"c_k": new}
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:

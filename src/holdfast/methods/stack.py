@@ -129,43 +129,43 @@ class Stack(Method):
         results = ((part.name, call(part)) for part in self.parts)
         return {name: tree for name, tree in results if tree}
 
-    def init_server_state(self, context: RunContext) -> Tree:  # noqa: D102
+    def init_server_state(self, context: RunContext) -> Tree:
         return self._each(lambda part: part.init_server_state(context))
 
-    def broadcast(self, server: Server) -> Tree:  # noqa: D102
+    def broadcast(self, server: Server) -> Tree:
         return self._each(lambda part: part.broadcast(_view(server, part)))
 
-    def broadcast_to(self, server: Server, client: int) -> Tree:  # noqa: D102
+    def broadcast_to(self, server: Server, client: int) -> Tree:
         return {
             f"{name}:own": tree
             for name, tree in self._each(lambda part: part.broadcast_to(_view(server, part), client)).items()
         }
 
-    def init_client_state(self, client: Client) -> Tree:  # noqa: D102
+    def init_client_state(self, client: Client) -> Tree:
         return self._each(lambda part: part.init_client_state(client))
 
-    def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:  # noqa: D102
+    def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
         part = self._owner("initial_params")
         return part.initial_params(params, _received(payload, part), state.get(part.name, {}), client)
 
-    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:  # noqa: D102
+    def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
         return self._each(
             lambda part: part.client_init(_received(payload, part), state.get(part.name, {}), client)
         )
 
-    def tables(self, payload: Tree, state: Tree, client: Client) -> Tensors:  # noqa: D102
+    def tables(self, payload: Tree, state: Tree, client: Client) -> Tensors:
         return {
             f"{part.name}:{key}": values
             for part in self.parts
             for key, values in part.tables(_received(payload, part), state.get(part.name, {}), client).items()
         }
 
-    def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:  # noqa: D102
+    def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:
         owner, teacher = name.split(":")
         part = next(part for part in self.parts if part.name == owner)
         return part.teacher(teacher, _received(payload, part), state.get(owner, {}), client)
 
-    def extra_inputs(self, carry: Tree) -> Tensor | None:  # noqa: D102
+    def extra_inputs(self, carry: Tree) -> Tensor | None:
         extras = [extra for _, extra in self._extras(carry)]
         return torch.cat(extras) if extras else None
 
@@ -175,11 +175,11 @@ class Stack(Method):
             if extra is not None:
                 yield part, extra
 
-    def task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:  # noqa: D102
+    def task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
         part = self._owner("task_loss")
         return part.task_loss(out, _part_batch(batch, part), carry.get(part.name, {}))
 
-    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:  # noqa: D102
+    def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
         total: Tensor | None = None
         spans, at = {}, 0
         for part, extra in self._extras(carry):
@@ -195,7 +195,7 @@ class Stack(Method):
                 total = term if total is None else total + term
         return total
 
-    def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:  # noqa: D102
+    def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
         for part in self.parts:
             grads = part.edit_gradient(grads, carry.get(part.name, {}), local)
         return grads
@@ -204,18 +204,16 @@ class Stack(Method):
         """All pulls together."""
         return sum(part.proximal_mu() for part in self.parts)
 
-    def learning_rate(self, name: str, epoch: int, lr: float, context: RunContext) -> float | None:  # noqa: D102
+    def learning_rate(self, name: str, epoch: int, lr: float, context: RunContext) -> float | None:
         return self._owner("learning_rate").learning_rate(name, epoch, lr, context)
 
-    def step(  # noqa: D102
+    def step(
         self, trainer: Trainer, params: Tensors, batch: Batch, carry: Tree, local: Local
     ) -> Tensors | None:
         part = self._owner("step")
         return part.step(trainer, params, _part_batch(batch, part), carry.get(part.name, {}), local)
 
-    def after_step(  # noqa: D102
-        self, params: Tensors, out: Output, batch: Batch, carry: Tree
-    ) -> tuple[Tensors, Tree]:
+    def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
         carry = dict(carry)
         for part in self.parts:
             own = carry.get(part.name, {})
@@ -224,7 +222,7 @@ class Stack(Method):
                 carry[part.name] = own
         return params, carry
 
-    def after_epoch(self, params: Tensors, carry: Tree) -> tuple[Tensors, Tree]:  # noqa: D102
+    def after_epoch(self, params: Tensors, carry: Tree) -> tuple[Tensors, Tree]:
         carry = dict(carry)
         for part in self.parts:
             params, own = part.after_epoch(params, carry.get(part.name, {}))
@@ -232,61 +230,59 @@ class Stack(Method):
                 carry[part.name] = own
         return params, carry
 
-    def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:  # noqa: D102
+    def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
         part = self._owner("upload_params")
         return part.upload_params(params, carry.get(part.name, {}), client)
 
-    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:  # noqa: D102
+    def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         both = {part.name: part.client_final(params, carry.get(part.name, {}), client) for part in self.parts}
         return {n: s for n, (s, _) in both.items() if s}, {n: m for n, (_, m) in both.items() if m}
 
-    def is_shared(self, name: str, context: RunContext) -> bool:  # noqa: D102
+    def is_shared(self, name: str, context: RunContext) -> bool:
         return all(part.is_shared(name, context) for part in self.parts)
 
-    def client_weight(self, client: Client) -> float:  # noqa: D102
+    def client_weight(self, client: Client) -> float:
         return self._owner("client_weight").client_weight(client)
 
-    def aggregate(  # noqa: D102
+    def aggregate(
         self, server: Server, mean: Tensors, sums: Tree, context: RunContext
     ) -> tuple[Tensors, Tree]:
         part = self._owner("aggregate")
         params, state = part.aggregate(_view(server, part), mean, sums.get(part.name, {}), context)
         return params, server.state | {part.name: state}
 
-    def update(  # noqa: D102
-        self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext
-    ) -> Tree:
+    def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         return self._each(
             lambda part: part.update(
                 _view(server, part), sums.get(part.name, {}), _own(uploads, part), context
             )
         )
 
-    def refine(self, server: Server, uploads: Sequence[Upload], context: RunContext) -> Server:  # noqa: D102
+    def refine(self, server: Server, uploads: Sequence[Upload], context: RunContext) -> Server:
         for part in self.parts:
             server = _merge(server, part, part.refine(_view(server, part), _own(uploads, part), context))
         return server
 
-    def eval_params(self, server: Server) -> Tensors:  # noqa: D102
+    def eval_params(self, server: Server) -> Tensors:
         part = self._owner("eval_params")
         return part.eval_params(_view(server, part))
 
-    def global_logits(self, out: Output, server: Server) -> Tensor:  # noqa: D102
+    def global_logits(self, out: Output, server: Server) -> Tensor:
         part = self._owner("global_logits")
         return part.global_logits(out, _view(server, part))
 
-    def personal_logits(self, out: Output, state: Tree) -> Tensor:  # noqa: D102
+    def personal_logits(self, out: Output, state: Tree) -> Tensor:
         part = self._owner("personal_logits")
         return part.personal_logits(out, state.get(part.name, {}))
 
-    def prototype_logits(self, out: Output, server: Server) -> Tensor:  # noqa: D102
+    def prototype_logits(self, out: Output, server: Server) -> Tensor:
         part = self._owner("prototype_logits")
         return part.prototype_logits(out, _view(server, part))
 
-    def final_statistics(self, params: Tensors, client: Client) -> Tree | None:  # noqa: D102
+    def final_statistics(self, params: Tensors, client: Client) -> Tree | None:
         return self._each(lambda part: part.final_statistics(params, client) or {})
 
-    def finalize(self, server: Server, sums: Tree, context: RunContext) -> Server:  # noqa: D102
+    def finalize(self, server: Server, sums: Tree, context: RunContext) -> Server:
         for part in self.parts:
             if part.name in sums:
                 server = _merge(server, part, part.finalize(_view(server, part), sums[part.name], context))

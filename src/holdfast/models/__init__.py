@@ -1,4 +1,4 @@
-"""The papers' networks, and any torch module as a function of its weights."""
+"""Models: the networks of papers, general ones, and any torch module as a function of its weights."""
 
 from holdfast.models.network import Network, Output
 from holdfast.models.registry import MODELS, ModelSpec, cnn, linear, mlp, parse_model, resnet18, resnet50

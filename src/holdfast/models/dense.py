@@ -1,4 +1,4 @@
-"""Fully connected layers: whole models of them, and the top of every other model."""
+"""Fully connected layers: models of them, and the head of every other model."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,14 +6,16 @@ from math import prod
 
 from torch import nn
 
+from holdfast.core.spec import PositiveCount
+
 Layers = dict[str, nn.Module]
 
 
 def head(width: int, num_classes: int, hidden: Sequence[int] = (), projection: int | None = None) -> Layers:
-    """From ``width`` features to logits: hidden layers with ReLU, then the classifier, an ``nn.Linear``.
+    """The layers from ``width`` features to logits: hidden layers with ReLU, then the classifier, an ``nn.Linear``.
 
-    ``projection`` puts one linear layer of that width, without ReLU, before the classifier; its output is
-    then the feature that methods see.
+    ``projection`` adds a linear layer of that width, without ReLU, before the classifier; its outputs are then the
+    model's features.
     """
     layers: Layers = {}
     for number, (inputs, outputs) in enumerate(pairwise((width, *hidden)), start=1):
@@ -28,7 +30,7 @@ def head(width: int, num_classes: int, hidden: Sequence[int] = (), projection: i
 
 
 def sequence(layers: Layers) -> nn.Sequential:
-    """The layers one after another, under their names."""
+    """An ``nn.Sequential`` of named layers."""
     model = nn.Sequential()
     for name, layer in layers.items():
         model.add_module(name, layer)
@@ -40,6 +42,8 @@ def linear(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return sequence({"flatten": nn.Flatten(), **head(prod(shape), num_classes)})
 
 
-def mlp(shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int] = (200, 200)) -> nn.Module:
+def mlp(
+    shape: tuple[int, ...], num_classes: int, *, hidden: tuple[PositiveCount, ...] = (200, 200)
+) -> nn.Module:
     """Fully connected ReLU layers of widths ``hidden`` on samples of any shape."""
     return sequence({"flatten": nn.Flatten(), **head(prod(shape), num_classes, hidden)})

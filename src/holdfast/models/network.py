@@ -1,4 +1,4 @@
-"""Any torch classifier as a function of its weights, with features and logits told apart."""
+"""Any torch classifier as a function of its weights that returns features and logits."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch.nn.parameter import is_lazy
 
 from holdfast import kernels
 from holdfast.core.errors import HoldfastError
-from holdfast.models.layers import CHANNEL_DROPOUTS, BatchNorm, CounterDropout, VmapLinear, pool_first
+from holdfast.models.layers import CHANNEL_DROPOUTS, BatchNorm, CounterDropout, VmapLinear, pool_before_relu
 
-NormPolicy = Literal["average", "local", "drop"]
+BatchNormPolicy = Literal["average", "local", "drop"]
 
 
 class Output(NamedTuple):
-    """What the model says of a batch: ``features`` [B, d] (the classifier's input) and ``logits`` [B, C].
+    """A model's outputs for a batch: ``features`` [B, d] (the classifier's input) and ``logits`` [B, C].
 
-    ``extra`` holds the outputs for a method's extra inputs, where it has any.
+    ``extra`` holds the outputs for a method's extra inputs, if it has any.
     """
 
     features: Tensor
@@ -40,7 +40,6 @@ class Head:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Weight and, if there is one, bias."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def logits(self, params: dict[str, Tensor], features: Tensor) -> Tensor:
@@ -49,7 +48,7 @@ class Head:
         return nn.functional.linear(features, params[self.weight], bias)
 
 
-def find_head(net: nn.Module, layer: str | None) -> tuple[str, nn.Linear]:
+def find_classifier(net: nn.Module, layer: str | None) -> tuple[str, nn.Linear]:
     """The classifier: the layer of that name, or the last Linear."""
     linears = {name: m for name, m in net.named_modules() if isinstance(m, nn.Linear)}
     if layer is not None:
@@ -60,27 +59,27 @@ def find_head(net: nn.Module, layer: str | None) -> tuple[str, nn.Linear]:
         return layer, linears[layer]
     if not linears:
         raise HoldfastError(
-            "the model has no torch.nn.Linear layer to serve as classifier (features in, logits out); "
+            "the model has no torch.nn.Linear layer that can be its classifier (features in, logits out); "
             "end it with one"
         )
     return list(linears.items())[-1]
 
 
 def _head(layer: str, linear: nn.Linear, params: Mapping[str, nn.Parameter]) -> Head:
-    """The classifier's parameters by name; one that another layer shares has that layer's."""
-    first = {id(p): name for name, p in params.items()}
-    inside = f"{layer}." if layer else ""
-    weight = first.get(id(linear.weight), f"{inside}weight")
-    bias = None if linear.bias is None else first.get(id(linear.bias), f"{inside}bias")
+    """The classifier's parameters by name; a parameter shared with another layer may have that layer's name."""
+    names = {id(p): name for name, p in params.items()}
+    prefix = f"{layer}." if layer else ""
+    weight = names.get(id(linear.weight), f"{prefix}weight")
+    bias = None if linear.bias is None else names.get(id(linear.bias), f"{prefix}bias")
     return Head(weight, bias, linear.in_features)
 
 
 def _call(
     net: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A module's outputs at given weights, and the buffers in whose place a layer has put another tensor."""
+    """A module's outputs at given weights, and the new values of buffers that a layer has reassigned."""
     before = {**buffers, **params}
-    after = dict(before)  # in which ``functional_call`` leaves them
+    after = dict(before)  # ``functional_call`` stores reassigned tensors here
     logits = functional_call(net, after, (x,))
     return logits, {name: after[name].detach() for name in buffers if after[name] is not before[name]}
 
@@ -93,131 +92,133 @@ def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
 class Network:
     """A module as a function of (parameters, buffers, input).
 
-    ``norm`` says what happens to BatchNorm between clients: ``average`` (statistics and weights averaged like
-    everything else), ``local`` (each client keeps its own, as FedBN does), ``drop`` (no running statistics:
-    batch statistics always). Parameters that ask for no gradient, or are ``unused``, stay in the module as they are:
-    they are neither trained nor sent.
+    Args:
+        net: the module; it is copied.
+        classifier: the name of its last linear layer, where that is not the last one that it registers.
+        batchnorm: ``average`` (BatchNorm's statistics and weights are averaged like all others), ``local`` (each
+            client keeps its own, as in FedBN) or ``drop`` (no running statistics: batch statistics always).
+        unused: parameters that get no gradient. Like those that require none, they are neither trained nor sent.
     """
 
     def __init__(
         self,
         net: nn.Module,
-        head: str | None = None,
-        norm: NormPolicy = "average",
+        classifier: str | None = None,
+        batchnorm: BatchNormPolicy = "average",
         unused: frozenset[str] = frozenset(),
     ) -> None:
-        if norm not in ("average", "local", "drop"):
-            raise HoldfastError(f"norm is '{norm}'; it must be average, local or drop")
+        if batchnorm not in ("average", "local", "drop"):
+            raise HoldfastError(f"batchnorm is '{batchnorm}'; it must be average, local or drop")
         if any(is_lazy(tensor) for tensor in (*net.parameters(), *net.buffers())):
             raise HoldfastError(
-                "the model has lazy layers, whose weights are not made yet; call it once on a few samples first"
+                "the model has lazy layers, whose weights do not exist yet; call it once on a few samples first"
             )
-        self._original, self._norm, self._layer, self.unused = net, norm, head, unused
+        self._original, self._batchnorm, self._layer, self.unused = net, batchnorm, classifier, unused
         self.net = copy.deepcopy(net)
         norms = {
             name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         }
         for name, module in norms.items():
-            if BatchNorm.stands_for(module):
-                _replace(self.net, name, BatchNorm(module, tracks=norm != "drop"))
-            elif norm == "drop":
+            if BatchNorm.can_replace(module):
+                _replace(self.net, name, BatchNorm(module, tracks=batchnorm != "drop"))
+            elif batchnorm == "drop":
                 raise HoldfastError(
-                    f"norm is 'drop', but the batch norm '{name}' is one of your own, which keeps its statistics: "
-                    "use average or local"
+                    f"batchnorm is 'drop', but the layer '{name}' is a BatchNorm of your own, whose statistics cannot "
+                    "be dropped: use average or local"
                 )
         self.has_batch_norm = bool(norms)
-        self.mixes_samples = bool(norms) and norm == "drop"  # batch statistics even when it is tested
+        self.mixes_samples = bool(norms) and batchnorm == "drop"  # batch statistics even in evaluation mode
         dropouts = [
             (n, m) for n, m in self.net.named_modules() if kernels.is_plain(m, nn.Dropout, *CHANNEL_DROPOUTS)
         ]
         for number, (name, dropout) in enumerate(dropouts):
-            whole = type(dropout) is not nn.Dropout
-            _replace(self.net, name, CounterDropout(float(dropout.p), number, whole))
+            whole_channels = type(dropout) is not nn.Dropout
+            _replace(self.net, name, CounterDropout(float(dropout.p), number, whole_channels))
         self.dropouts = len(dropouts)
-        layer, linear = find_head(self.net, head)
-        asking = {n: p for n, p in self.net.named_parameters() if p.requires_grad and n not in unused}
-        self._classifier, self.head = layer, _head(layer, linear, asking)
-        everywhere = list(self.net.named_parameters(remove_duplicate=False))
-        own = {id(p) for p in linear.parameters()}
-        self.head_is_shared = sum(id(p) in own for _, p in everywhere) > len(own)  # another layer uses it too
+        layer, linear = find_classifier(self.net, classifier)
+        trained = {n: p for n, p in self.net.named_parameters() if p.requires_grad and n not in unused}
+        self._classifier, self.head = layer, _head(layer, linear, trained)
+        all_params = list(self.net.named_parameters(remove_duplicate=False))
+        head_ids = {id(p) for p in linear.parameters()}
+        uses = sum(id(p) in head_ids for _, p in all_params)
+        self.head_is_shared = uses > len(head_ids)  # another layer uses its parameters too
         self.num_outputs = linear.out_features
-        self.params = {name: p.detach().clone() for name, p in asking.items()}
+        self.params = {name: p.detach().clone() for name, p in trained.items()}
         if "weight" not in linear._parameters:
             raise HoldfastError(
-                f"the weight of the model's classifier '{layer}' is computed from other parameters, as with weight "
-                "norms; methods need a plain torch.nn.Linear there"
+                f"the weight of the model's classifier '{layer}' is computed from other parameters, as by weight "
+                "normalisation; methods need a plain torch.nn.Linear there"
             )
         if self.head.weight not in self.params:
             raise HoldfastError(
-                f"the model's classifier '{layer}' asks for no gradient; a method trains at least that: "
-                "requires_grad_(True)"
+                f"the model's classifier '{layer}' requires no gradient, but every method trains it; call "
+                "requires_grad_(True) on it"
             )
         self.frozen = any(not p.requires_grad for p in self.net.parameters())
         self.buffers = {name: b.detach().clone() for name, b in self.net.named_buffers()}
-        prefixes = tuple(f"{name}." for name in norms) if norm == "local" else ()
+        prefixes = tuple(f"{name}." for name in norms) if batchnorm == "local" else ()
         self.kept_local = frozenset(
             n for n in [*self.params, *self.buffers] if prefixes and n.startswith(prefixes)
         )
         self._captured: list[Tensor] = []
         captured = self._captured  # shared with the functional copy, whose hooks are copied along
         linear.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
-        some = next(iter(self.params.values()))
-        if kernels.unavailable(some.device, some.dtype) is not None:  # they do both at once
-            pool_first(self.net)
-        self.channels_last = some.device.type == "cpu" and any(p.dim() == 4 for p in self.params.values())
-        self.own_kernels = True  # whether lanes may use ours, where they are available
-        self.ignores_padding = True  # whether what fills up a batch leaves the other samples as they are
+        first = next(iter(self.params.values()))
+        if kernels.unavailable(first.device, first.dtype) is not None:  # the kernels fuse ReLU and pooling
+            pool_before_relu(self.net)
+        self.channels_last = first.device.type == "cpu" and any(p.dim() == 4 for p in self.params.values())
+        self.own_kernels = True  # whether lanes may use Holdfast's kernels, if they are available
+        self.ignores_padding = True  # whether padding of a batch leaves the outputs of its samples unchanged
         self._lanes: nn.Module | None = None
 
     @property
     def uses_kernels(self) -> bool:
-        """Whether lanes run on kernels of our own."""
-        some = next(iter(self.params.values()))
-        return self.own_kernels and not self.frozen and kernels.unavailable(some.device, some.dtype) is None
+        """Whether lanes run on Holdfast's kernels."""
+        first = next(iter(self.params.values()))
+        return self.own_kernels and not self.frozen and kernels.unavailable(first.device, first.dtype) is None
 
     def module(self) -> nn.Module:
-        """A copy of the module as the user gave it, to be loaded with trained weights."""
+        """A copy of the user's module, for trained weights to be loaded into."""
         net = copy.deepcopy(self._original)
         for module in net.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and self._norm == "drop":
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and self._batchnorm == "drop":
                 module.track_running_stats = False
                 module.running_mean = module.running_var = module.num_batches_tracked = None
         return net
 
-    def twin(self) -> Network:
-        """The same network once more, to be used in another thread."""
-        return Network(self._original, self._layer, self._norm, self.unused)
+    def clone(self) -> Network:
+        """A network with the same initial weights, for use in another thread."""
+        return Network(self._original, self._layer, self._batchnorm, self.unused)
 
     def to(self, device: torch.device) -> Network:
-        """A copy on another device, that shares nothing with this one."""
-        twin = Network(copy.deepcopy(self._original).to(device), self._layer, self._norm, self.unused)
-        twin.params = {name: p.to(device, copy=True) for name, p in self.params.items()}
-        twin.buffers = {name: b.to(device, copy=True) for name, b in self.buffers.items()}
-        twin.own_kernels, twin.ignores_padding = self.own_kernels, self.ignores_padding
-        return twin
+        """A copy on a device that shares no memory with this one."""
+        copied = Network(copy.deepcopy(self._original).to(device), self._layer, self._batchnorm, self.unused)
+        copied.params = {name: p.to(device, copy=True) for name, p in self.params.items()}
+        copied.buffers = {name: b.to(device, copy=True) for name, b in self.buffers.items()}
+        copied.own_kernels, copied.ignores_padding = self.own_kernels, self.ignores_padding
+        return copied
 
-    def smallest_map(self, x: Tensor) -> int | None:
-        """Values (pixels) of a channel that a sample of ``x`` brings to a BatchNorm, where they are fewest."""
-        found = self._watch(x, BatchNorm, lambda inputs, _: inputs[0][0, 0].numel())
-        return min(found, default=None)
+    def min_batchnorm_values(self, x: Tensor) -> int | None:
+        """The fewest values (pixels) per channel and sample that any BatchNorm normalises; None without BatchNorm."""
+        values = self._observe(x, BatchNorm, lambda inputs, _: inputs[0][0, 0].numel())
+        return min(values, default=None)
 
-    def most_values(self, x: Tensor) -> int:
-        """Values that a sample of ``x`` is turned into where the network is widest."""
+    def max_activation_size(self, x: Tensor) -> int:
+        """The number of values per sample in the network's largest activation."""
 
         def largest(inputs: tuple[Any, ...], output: Any) -> int:
-            seen = (*inputs, *output) if isinstance(output, tuple) else (*inputs, output)
-            return max(tensor.numel() for tensor in (x, *seen) if isinstance(tensor, Tensor))
+            values = (x, *inputs, *output) if isinstance(output, tuple) else (x, *inputs, output)
+            return max(value.numel() for value in values if isinstance(value, Tensor))
 
-        return max(self._watch(x, nn.Module, largest)) // len(x)
+        return max(self._observe(x, nn.Module, largest)) // len(x)
 
-    def _watch(self, x: Tensor, kind: type[nn.Module], look: Callable[[Any, Any], int]) -> list[int]:
-        """What is seen of the inputs and the output of every module of a kind, in one forward pass of ``x``."""
+    def _observe(self, x: Tensor, kind: type[nn.Module], measure: Callable[[Any, Any], int]) -> list[int]:
+        """``measure(inputs, output)`` of every module of a type, in one forward pass of ``x``."""
         found: list[int] = []
         hooks = [
-            module.register_forward_hook(lambda _, inputs, output: found.append(look(inputs, output)))
+            module.register_forward_hook(lambda _, inputs, output: found.append(measure(inputs, output)))
             for module in self.net.modules()
-            if isinstance(module, kind)
-            and not isinstance(module, torch.jit.ScriptModule)  # which has no hooks
+            if isinstance(module, kind) and not isinstance(module, torch.jit.ScriptModule)  # it has no hooks
         ]
         with torch.no_grad():
             self.apply(self.params, self.buffers, x)
@@ -225,29 +226,29 @@ class Network:
             hook.remove()
         return found
 
-    def arranged(self, x: Tensor) -> Tensor:
-        """Inputs in the memory layout that is fastest here: channels last for convolutions on a CPU."""
+    def to_fast_layout(self, x: Tensor) -> Tensor:
+        """Inputs in the fastest memory layout for this network: channels last for convolutions on a CPU."""
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
 
     def seed_dropout(self, key: Tensor | None) -> None:
-        """Say where the next forward pass in training mode draws its dropout masks from."""
+        """Set the key from which the next forward pass in training mode draws its dropout masks."""
         for net in (self.net, self._lanes):
             for module in () if net is None else net.modules():
                 if isinstance(module, CounterDropout):
                     module.key = key
 
     def call(self, module: nn.Module, x: Tensor) -> Output:
-        """Apply a module with its own weights."""
+        """The outputs of a module with its own weights."""
         self._captured.clear()
         logits = module(x)
         return self._output(logits)
 
     def _output(self, logits: Tensor) -> Output:
-        """The logits with the features that the classifier made them of."""
+        """The logits with the features from which the classifier computed them."""
         if not self._captured:
             raise HoldfastError(
-                f"the model does not call its layer '{self._classifier}', the last Linear (to use its weight is not "
-                "enough); say which one is its classifier: classifier='...'"
+                f"the model does not call its layer '{self._classifier}', the last Linear (using its weight is not "
+                "enough); name its classifier: classifier='...'"
             )
         return Output(self._captured.pop().flatten(1), logits)
 
@@ -256,7 +257,7 @@ class Network:
     ) -> Output:
         """The outputs at given weights; in training mode buffers, such as BatchNorm's, are changed in place.
 
-        ``params`` may hold buffers of their own, which then stand in for those given.
+        Buffers in ``params`` take precedence over ``buffers``.
         """
         self.net.train(train)
         self._captured.clear()
@@ -274,7 +275,7 @@ class Network:
         key: Tensor | None = None,
         train: bool = True,
     ) -> tuple[Output, dict[str, Tensor]]:
-        """Outputs and the new buffers, for use under ``vmap`` and ``grad``."""
+        """Outputs and new buffers without side effects, for use under ``vmap`` and ``grad``."""
         if self._lanes is None:
             self._lanes = self._functional_copy()
         self._lanes.train(train)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.random import counter_key
-from holdfast.models.resnet import NORMS, STEMS
+from holdfast.core.spec import parse_options, parse_value, validate
 from holdfast.models.zoo import NETWORKS, PAPER_NETWORKS
 
 
@@ -31,13 +31,13 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if self.name not in NETWORKS:
             raise unknown("model", self.name, NETWORKS)
-        options = _defaults(self.name)
+        hints, options = _options(self.name)
         for option, value in self.options.items():
             if option not in options:
                 if not options:
                     raise HoldfastError(f"model '{self.name}' takes no options, but was given '{option}'")
                 raise unknown(f"option of model '{self.name}'", option, options)
-            options[option] = _checked(option, value)
+            options[option] = validate(f"{self.name}: {option}", value, hints[option])
         object.__setattr__(self, "options", options)
 
     def build(self, shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
@@ -74,42 +74,31 @@ def _initial(
         return NETWORKS[name](shape, num_classes, **dict(options))
 
 
-def _defaults(name: str) -> dict[str, Any]:
-    """The options of a model with their defaults."""
-    parameters = signature(NETWORKS[name]).parameters.values()
-    return {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
-
-
-def _checked(option: str, value: Any) -> Any:
-    """The value of an option, or an error that says what it may be."""
-    if option == "hidden":
-        widths = tuple(value) if isinstance(value, Iterable) else (value,)
-        if not widths or not all(isinstance(width, int) and width > 0 for width in widths):
-            raise HoldfastError(f"hidden widths must be whole numbers from 1, such as 64,64, not {value}")
-        return widths
-    choices = {"norm": NORMS, "stem": STEMS}[option]
-    if value not in choices:
-        raise HoldfastError(f"{option} must be {' or '.join(choices)}, not {value}")
-    return value
+def _options(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The types and the defaults of a model's options: the keyword-only arguments of its function."""
+    network = NETWORKS[name]
+    parameters = signature(network).parameters.values()
+    defaults = {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
+    hints = get_type_hints(network, include_extras=True) if defaults else {}
+    return hints, defaults
 
 
 def parse_model(text: str) -> ModelSpec:
     """The model written as ``name`` or ``name:options``: ``cnn``, ``mlp:64,64``, ``resnet18:norm=group``.
 
-    Bare numbers are hidden widths; everything else is ``option=value``, with commas between.
+    Bare numbers are hidden widths; everything else is ``option=value``.
     """
     name, _, written = text.partition(":")
-    options: dict[str, Any] = {}
-    widths: list[str] = []
+    widths, options = [], []
     for part in filter(None, written.split(",")):
         option, equals, value = (piece.strip() for piece in part.partition("="))
         if equals and option != "hidden":
-            options[option] = value
+            options.append(part)
         else:
             widths.append(value if equals else option)
-    if widths:
-        options["hidden"] = [int(width) if width.isdecimal() else width for width in widths]
-    return ModelSpec(name.strip(), options)
+    what = f"model '{text}'"
+    hidden = {"hidden": [parse_value(width, what) for width in widths]} if widths else {}
+    return ModelSpec(name.strip(), hidden | parse_options(",".join(options), what))
 
 
 def linear() -> ModelSpec:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -15,7 +16,8 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm2d,
     "group": partial(nn.GroupNorm, 2),  # two groups, as in FedFA
 }
-STEMS = ("7x7", "3x3")
+Norm = Literal["batch", "group"]
+Stem = Literal["7x7", "3x3"]
 
 
 class _Residual(nn.Module):
@@ -29,8 +31,8 @@ class _Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor
-        if getattr(self.branch, "adds", False) and is_plain(self.relu, nn.ReLU):  # the branch does all of it
-            out = self.branch(x, added=self.shortcut(x))
+        if getattr(self.branch, "fuses_residual", False) and is_plain(self.relu, nn.ReLU):
+            out = self.branch(x, residual=self.shortcut(x))  # one kernel computes all of it
         else:
             out = self.relu(self.branch(x) + self.shortcut(x))
         return out
@@ -41,18 +43,19 @@ class ResNet:
     """A residual network.
 
     depths: residual blocks in each stage; every stage but the first halves the map and doubles the width.
-    kernels: sizes of the convolutions in a block; the first 3x3 of them is the strided one.
+    kernels: sizes of the convolutions in a block; the first 3x3 convolution has the stride.
     expansion: a block's output channels over the channels inside it.
-    norm: ``batch`` or ``group``. stem: ``7x7`` (strided, then max pooling: a quarter of the image's side) or
-    ``3x3`` (the image's own size, for small images).
+    norm: ``batch`` or ``group``.
+    stem: ``7x7`` (with stride and max pooling, to a quarter of the image's side) or ``3x3`` (which keeps the image's
+    size, for small images).
     hidden, projection: layers between the pooled features and the classifier, as in ``dense.head``.
     """
 
     depths: tuple[int, ...]
     kernels: tuple[int, ...]
     expansion: int
-    norm: str = "batch"
-    stem: str = "7x7"
+    norm: Norm = "batch"
+    stem: Stem = "7x7"
     hidden: tuple[int, ...] = ()
     projection: int | None = None
 
@@ -60,7 +63,7 @@ class ResNet:
         """The network for images ``shape = (channels, height, width)`` of any size."""
         if len(shape) != 3:
             raise HoldfastError(
-                "a ResNet wants images (channels x height x width), but a sample has shape "
+                "a ResNet takes images (channels x height x width), but a sample has shape "
                 f"{'x'.join(map(str, shape))}; 'mlp' takes any shape"
             )
         layers = self._stem(shape[0])
@@ -101,12 +104,14 @@ class ResNet:
         widths = (inputs, *[width] * (len(self.kernels) - 1), outputs)
         strided = self.kernels.index(3)
         branch: Layers = {}
-        for index, ((below, above), kernel) in enumerate(zip(pairwise(widths), self.kernels, strict=True)):
+        for index, ((channels_in, channels_out), kernel) in enumerate(
+            zip(pairwise(widths), self.kernels, strict=True)
+        ):
             if index > 0:
                 branch[f"relu{index}"] = nn.ReLU()
             step = stride if index == strided else 1
-            conv = nn.Conv2d(below, above, kernel, step, padding=kernel // 2, bias=False)
-            branch |= {f"conv{index + 1}": conv, f"norm{index + 1}": norm(above)}
+            conv = nn.Conv2d(channels_in, channels_out, kernel, step, padding=kernel // 2, bias=False)
+            branch |= {f"conv{index + 1}": conv, f"norm{index + 1}": norm(channels_out)}
         shortcut: nn.Module = nn.Identity()
         if stride > 1 or inputs != outputs:
             shortcut = sequence(
@@ -120,14 +125,14 @@ RESNET50 = ResNet((3, 4, 6, 3), kernels=(1, 3, 1), expansion=4)
 
 
 def resnet18(
-    shape: tuple[int, ...], num_classes: int, *, norm: str = "batch", stem: str = "7x7"
+    shape: tuple[int, ...], num_classes: int, *, norm: Norm = "batch", stem: Stem = "7x7"
 ) -> nn.Module:
     """ResNet-18: 512 features."""
     return replace(RESNET18, norm=norm, stem=stem).build(shape, num_classes)
 
 
 def resnet50(
-    shape: tuple[int, ...], num_classes: int, *, norm: str = "batch", stem: str = "7x7"
+    shape: tuple[int, ...], num_classes: int, *, norm: Norm = "batch", stem: Stem = "7x7"
 ) -> nn.Module:
     """ResNet-50: 2048 features."""
     return replace(RESNET50, norm=norm, stem=stem).build(shape, num_classes)

@@ -1,4 +1,4 @@
-"""Every network by name: general ones that fit themselves to the data, and the papers' own."""
+"""Every network by name: general ones, which adapt to the shape of the data, and those of papers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,18 +15,17 @@ RGB32, GREY28, RGB28 = (3, 32, 32), (1, 28, 28), (3, 28, 28)
 
 @dataclass(frozen=True)
 class PaperNetwork:
-    """A network as published: it takes images of one shape (channels, height, width) and no other."""
+    """A network as published, for images of one shape (channels, height, width) only."""
 
     name: str
     shape: tuple[int, ...]
     network: ConvNet | ResNet
 
     def __call__(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """The module, or an error that names the shape it wants."""
         if shape != self.shape:
-            wanted, given = ("x".join(map(str, sides)) for sides in (self.shape, shape))
+            required, given = ("x".join(map(str, sides)) for sides in (self.shape, shape))
             raise HoldfastError(
-                f"model '{self.name}' wants images of {wanted} (channels x height x width), but a sample has "
+                f"model '{self.name}' takes images of {required} (channels x height x width), but a sample has "
                 f"shape {given}; 'cnn' adapts to any image, 'mlp' to any shape"
             )
         return self.network.build(shape, num_classes)
@@ -40,7 +39,7 @@ PAPER_NETWORKS: dict[str, PaperNetwork] = {
         PaperNetwork("ntd-mnist", GREY28, ConvNet((32, 64), hidden=(512,), padding=2)),
         # FedKA
         PaperNetwork("t-cnn", RGB32, ConvNet((32, 64), hidden=(512,))),
-        # FedFA; its digit network also creates GroupNorm layers it never applies, left out here
+        # FedFA; its digit network also has GroupNorm layers, which it never applies; they are left out here
         PaperNetwork("fa-fmnist", GREY28, ConvNet((32, 32), hidden=(384, 192))),
         PaperNetwork("fa-cifar10", RGB32, ConvNet((64, 64), hidden=(384, 192))),
         PaperNetwork(
@@ -54,7 +53,7 @@ PAPER_NETWORKS: dict[str, PaperNetwork] = {
         # FedMLP
         PaperNetwork("mlp-resnet18", RGB32, RESNET18),
         PaperNetwork("mlp-cnn5", GREY28, ConvNet((64, 64), hidden=(120, 64))),
-        # MOON: the output of its projection head, 256 wide, is the feature
+        # MOON; the outputs of its projection head, of width 256, are the features
         PaperNetwork("moon-cnn", RGB32, ConvNet((6, 16), hidden=(120, 84, 84), projection=256)),
     )
 }
@@ -66,4 +65,4 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet50": resnet50,
     **PAPER_NETWORKS,
 }
-"""Name to a function of (shape, num_classes) whose keyword-only arguments are the model's options."""
+"""Functions of (shape, num_classes) by model name; their keyword-only arguments are the model's options."""

@@ -1,4 +1,4 @@
-"""The cells of a table: each is one run, known by a hash of its settings."""
+"""The cells of a table: each is one run, identified by a hash of its settings."""
 
 from __future__ import annotations
 
@@ -15,28 +15,36 @@ from holdfast.papers.published import Table, TableColumn
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a table. Cells of different tables with the same settings have the same hash: one run serves all.
+    """One run of a table. Cells of different tables with the same settings have the same hash and share a run.
 
-    ``needs`` is what is missing to run it, if anything.
+    Attributes:
+        table, column, row: where it is.
+        seed: the seed of the run.
+        settings: those of an `Experiment`, as the YAML file has them, without the seed.
+        needs: what is missing to run it, if anything is.
     """
 
     table: str
     column: str
     row: str
     seed: int
-    settings: Mapping[str, Any]  # of an Experiment, as written; the seed apart
+    settings: Mapping[str, Any]
     needs: str | None = None
 
     @cached_property
     def hash(self) -> str:
-        """16 hex digits of what makes the result: settings as written, and seed."""
-        written = json.dumps({**self.settings, "seed": self.seed}, sort_keys=True)
-        return sha256(written.encode()).hexdigest()[:16]
+        return hash_of(self.settings, self.seed)
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Its name in messages."""
         return f"{self.table} {self.column} {self.row} seed {self.seed}"
+
+
+def hash_of(settings: Mapping[str, Any], seed: int) -> str:
+    """16 hexadecimal digits that identify a run by its settings, as written, and its seed."""
+    text = json.dumps({**settings, "seed": seed}, sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 def plan(
@@ -45,17 +53,20 @@ def plan(
     rows: Collection[str] | None = None,
     seeds: int = 1,
 ) -> list[Cell]:
-    """The cells of a table, seed by seed, the paper's method and its baseline first in each column.
+    """The cells of a table, seed by seed; in each column the paper's method and its baseline come first.
 
-    ``columns`` and ``rows`` are the keys of those wanted, ``seeds`` how many, as the paper numbers them.
+    Args:
+        table: the table.
+        columns, rows: keys of those to include; all by default.
+        seeds: the number of seeds of each cell, the paper's own first.
     """
-    chosen = [key for key in table.columns if columns is None or key in columns]
-    wanted = [key for key in table.rows if rows is None or key in rows]
+    column_keys = [key for key in table.columns if columns is None or key in columns]
+    row_keys = [key for key in table.rows if rows is None or key in rows]
     if seeds < 1:
         raise HoldfastError(f"a cell needs at least 1 seed, not {seeds}")
-    main = (table.paper.own, table.paper.baseline)
-    pairs = [(c, r) for c, r in table.pairs() if c.key in chosen and r.key in wanted]
-    pairs.sort(key=lambda pair: (chosen.index(pair[0].key), pair[1].key not in main))
+    main = (table.paper.proposed, table.paper.baseline)
+    pairs = [(c, r) for c, r in table.pairs() if c.key in column_keys and r.key in row_keys]
+    pairs.sort(key=lambda pair: (column_keys.index(pair[0].key), pair[1].key not in main))
     cells = []
     for number in range(seeds):
         for column, row in pairs:
@@ -64,7 +75,6 @@ def plan(
                 for key, setting in table.settings_of(column, row).items()
                 if setting.value is not None
             }
-            needs = column.needs or row.needs
             cells.append(
                 Cell(
                     table=table.id,
@@ -72,13 +82,13 @@ def plan(
                     row=row.key,
                     seed=_seed(column, number),
                     settings=settings,
-                    needs=needs,
+                    needs=column.needs or row.needs,
                 )
             )
     return cells
 
 
 def _seed(column: TableColumn, number: int) -> int:
-    """The paper's seeds, then those that follow its last."""
+    """The paper's seeds, followed by the integers after the last of them."""
     given: list[int] = column.seeds.value
     return given[number] if number < len(given) else given[-1] + number - len(given) + 1

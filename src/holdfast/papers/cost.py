@@ -1,4 +1,4 @@
-"""What a cell needs before it is run: data, and time on a GPU."""
+"""What a cell requires: its data sets, and an estimate of its running time."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ MICROSECONDS = {
     "resnet50": 200,
     "fa-cifar100": 300,
 }
-"""For one image in one local epoch on a large GPU, a guess for as long as no run with this model is stored."""
+"""Time to train a model on one image on a large GPU, a guess that is used until a run of the model is stored."""
 
-ON_A_CPU = 100  # times as long, likewise a guess
+CPU_SLOWDOWN = 100  # a guess too: how many times longer a CPU takes than a GPU
 
-ROUND_SECONDS = 0.1  # of a round beside its training: sampling, merging, testing
+ROUND_SECONDS = 0.1  # of a round, in addition to training: sampling, aggregation, evaluation
 DIGITS_PER_DOMAIN = 7430
 
 
 def data_sets(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The data sets a cell reads: one, or the domains of a mixture."""
+    """The data sets that a cell reads: one, or the domains of a mixture."""
     name, _, domains = settings["data"].partition(":")
     if name != MIXED_DIGITS:
         return (settings["data"],)
@@ -44,20 +44,20 @@ def data_sets(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def available_data() -> set[str]:
-    """The data sets whose files are here."""
+    """The data sets whose files are on this machine."""
     return {str(row["name"]) for row in describe() if row["found"]}
 
 
-def lacking(cell: Cell, available: Collection[str]) -> str | None:
-    """What keeps a cell from being run, in a few words, or None."""
+def missing_requirement(cell: Cell, available: Collection[str]) -> str | None:
+    """What prevents a cell from being run, such as ``needs data: mnist``; None if nothing does."""
     if cell.needs is not None:
         return f"needs {cell.needs}"
     missing = [name for name in data_sets(cell.settings) if name not in available and not Path(name).exists()]
     return f"needs data: {', '.join(missing)}" if missing else None
 
 
-def images(settings: Mapping[str, Any]) -> float:
-    """How many times an image is trained on in a whole run, about."""
+def images_trained(settings: Mapping[str, Any]) -> float:
+    """The number of images on which a run trains, repetitions included; 0 for data of unknown size."""
     names = data_sets(settings)
     known = [
         DIGITS_PER_DOMAIN if len(names) > 1 else DATASETS[name].train for name in names if name in DATASETS
@@ -75,30 +75,37 @@ def images(settings: Mapping[str, Any]) -> float:
 
 
 class Estimates:
-    """Seconds on a GPU, or on a CPU: by what the fastest run with the same model took there, as later versions are
-    faster; else by `MICROSECONDS`."""
+    """Estimated running times on a GPU or a CPU.
+
+    An estimate follows the fastest stored run with the same model on that type of device, because later versions are
+    faster; without such a run it follows `MICROSECONDS`.
+    """
 
     def __init__(self, entries: Iterable[Entry], device: str = "cuda") -> None:
-        self.slower = 1 if device == "cuda" else ON_A_CPU
-        self.measured: dict[tuple[str, ...], list[float]] = {}
+        self.slowdown = 1 if device == "cuda" else CPU_SLOWDOWN
+        self.seconds_per_image: dict[tuple[str, ...], float] = {}
         for entry in entries:
-            # Runs that do not say how many they ran beside say little of what one takes.
-            if entry["device_type"] == device and "beside" in entry and (count := images(entry["settings"])):
-                alone = entry["seconds"] / entry["beside"]
+            # Without the number of concurrent processes, the time of one run alone is unknown.
+            if entry["device_type"] != device or "beside" not in entry:
+                continue
+            if images := images_trained(entry["settings"]):
+                seconds = entry["seconds"] / entry["beside"] / images
                 for key in _keys(entry["settings"]):
-                    self.measured.setdefault(key, []).append(alone / count)
+                    self.seconds_per_image[key] = min(seconds, self.seconds_per_image.get(key, seconds))
 
     def seconds(self, cell: Cell) -> float:
-        """Of the device that one cell takes."""
+        """The seconds of the device that a cell takes."""
         settings = cell.settings
         for key in _keys(settings):
-            if key in self.measured:
-                return min(self.measured[key]) * images(settings)
+            if key in self.seconds_per_image:
+                return self.seconds_per_image[key] * images_trained(settings)
         per_image = MICROSECONDS[str(settings["model"])] * 1e-6
-        return ROUND_SECONDS * float(settings["rounds"]) + self.slower * per_image * images(settings)
+        return ROUND_SECONDS * float(settings["rounds"]) + self.slowdown * per_image * images_trained(
+            settings
+        )
 
 
 def _keys(settings: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """What makes runs alike in speed, the most alike first."""
+    """What determines a run's speed, the most specific first."""
     model, method = str(settings["model"]), re.split(r"[:+]", str(settings["method"]))[0]
     return [(model, method), (model,)]

@@ -1,4 +1,4 @@
-"""Ours beside theirs: every cell's numbers, and whether what the paper found is found again."""
+"""Published numbers compared with ours: every cell, and whether the paper's findings hold."""
 
 from __future__ import annotations
 
@@ -21,14 +21,21 @@ from holdfast.papers.measures import (
 from holdfast.papers.published import Number, Table, Target
 from holdfast.papers.results import Results
 
-MARGIN = 0.7  # of the published lead: so much of it must be there
-POINTS = 2.0  # by which an accuracy in percent may stay below the published one
-SPEEDUP = 0.5  # of the published one: so much of a speed-up must be there
+MIN_LEAD = 0.7  # share of the published lead that ours must reach
+MAX_SHORTFALL = 2.0  # percentage points that ours may be below the published accuracy
+MIN_SPEEDUP = 0.5  # share of the published speed-up that ours must reach
 
 
 @dataclass(frozen=True)
 class Value:
-    """One measure of one cell: the published number, ours over ``seeds`` that came to one, and ours minus theirs."""
+    """One measure of one cell.
+
+    Attributes:
+        published: the paper's number, if it prints one.
+        ours: the mean over our runs, if any has this measure.
+        deviation: over seeds, with at least two of them.
+        seeds: the number of runs in the mean.
+    """
 
     published: Number | None
     ours: float | None
@@ -37,7 +44,7 @@ class Value:
 
     @property
     def difference(self) -> float | None:
-        """Ours - theirs; None where one is unknown or not finite."""
+        """Ours minus published, or None if either is missing or infinite."""
         if self.published is None or self.ours is None:
             return None
         difference = self.ours - self.published.value
@@ -46,23 +53,37 @@ class Value:
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One method in one column; ``values`` in the order of the table's measures."""
+    """One method in one column of a table.
+
+    Attributes:
+        column, row: keys in the table.
+        label: the method's name in print.
+        seeds: the number of stored runs, failed ones included.
+        values: one for each of the table's measures.
+        failed: the error of the first failed run.
+        excluded: why the published numbers are not targets, if they are not.
+    """
 
     column: str
     row: str
     label: str
-    seeds: int  # how many were run
+    seeds: int
     values: Sequence[Value]
     failed: str | None = None
-    no_target: str | None = None
+    excluded: str | None = None
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether one method is ahead of another as in the paper.
+    """Whether one method leads another as in the paper.
 
-    ``published`` and ``ours`` are leads: differences in the measure, or quotients of rounds. ``level`` is ours
-    minus theirs for the method ahead, of an accuracy; None for other measures.
+    Attributes:
+        column: key of the column.
+        ahead, behind: labels of the two methods, in the paper's order.
+        measure: name of the measure.
+        kind: whether ``published`` and ``ours`` are differences in the measure or ratios of rounds.
+        published, ours: the lead.
+        level: ours minus published of the leading method, for accuracies; None for other measures.
     """
 
     column: str
@@ -76,91 +97,107 @@ class Finding:
 
     @property
     def lead_holds(self) -> bool:
-        """At least 70 % of the published lead, or half of the published speed-up."""
-        return self.ours >= (SPEEDUP if self.kind == "speed-up" else MARGIN) * self.published
+        """Whether our lead is at least 70 % of the published lead, or half of the published speed-up."""
+        return self.ours >= (MIN_SPEEDUP if self.kind == "speed-up" else MIN_LEAD) * self.published
 
     @property
     def level_holds(self) -> bool:
-        """At most 2 points below the published accuracy."""
-        return self.level is None or self.level >= -POINTS
+        """Whether our accuracy is at most 2 points below the published one."""
+        return self.level is None or self.level >= -MAX_SHORTFALL
 
     @property
     def holds(self) -> bool:
-        """Both."""
+        """Whether both the lead and the level hold."""
         return self.lead_holds and self.level_holds
 
     def __str__(self) -> str:
-        """One sentence."""
+        """One sentence for the command line and the results page."""
         if self.kind == "speed-up":
-            lead = f"{self.ours:.1f} times as fast" if self.ours else "never there"
+            lead = f"{self.ours:.1f} times as fast" if self.ours else "never reached"
             published = f"{self.published:.1f}"
         else:
-            lead, published = _apart(self.ours, "ahead", "behind"), f"{self.published:+.2f}"
-        level = "" if self.level is None else f", {_apart(self.level, 'above', 'below')} the published level"
+            lead, published = _difference(self.ours, "ahead", "behind"), f"{self.published:+.2f}"
+        level = (
+            "" if self.level is None else f", {_difference(self.level, 'above', 'below')} the published level"
+        )
         verdict = "holds" if self.holds else "falls short"
         pair = f"{self.ahead} over {self.behind} in {self.measure}"
         return f"{self.column}: {pair}: {lead} (published {published}){level}: {verdict}"
 
 
-def _apart(difference: float, over: str, under: str) -> str:
-    return f"{abs(difference):.2f} {over if difference >= 0 else under}"
+def _difference(value: float, positive: str, negative: str) -> str:
+    return f"{abs(value):.2f} {positive if value >= 0 else negative}"
 
 
 @dataclass(frozen=True)
 class TableComparison:
-    """A table with ours beside theirs."""
+    """A table's published numbers compared with ours.
+
+    ``targets`` maps the key of a column to the accuracy, a fraction, to which its rounds are counted.
+    """
 
     table: Table
-    lines: Sequence[ResultRow]
+    rows: Sequence[ResultRow]
     findings: Sequence[Finding]
-    targets: dict[str, float]  # by column: the accuracy that rounds are counted to
+    targets: dict[str, float]
 
 
 def compare(table: Table, cells: Sequence[Cell], results: Results) -> TableComparison:
-    """Every cell of a table that is to be shown, published and ours."""
+    """Compare the given cells of a table with their stored runs.
+
+    A column's target accuracy is computed from all stored runs of the column, whichever cells are given.
+    """
     measures = [measure(name) for name in table.measures]
-    lines, targets = [], {}
-    every = results.of_table(table) if table.target is not None else ()  # whichever are shown
-    for key in table.columns:
-        entries = _entries(cells, key, results)
-        target = _target(table, key, _entries(every, key, results)) if entries else None
+    rows, targets = [], {}
+    all_cells = results.of_table(table) if table.target is not None else ()
+    for column in table.columns:
+        entries = _entries(cells, column, results)
+        target = _target_accuracy(table, column, _entries(all_cells, column, results)) if entries else None
         if target is not None:
-            targets[key] = target
-        lines += [
-            _line(table, key, row, entries[row], measures, target) for row in table.rows if row in entries
+            targets[column] = target
+        rows += [
+            _result_row(table, column, row, entries[row], measures, target)
+            for row in table.rows
+            if row in entries
         ]
-    return TableComparison(table, lines, _findings(table, lines, measures), targets)
+    return TableComparison(table, rows, _findings(table, rows, measures), targets)
 
 
 def _entries(cells: Sequence[Cell], column: str, results: Results) -> dict[str, list[Entry]]:
-    """The runs of a column, by row; none where a row has not been run."""
+    """The stored runs of a column by row; an empty list for a row without runs."""
     entries: dict[str, list[Entry]] = {}
     for cell in cells:
         if cell.column == column:
-            found = results.get(cell)
-            entries.setdefault(cell.row, []).extend([found] if found is not None else [])
+            entry = results.get(cell)
+            entries.setdefault(cell.row, []).extend([entry] if entry is not None else [])
     return entries
 
 
-def _target(table: Table, column: str, entries: dict[str, list[Entry]]) -> float | None:
-    """The accuracy, a fraction, that the rounds of a column are counted to."""
-    sound = {row: [e for e in runs if "failed" not in e] for row, runs in entries.items()}
-    if table.target is None or not any(sound.values()):
+def _completed(entries: Sequence[Entry]) -> list[Entry]:
+    return [entry for entry in entries if "failed" not in entry]
+
+
+def _target_accuracy(table: Table, column: str, entries: dict[str, list[Entry]]) -> float | None:
+    """The accuracy, a fraction, to which the rounds of a column are counted; None if it is not known yet."""
+    completed = {row: _completed(runs) for row, runs in entries.items()}
+    if table.target is None or not any(completed.values()):
         return None
     if table.target.of == "published":
         return table.target.share * table.target.levels[column] / 100
     if table.target.of == "baseline":
-        runs = sound.get(table.paper.baseline, [])
-        return _share(table.target, [final_accuracy(entry) for entry in runs])
-    best = [float(np.mean([accuracies(entry).max() for entry in runs])) for runs in sound.values() if runs]
-    return _share(table.target, [max(best)])
+        runs = completed.get(table.paper.baseline, [])
+        return _share_of_mean(table.target, [final_accuracy(entry) for entry in runs])
+    best = [
+        float(np.mean([accuracies(entry).max() for entry in runs])) for runs in completed.values() if runs
+    ]
+    return _share_of_mean(table.target, [max(best)])
 
 
-def _share(target: Target, values: Sequence[float]) -> float | None:
+def _share_of_mean(target: Target, values: Sequence[float]) -> float | None:
     return target.share * sum(values) / len(values) if values else None
 
 
-def _line(
+def _result_row(
     table: Table,
     column: str,
     row: str,
@@ -169,11 +206,10 @@ def _line(
     target: float | None,
 ) -> ResultRow:
     published = table.published.get((row, column), [None] * len(measures))
-    sound = [entry for entry in entries if "failed" not in entry]
     values = []
-    for theirs, one in zip(published, measures, strict=True):
-        found = [one.of(entry, target) for entry in sound]
-        values.append(Value(theirs, *mean_and_deviation(found), sum(value is not None for value in found)))
+    for number, one in zip(published, measures, strict=True):
+        ours = [one.compute(entry, target) for entry in _completed(entries)]
+        values.append(Value(number, *mean_and_deviation(ours), sum(value is not None for value in ours)))
     return ResultRow(
         column=column,
         row=row,
@@ -181,45 +217,54 @@ def _line(
         seeds=len(entries),
         values=values,
         failed=next((str(entry["failed"]) for entry in entries if "failed" in entry), None),
-        no_target=table.why_no_target(column, row),
+        excluded=table.exclusion_reason(column, row),
     )
 
 
-def _findings(table: Table, lines: Sequence[ResultRow], measures: Sequence[Measure]) -> list[Finding]:
-    at = {(line.column, line.row): line for line in lines}
+def _findings(table: Table, rows: Sequence[ResultRow], measures: Sequence[Measure]) -> list[Finding]:
+    by_key = {(row.column, row.row): row for row in rows}
     findings = []
     for column in table.columns:
         for ahead, behind in table.findings:
-            first, second = at.get((column, ahead)), at.get((column, behind))
-            if first is None or second is None or first.no_target or second.no_target:
+            first, second = by_key.get((column, ahead)), by_key.get((column, behind))
+            if first is None or second is None or first.excluded or second.excluded:
                 continue
             for name, one, a, b in zip(table.measures, measures, first.values, second.values, strict=True):
-                found = _finding(one, a, b, table)
-                if found is not None:
-                    kind, published, ours, level = found
+                lead = _lead(one, a, b, table)
+                if lead is not None:
+                    kind, published, ours, level = lead
                     findings.append(
                         Finding(column, first.label, second.label, name, kind, published, ours, level)
                     )
     return findings
 
 
-def _finding(
+def _lead(
     one: Measure, a: Value, b: Value, table: Table
 ) -> tuple[Literal["lead", "speed-up"], float, float, float | None] | None:
-    """The lead of ``a`` over ``b``: published, ours; nothing where the paper has no lead or we no numbers."""
-    if one.bar is None or a.published is None or b.published is None or a.ours is None or b.ours is None:
+    """Kind, published lead, our lead and level of ``a`` over ``b``.
+
+    None if the measure has no criterion, a number is missing, or ``a`` does not lead in the paper.
+    """
+    if (
+        one.criterion is None
+        or a.published is None
+        or b.published is None
+        or a.ours is None
+        or b.ours is None
+    ):
         return None
-    if one.bar == "speed-up":
+    if one.criterion == "speed-up":
         return "speed-up", a.published.value, a.ours, None
-    if one.bar == "rounds":
+    if one.criterion == "rounds":
+        # A method that never reaches the target needs at least as many rounds as were run.
         limit = float({**table.paper.settings, **table.settings}["rounds"].value)
-        # Who never gets there needed at least all rounds that were run.
-        theirs = min(b.published.value, limit) / min(a.published.value, limit)
+        published = min(b.published.value, limit) / min(a.published.value, limit)
         ours = min(b.ours, limit) / min(a.ours, limit)
-        return ("speed-up", theirs, ours, None) if theirs > 1 else None
-    sign = -1 if one.bar == "lower" else 1
+        return ("speed-up", published, ours, None) if published > 1 else None
+    sign = -1 if one.criterion == "lower" else 1
     lead = sign * (a.published.value - b.published.value)
     if lead <= 0:
         return None
-    level = a.difference if one.bar == "points" else None
+    level = a.difference if one.criterion == "points" else None
     return "lead", lead, sign * (a.ours - b.ours), level

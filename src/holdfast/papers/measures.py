@@ -1,4 +1,4 @@
-"""From a stored run to the numbers a table prints."""
+"""The numbers that the papers' tables print, computed from stored runs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,37 @@ LAST_EPOCHS = 10  # FedMLP's accuracies are means over the last ten global epoch
 Entry = Mapping[str, Any]
 """A run as `holdfast.papers.results` stores it."""
 
+Compute = Callable[[Entry, float | None], float | None]
+"""Computes a number from a stored run and the column's target accuracy, a fraction or None.
+
+Returns None if the run did not record what the number needs.
+"""
+
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run. ``bar``: how a lead in it is judged, if at all (see `holdfast.papers.findings`)."""
+    """A number that a table prints.
+
+    Attributes:
+        label: its name in the table's header.
+        digits: decimals to print.
+        criterion: how methods are compared by it (see `holdfast.papers.findings`), or None.
+        compute: computes it from a stored run.
+        not_measured: for a measure that only the paper has, the reason why runs do not record it.
+    """
 
     label: str
     digits: int
-    bar: Literal["points", "lower", "higher", "rounds", "speed-up"] | None
-    of: Callable[[Entry, float | None], float | None]
+    criterion: Literal["points", "lower", "higher", "rounds", "speed-up"] | None
+    compute: Compute
+    not_measured: str | None = None
 
 
 def measure(name: str) -> Measure:
-    """The measure by its name in a table; ``accuracy@30`` is at round 30, ``rounds@0.9`` to 0.9 of the target."""
+    """The measure with this name in a table's YAML.
+
+    ``accuracy@30`` is the accuracy at round 30, ``rounds@0.9`` the rounds to 0.9 of the target accuracy.
+    """
     kind, _, number = name.partition("@")
     if number and kind == "accuracy":
         at = int(number)
@@ -55,7 +73,7 @@ def accuracies(entry: Entry) -> np.ndarray:
 
 
 def final_accuracy(entry: Entry) -> float:
-    """The last accuracy, a fraction."""
+    """Accuracy after the last round, a fraction."""
     return float(accuracies(entry)[-1])
 
 
@@ -69,7 +87,7 @@ def _at(entry: Entry, round: int) -> float | None:
 
 
 def _rounds(entry: Entry, target: float | None) -> float | None:
-    """The first round that reaches the target, infinite if none does."""
+    """The first round whose accuracy reaches the target, or infinity."""
     if target is None:
         return None
     reached = metrics.rounds_to_target(accuracies(entry), target)
@@ -86,21 +104,27 @@ def _at_target(entry: Entry, target: float | None) -> float | None:
     return None if rounds is None or math.isinf(rounds) else _percent(_at(entry, int(rounds)))
 
 
-def _stream(name: str) -> Callable[[Entry, float | None], float | None]:
-    def of(entry: Entry, target: float | None) -> float | None:
+def _stream(name: str) -> Compute:
+    def compute(entry: Entry, target: float | None) -> float | None:
         mean, _ = mean_and_deviation(entry["curves"].get(name, ())[-LAST_EPOCHS:])
         return _percent(mean)
 
-    return of
+    return compute
 
 
-def _final(name: str) -> Callable[[Entry, float | None], float | None]:
-    def of(entry: Entry, target: float | None) -> float | None:
+def _final(name: str) -> Compute:
+    def compute(entry: Entry, target: float | None) -> float | None:
         value = entry["final"].get(name)
         return None if value is None else float(value)
 
-    return of
+    return compute
 
+
+def _published_only(label: str, digits: int, reason: str) -> Measure:
+    return Measure(label, digits, None, lambda entry, target: None, not_measured=reason)
+
+
+SECOND_LAYER = "the released network does not have the second layer of 128 units that these numbers are about"
 
 MEASURES: dict[str, Measure] = {
     "accuracy": Measure("accuracy %", 2, "points", lambda entry, _: _percent(final_accuracy(entry))),
@@ -108,7 +132,7 @@ MEASURES: dict[str, Measure] = {
     "rounds": Measure("rounds to target", 0, "rounds", _rounds),
     "rounds-to-baseline": Measure("rounds to FedAvg's last accuracy", 0, None, _rounds),
     "speedup": Measure("speed-up", 1, "speed-up", _speedup),
-    "accuracy-at-target": Measure("accuracy % there", 2, None, _at_target),
+    "accuracy-at-target": Measure("accuracy % at that round", 2, None, _at_target),
     "A_sel": Measure("A_sel %", 2, "points", _stream("A_sel")),
     "A_loc": Measure("A_loc %", 2, "points", _stream("A_loc")),
     "A_glo": Measure("A_glo %", 2, "points", _stream("A_glo")),
@@ -116,7 +140,7 @@ MEASURES: dict[str, Measure] = {
     "A_glo_t": Measure("A_glo-t %", 2, "points", _stream("A_glo_t")),
     "alignment-local": Measure("fc 512, local", 3, "higher", _final("alignment_local")),
     "alignment-global": Measure("fc 512, global", 3, "higher", _final("alignment_global")),
-    "alignment-local-2": Measure("fc 128, local", 3, None, _final("alignment_local_2")),
-    "alignment-global-2": Measure("fc 128, global", 3, None, _final("alignment_global_2")),
+    "alignment-local-2": _published_only("fc 128, local", 3, SECOND_LAYER),
+    "alignment-global-2": _published_only("fc 128, global", 3, SECOND_LAYER),
 }
 """The measures of the tables; percentages where the papers print them, forgetting as a fraction."""

@@ -1,4 +1,4 @@
-"""What the papers published: tables, settings with where each comes from, and the numbers."""
+"""The papers' tables: their published numbers, and the settings to reproduce them with the source of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES = ("paper", "official-code", "inferred", "tuned-by-us")
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and where it comes from, one of `SOURCES`."""
+    """A value and its source, one of `SOURCES`."""
 
     value: Any
     source: str
@@ -31,7 +31,7 @@ Settings = Mapping[str, Setting]
 
 @dataclass(frozen=True)
 class Number:
-    """A published number; infinite where a target was never reached. ``deviation``: over seeds, if printed."""
+    """A published number, with its deviation over seeds if printed; infinite for a target that was never reached."""
 
     value: float
     deviation: float | None = None
@@ -39,7 +39,7 @@ class Number:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A line of a table: a method. ``needs``: what would have to exist to run it."""
+    """A row of a table: a method. ``needs`` names what is missing to run it, if anything is."""
 
     key: str
     label: str
@@ -50,9 +50,15 @@ class TableRow:
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column of a table: a federation. ``methods`` are rows whose method differs here.
+    """A column of a table: a federation.
 
-    ``own_seeds``: it is about its ``seeds`` alone, as of a released notebook.
+    Attributes:
+        key, label: its name in the YAML file and in print.
+        settings: those that differ from the table's.
+        methods: methods, by row, that differ from the row's.
+        seeds: the paper's seeds.
+        fixed_seeds: whether only these seeds count, as for the output of a released notebook.
+        needs: what is missing to run it, if anything is.
     """
 
     key: str
@@ -60,15 +66,16 @@ class TableColumn:
     settings: Settings
     methods: Settings
     seeds: Setting
-    own_seeds: bool = False
+    fixed_seeds: bool = False
     needs: str | None = None
 
 
 @dataclass(frozen=True)
 class Target:
-    """The accuracy that rounds are counted to: a share of the ``baseline``'s last, of the ``best``, or as published.
+    """The accuracy to which rounds are counted.
 
-    ``levels`` are the published ones, in percent, by column.
+    It is ``share`` times the baseline's last accuracy, the best accuracy of all methods, or the published accuracy
+    in ``levels``, in percent by column.
     """
 
     of: Literal["baseline", "best", "published"]
@@ -77,8 +84,8 @@ class Target:
 
 
 @dataclass(frozen=True)
-class NotTarget:
-    """Cells whose published numbers are not to be met, and why."""
+class Exclusion:
+    """Cells whose published numbers are not targets, and the reason."""
 
     rows: Collection[str]
     columns: Collection[str]
@@ -87,10 +94,13 @@ class NotTarget:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a paper, or a search of ours, which has no published numbers.
+    """A table of a paper, or a search for settings, which has no published numbers.
 
-    ``published[row, column]`` has one entry for each of ``measures``. ``findings`` are pairs of rows: the
-    first is ahead of the second in the paper.
+    Attributes:
+        measures: names for `holdfast.papers.measures.measure`.
+        published: for each row and column one number for each measure, None where the paper has none.
+        findings: pairs of rows, of which the first leads the second in the paper.
+        exclusions: cells whose published numbers are not targets.
     """
 
     paper: Paper
@@ -103,21 +113,21 @@ class Table:
     findings: Sequence[tuple[str, str]]
     settings: Settings
     target: Target | None = None
-    not_targets: Sequence[NotTarget] = ()
+    exclusions: Sequence[Exclusion] = ()
     notes: Sequence[str] = ()
 
     @property
     def id(self) -> str:
-        """Such as ``fedntd/table1-lda``."""
+        """The table's name on the command line, such as ``fedntd/table1-lda``."""
         return f"{self.paper.key}/{self.key}"
 
     @property
     def is_search(self) -> bool:
-        """Whether this is a search for settings, and no table of the paper."""
+        """Whether this is a search for settings rather than a table of the paper."""
         return not self.published
 
     def pairs(self) -> list[tuple[TableColumn, TableRow]]:
-        """The cells that are there: what the paper left out is left out."""
+        """The cells of the table, without those that the paper leaves empty."""
         return [
             (column, row)
             for column in self.columns.values()
@@ -126,47 +136,56 @@ class Table:
         ]
 
     def settings_of(self, column: TableColumn, row: TableRow) -> dict[str, Setting]:
-        """Every setting of a cell, its method included; a row's own win over a column's, those over the table's."""
+        """Every setting of a cell, including its method.
+
+        A row's settings take precedence over its column's, these over the table's and the paper's.
+        """
         merged = {**self.paper.settings, **self.settings, **column.settings, **row.settings}
         method = column.methods.get(row.key, row.method)
         return merged if method is None else merged | {"method": method}
 
-    def why_no_target(self, column: str, row: str) -> str | None:
-        """Why a cell's published numbers are not to be met, if so."""
-        for mark in self.not_targets:
-            if row in mark.rows and column in mark.columns:
-                return mark.reason
+    def exclusion_reason(self, column: str, row: str) -> str | None:
+        """Why a cell's published numbers are not targets; None if they are."""
+        for exclusion in self.exclusions:
+            if row in exclusion.rows and column in exclusion.columns:
+                return exclusion.reason
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class Paper:
-    """A paper: ``own`` is the row of its method, ``baseline`` the row it is compared with.
+    """A paper.
 
-    ``in_short`` says in a few sentences what of it was found again.
+    Attributes:
+        key: its name on the command line.
+        name: the name of its method in print.
+        title, reference: as it is cited.
+        summary: a few sentences on what was reproduced.
+        proposed: the row of its method.
+        baseline: the row that its method is compared with.
+        settings: of all its tables.
     """
 
     key: str
-    name: str  # of its method, for people
+    name: str
     title: str
     reference: str
-    in_short: str
-    own: str
+    summary: str
+    proposed: str
     baseline: str
     settings: Settings
 
 
 @cache
 def load_tables() -> Mapping[str, Table]:
-    """Every table of the five papers by its id, then the searches."""
-    read = [_read(paper) for paper in PAPERS]
-    tables = [table for found in read for table in found if not table.is_search]
-    searches = [table for found in read for table in found if table.is_search]
-    return {table.id: table for table in [*tables, *searches]}
+    """The tables of the five papers by id, followed by the searches."""
+    tables = [table for paper in PAPERS for table in _read(paper)]
+    tables.sort(key=lambda table: table.is_search)
+    return {table.id: table for table in tables}
 
 
 def select_tables(name: str) -> list[Table]:
-    """The table with this id, or all that it is the beginning of: ``fedntd``, ``fedntd/table1``."""
+    """The table with this id, or all tables that a prefix names: ``fedntd``, ``fedntd/table1``."""
     tables = load_tables()
     if name in tables:
         return [tables[name]]
@@ -176,13 +195,13 @@ def select_tables(name: str) -> list[Table]:
     return chosen
 
 
-def select(kind: str, wanted: str, known: Collection[str]) -> list[str]:
-    """Those of ``known`` that are named, in their own order; ``cifar10`` names ``cifar10:s=2`` too.
+def select(kind: str, text: str, known: Collection[str]) -> list[str]:
+    """The keys in ``known`` that a comma-separated text names, in the order of ``known``.
 
-    Names are separated by commas, which may also be part of one: ``fedka:beta=0.1,gamma=0.05``.
+    ``cifar10`` also names ``cifar10:s=2``. A key may contain commas itself: ``fedka:beta=0.1,gamma=0.05``.
     """
     names: list[str] = []
-    parts = [part for part in map(str.strip, wanted.split(",")) if part]
+    parts = [part for part in map(str.strip, text.split(",")) if part]
     while parts:
         ends = [end for end in range(len(parts), 0, -1) if ",".join(parts[:end]) in known]
         end = ends[0] if ends else 1
@@ -191,12 +210,12 @@ def select(kind: str, wanted: str, known: Collection[str]) -> list[str]:
     if not names:
         raise HoldfastError(f"no {kind} is named; name one, or leave the option out for all")
     for name in names:
-        if not any(_named(name, key) for key in known):
+        if not any(_matches(name, key) for key in known):
             raise unknown(kind, name, known)
-    return [key for key in known if any(_named(name, key) for name in names)]
+    return [key for key in known if any(_matches(name, key) for name in names)]
 
 
-def _named(name: str, key: str) -> bool:
+def _matches(name: str, key: str) -> bool:
     return key == name or key.startswith(f"{name}:")
 
 
@@ -204,11 +223,11 @@ def _read(key: str) -> list[Table]:
     content = yaml.safe_load(Path(__file__).with_name(f"{key}.yaml").read_text(encoding="utf-8"))
     paper = Paper(
         key=key,
-        name=content["rows"][content["own"]]["label"],
+        name=content["rows"][content["proposed"]]["label"],
         title=content["title"],
         reference=content["reference"],
-        in_short=content["in_short"],
-        own=content["own"],
+        summary=content["summary"],
+        proposed=content["proposed"],
         baseline=content["baseline"],
         settings=_settings(content["settings"]),
     )
@@ -229,7 +248,7 @@ def _read(key: str) -> list[Table]:
             settings=_settings(column.get("settings")),
             methods=_settings(column.get("methods")),
             seeds=_setting(column.get("seeds", content["seeds"])),
-            own_seeds="seeds" in column,
+            fixed_seeds="seeds" in column,
             needs=column.get("needs"),
         )
         for name, column in content["columns"].items()
@@ -246,27 +265,28 @@ def _table(
     columns: Mapping[str, TableColumn],
     rows: Mapping[str, TableRow],
 ) -> Table:
-    names, measures = table["columns"], table["measures"]
+    column_keys, measures = table["columns"], table["measures"]
     published = {
         (row, column): _numbers(cell, len(measures), f"{paper.key}/{key}, {row}, {column}")
         for row, cells in table["published"].items()
-        for column, cell in zip(names, cells, strict=True)
+        for column, cell in zip(column_keys, cells, strict=True)
     }
-    default = [[paper.own, paper.baseline]] if {paper.own, paper.baseline} <= set(table["published"]) else []
+    main = (paper.proposed, paper.baseline)
+    default = [main] if set(main) <= set(table["published"]) else []
     return Table(
         paper=paper,
         key=key,
         title=table["title"],
         measures=measures,
-        columns={name: columns[name] for name in names},
-        rows={name: rows[name] for name in table["published"]},
+        columns={key: columns[key] for key in column_keys},
+        rows={key: rows[key] for key in table["published"]},
         published=published,
         findings=[(ahead, behind) for ahead, behind in table.get("findings", default)],
         settings=_settings(table.get("settings")),
         target=Target(**table["target"]) if "target" in table else None,
-        not_targets=[
-            NotTarget(mark.get("rows", rows), mark.get("columns", names), mark["reason"])
-            for mark in table.get("not_targets", ())
+        exclusions=[
+            Exclusion(one.get("rows", rows), one.get("columns", column_keys), one["reason"])
+            for one in table.get("exclusions", ())
         ],
         notes=table.get("notes", ()),
     )
@@ -288,20 +308,20 @@ def _search(paper: Paper, key: str, table: dict[str, Any], columns: Mapping[str,
     )
 
 
-def _settings(written: Mapping[str, Any] | None) -> dict[str, Setting]:
-    return {key: _setting(value) for key, value in (written or {}).items()}
+def _settings(content: Mapping[str, Any] | None) -> dict[str, Setting]:
+    return {key: _setting(value) for key, value in (content or {}).items()}
 
 
-def _setting(written: Mapping[str, Any]) -> Setting:
-    """``{paper: 200, note: ...}``: one source with the value, and perhaps a note."""
-    sources = [key for key in written if key != "note"]
+def _setting(content: Mapping[str, Any]) -> Setting:
+    """Parse ``{paper: 200, note: ...}``: a value under its source, and an optional note."""
+    sources = [key for key in content if key != "note"]
     if len(sources) != 1 or sources[0] not in SOURCES:
-        raise HoldfastError(f"{dict(written)} must have one of {', '.join(SOURCES)} as its key")
-    return Setting(written[sources[0]], sources[0], written.get("note", ""))
+        raise HoldfastError(f"{dict(content)} must have one of {', '.join(SOURCES)} as its key")
+    return Setting(content[sources[0]], sources[0], content.get("note", ""))
 
 
 def _numbers(cell: object, measures: int, where: str) -> list[Number | None]:
-    """``40.14 | 0.59``: a number for each measure."""
+    """Parse ``40.14 | 0.59``: one number for each measure."""
     parts = [part.strip() for part in str(cell).split("|")]
     if len(parts) != measures:
         raise HoldfastError(f"{where}: '{cell}' must have {measures} numbers, with | between them")

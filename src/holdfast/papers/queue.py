@@ -1,12 +1,11 @@
-"""A queue on disk: cells are claimed by a file each, so that several processes share the work.
+"""A queue on disk: processes lease cells from it, so that several of them can share the work.
 
-A claim is a file made exclusively, with the process and the host that hold it, and touched as long as they
-live. A claim whose process is gone, or that nobody has touched for a while, is taken over.
+A lease is a file with the process and the host that hold it. The holder renews it by touching the file. A lease
+whose process has ended, or that has not been renewed for a while, is taken over by another process.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -17,68 +16,67 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.core import files
+from holdfast.core import files, locks
 from holdfast.papers.cells import Cell
 
-HEARTBEAT = 5.0  # seconds between touches
-STALE = 60.0  # seconds without a touch after which a claim's holder is taken for dead
+FOLDER = "leases"  # in the working directory
+HEARTBEAT = 5.0  # seconds between two renewals
+STALE = 60.0  # seconds without a renewal after which a lease has expired
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Who works on a cell."""
+class Lease:
+    """A cell that a process works on; ``age`` is the number of seconds since the last renewal."""
 
     hash: str
     label: str
     host: str
     pid: int
-    age: float  # seconds since its holder was last alive
+    age: float
 
     @property
     def alive(self) -> bool:
-        """Whether its holder still works on it."""
+        """Whether its holder still works on the cell."""
         if self.age > STALE:
             return False
-        return self.host != socket.gethostname() or _running(self.pid)
+        return self.host != socket.gethostname() or _is_running(self.pid)
 
 
 class Queue:
-    """The claims in a working directory."""
+    """The leases in a working directory."""
 
     def __init__(self, work: str | Path) -> None:
-        self.folder = Path(work) / "claims"
+        self.folder = Path(work) / FOLDER
         with files.writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def claim(self, cell: Cell) -> Iterator[bool]:
-        """Hold a cell while inside; yields False where another process holds it."""
+    def lease(self, cell: Cell) -> Iterator[bool]:
+        """Hold a cell inside the context; yields False if another process holds it."""
         path = self.folder / f"{cell.hash}.json"
-        if not self._take(path, cell):
+        if not self._acquire(path, cell):
             yield False
             return
-        done = threading.Event()
-        heart = threading.Thread(target=_beat, args=(path, done), daemon=True)
-        heart.start()
+        released = threading.Event()
+        renewal = threading.Thread(target=_renew, args=(path, released), daemon=True)
+        renewal.start()
         try:
             yield True
         finally:
-            done.set()
-            heart.join()
+            released.set()
+            renewal.join()
             with suppress(FileNotFoundError):
                 path.unlink()
 
-    def claims(self) -> list[Claim]:
-        """Every claim there is, those of the dead included."""
-        found = (_read(path) for path in sorted(self.folder.glob("*.json")))
-        return [claim for claim in found if claim is not None]
+    def leases(self) -> list[Lease]:
+        """Every lease, expired ones included."""
+        leases = (_read(path) for path in sorted(self.folder.glob("*.json")))
+        return [lease for lease in leases if lease is not None]
 
-    def _take(self, path: Path, cell: Cell) -> bool:
-        # Looking at a claim, removing it and making one's own must not be mixed up between two processes.
-        with open(self.folder / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            there = _read(path)
-            if there is not None and not there.alive:
+    def _acquire(self, path: Path, cell: Cell) -> bool:
+        with locks.hold(self.folder / ".lock"):  # between reading a lease, removing it and writing a new one
+            lease = _read(path)
+            if lease is not None and not lease.alive:
                 path.unlink()
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -89,31 +87,34 @@ class Queue:
             return True
 
 
-def _beat(path: Path, done: threading.Event) -> None:
-    while not done.wait(HEARTBEAT):
+def _renew(path: Path, released: threading.Event) -> None:
+    while not released.wait(HEARTBEAT):
         with suppress(FileNotFoundError):
             os.utime(path)
 
 
-def _read(path: Path) -> Claim | None:
+def _read(path: Path) -> Lease | None:
     try:
         age = time.time() - path.stat().st_mtime
         content = json.loads(path.read_text())
-        return Claim(path.stem, str(content["label"]), str(content["host"]), int(content["pid"]), age)
+        return Lease(path.stem, str(content["label"]), str(content["host"]), int(content["pid"]), age)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):  # its holder died while writing it
-        return Claim(path.stem, "", "", 0, max(age, 2 * STALE))
+    except (ValueError, KeyError, TypeError):  # its holder was killed while writing it
+        return Lease(path.stem, "", "", 0, max(age, 2 * STALE))
 
 
-def _running(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
+    """Whether a process of this host still runs; True also where this cannot be found out."""
+    if os.name == "nt":  # os.kill would end the process; a lease of a dead one expires instead
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    try:  # one that has ended, but whose parent has not asked how, is still listed
+    try:  # a zombie has ended, though its parent has not yet waited for it
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return True

@@ -1,116 +1,115 @@
-"""Runs that were made, stored as results/PAPER/TABLE.json: one line of JSON for each cell."""
+"""Stored results: results/PAPER/TABLE.json has one line of JSON for each run of a table."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from holdfast import metrics
-from holdfast.core import files
+from holdfast.core import files, locks
 from holdfast.core.errors import HoldfastError
-from holdfast.papers.cells import Cell, plan
+from holdfast.core.settings import with_current_names
+from holdfast.papers.cells import Cell, hash_of, plan
 from holdfast.papers.measures import Entry
 from holdfast.papers.published import Table, TableColumn
 from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
 
-DIGITS = 4  # of what is stored: a hundredth of a percent
+DIGITS = 4  # decimals of stored numbers: a hundredth of a percent
 QUANTILES = 100  # of the distribution of local forgetting
-MOST_SEEDS = 10  # looked for in the results of a cell
-TOLD = {"column", "row", "seed", "hash", "settings", "device_type", "seconds"}  # of every run
+MAX_SEEDS = 10  # of a cell that are looked up
+REQUIRED_KEYS = {"column", "row", "seed", "hash", "settings", "device_type", "seconds"}
 
 
 class Results:
-    """The runs in a directory of results, by the hash of their settings.
+    """The stored runs in a directory, by the hash of their settings.
 
-    A cell finds its run whichever table it was made for. ``refresh`` reads what other processes added.
+    A cell finds its run whichever table the run was made for. ``refresh`` reads what other processes have added.
     """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         if self.root.exists() and not self.root.is_dir():
             raise HoldfastError(f"{root} is a file; results are kept in a folder")
-        self._read: dict[Path, tuple[int, dict[str, Entry]]] = {}
+        self._files: dict[Path, tuple[int, dict[str, Entry]]] = {}  # modification time and entries by hash
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the files that changed."""
+        """Read the files that have changed."""
         for path in sorted(self.root.glob("*/*.json")):
-            changed = path.stat().st_mtime_ns
-            if path not in self._read or self._read[path][0] != changed:
-                self._read[path] = (changed, {entry["hash"]: entry for entry in _load(path)})
+            modified = path.stat().st_mtime_ns
+            if path not in self._files or self._files[path][0] != modified:
+                self._files[path] = (modified, {entry["hash"]: entry for entry in _load(path)})
 
     def get(self, cell: Cell) -> Entry | None:
-        """The run of a cell, or None."""
-        return next((found[cell.hash] for _, found in self._read.values() if cell.hash in found), None)
+        """The stored run of a cell, if there is one."""
+        return next((entries[cell.hash] for _, entries in self._files.values() if cell.hash in entries), None)
 
     def all(self) -> list[Entry]:
-        """Every run."""
-        return [entry for _, found in self._read.values() for entry in found.values()]
+        return [entry for _, entries in self._files.values() for entry in entries.values()]
 
-    def check_room(self) -> None:
-        """Refuse a folder in which nothing can be stored, before there is anything to store."""
+    def check_writable(self) -> None:
+        """Raise ``HoldfastError`` if results cannot be stored, because of missing rights or a full disk."""
         with files.writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             for folder in (self.root, *filter(Path.is_dir, self.root.iterdir())):
                 with tempfile.TemporaryFile(dir=folder) as file:
-                    file.write(b"room")
+                    file.write(b"test")
 
     def of_table(
         self, table: Table, columns: Collection[str] | None = None, rows: Collection[str] | None = None
     ) -> list[Cell]:
-        """The cells of one seed, and those of further seeds that were run.
+        """The cells of a table for the first seed, and those for further seeds that have been run.
 
-        Of a column that is about certain seeds, as of a released notebook, those alone.
+        A column with fixed seeds has no cells for other seeds.
         """
-        cells = plan(table, columns, rows, seeds=MOST_SEEDS)
+        cells = plan(table, columns, rows, seeds=MAX_SEEDS)
         first = {(cell.column, cell.row): cell for cell in reversed(cells)}
         return [
             cell
             for cell in cells
             if first[cell.column, cell.row] is cell
-            or (self.get(cell) is not None and _belongs(cell, table.columns[cell.column]))
+            or (self.get(cell) is not None and _has_seed(table.columns[cell.column], cell.seed))
         ]
 
-    def add(self, cell: Cell, entry: Mapping[str, Any]) -> None:
-        """Store the run of a cell in the file of its table, which several processes may do at once."""
+    def add(self, cell: Cell, entry: Entry) -> None:
+        """Store the run of a cell in the file of its table. Several processes may do so at the same time."""
         path = self.root / f"{cell.table}.json"
         with files.writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path.parent):
-            kept = [old for old in _load(path) if old["hash"] != cell.hash] if path.exists() else []
-            entries = sorted([*kept, entry], key=lambda e: (e["column"], e["row"], e["seed"]))
+        with locks.hold(self.root / ".lock"):
+            others = [old for old in _load(path) if old["hash"] != cell.hash] if path.exists() else []
+            entries = sorted([*others, entry], key=lambda e: (e["column"], e["row"], e["seed"]))
             files.replace(path, _dump(cell.table, entries))
         self.refresh()
 
 
-def entry_of(cell: Cell, directory: RunDirectory, beside: int = 1) -> dict[str, Any]:
-    """What is stored of a finished run: settings, where it ran and ``beside`` how many, its curves, its last state."""
-    experiment, records = directory.experiment, directory.records()
+def completed_entry(cell: Cell, directory: RunDirectory, processes: int = 1) -> dict[str, Any]:
+    """What is stored of a completed run: settings, environment, curves and final state.
+
+    ``processes`` is the number of processes that shared the device.
+    """
+    records = directory.records()
     tested = [record for record in records if "accuracy" in record]
     by_class = np.array([record["class_accuracy"] for record in tested], float)
-    entry = _head(cell, experiment, records, beside)
-    return entry | {
+    return _common_entry(cell, directory.experiment, records, processes) | {
         "final": _rounded(_final(tested, by_class)),
         "curves": _rounded(_curves(tested, records)),
     }
 
 
-def failure_of(cell: Cell, directory: RunDirectory, beside: int, reason: str) -> dict[str, Any]:
-    """What is stored of a run that broke down in training, as by divergence."""
-    return _head(cell, directory.experiment, directory.records(), beside) | {"failed": reason}
+def failed_entry(cell: Cell, directory: RunDirectory, processes: int, reason: str) -> dict[str, Any]:
+    """What is stored of a run whose training failed, for example by diverging."""
+    return _common_entry(cell, directory.experiment, directory.records(), processes) | {"failed": reason}
 
 
-def _head(
-    cell: Cell, experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]], beside: int
+def _common_entry(
+    cell: Cell, experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]], processes: int
 ) -> dict[str, Any]:
     return {
         "column": cell.column,
@@ -125,7 +124,7 @@ def _head(
         "engine": experiment["engine"],
         "rounds": len(records),
         "seconds": round(sum(record["seconds"]["total"] for record in records), 1),
-        "beside": beside,
+        "beside": processes,
     }
 
 
@@ -150,7 +149,7 @@ def _curves(tested: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, 
     local = [value for record in records for value in record.get("local_forgetting", ())]
     if local:
         curves["local_forgetting_quantiles"] = np.quantile(local, np.linspace(0, 1, QUANTILES + 1)).tolist()
-    # A global epoch ends with its last stage; what was measured there is what FedMLP's tables average.
+    # FedMLP's tables average what is measured at the end of a global epoch, which is its last stage.
     last_stage = max(record["stage"] for record in records)
     ends = [record for record in records if record.get("stream") and record["stage"] == last_stage]
     for name, value in ends[-1]["stream"].items() if ends else ():
@@ -167,35 +166,32 @@ def _rounded(value: Any) -> Any:
     return round(float(value), DIGITS) if isinstance(value, (float, np.floating)) else value
 
 
-def _belongs(cell: Cell, column: TableColumn) -> bool:
-    return not column.own_seeds or cell.seed in column.seeds.value
+def _has_seed(column: TableColumn, seed: int) -> bool:
+    return not column.fixed_seeds or seed in column.seeds.value
 
 
 def _load(path: Path) -> list[Entry]:
     with files.reading(path):
         data = path.read_bytes()
     try:
-        entries: list[Entry] = json.loads(data)["cells"]
-        whole = all(entry.keys() >= TOLD and ("failed" in entry or "curves" in entry) for entry in entries)
+        entries = [_with_current_names(entry) for entry in json.loads(data)["cells"]]
+        complete = all(
+            entry.keys() >= REQUIRED_KEYS and ("failed" in entry or "curves" in entry) for entry in entries
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HoldfastError(f"{path} is damaged: it does not hold results ({error})") from error
-    if not whole:
-        raise HoldfastError(f"{path} is damaged: a run in it lacks what every run has")
+    if not complete:
+        raise HoldfastError(f"{path} is damaged: the entry of a run is incomplete")
     return entries
 
 
-def _dump(table: str, entries: Sequence[Mapping[str, Any]]) -> bytes:
-    """One cell a line, so that a difference between two versions shows which."""
+def _with_current_names(entry: Entry) -> Entry:
+    """An entry of any version under the current names of settings, and with the hash that follows from them."""
+    settings = with_current_names(entry["settings"])
+    return with_current_names(entry) | {"settings": settings, "hash": hash_of(settings, entry["seed"])}
+
+
+def _dump(table: str, entries: Sequence[Entry]) -> bytes:
+    """JSON with one line for each run, so that diffs are readable."""
     lines = ",\n".join(json.dumps(plain(entry), ensure_ascii=False) for entry in entries)
     return f'{{"table": {json.dumps(table)}, "cells": [\n{lines}\n]}}\n'.encode()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process is adding to a folder; the lock is on the folder itself and leaves no file."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The page of all results: every table, published and ours, what held and what did not, with curves."""
+"""The results page: every table with published numbers and ours, findings, notes, settings and curves."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 from holdfast.metrics.summary import UNKNOWN
-from holdfast.papers import wording
 from holdfast.papers.cells import Cell
 from holdfast.papers.findings import TableComparison, compare
+from holdfast.papers.formatting import format_ours, format_published
 from holdfast.papers.measures import Entry, accuracies, measure
 from holdfast.papers.published import Setting, Table, load_tables
 from holdfast.papers.results import Results
@@ -22,45 +22,45 @@ from holdfast.papers.results import Results
 if TYPE_CHECKING:
     from holdfast.report.panels import Line
 
-MOST_PANELS = 6  # columns drawn of one table
+MAX_PANELS = 6  # columns of one table that are drawn
 MARKS = ("†", "‡", "§", "¶")
 
 HEAD = """# Results
 
-The tables of five papers, run again. In every cell the published number comes first, then ours: 52.61 · **53.40**, or
-*not run*; of several seeds the mean, with their deviation and their number: **53.40 ± 1.20** (3). A dash is a number
-that the paper does not have, or that a run did not record. † and ‡ mark published numbers that are not to be met, with
-the reason below their table.
+The tables of five papers, reproduced. Each cell shows the published number first, then ours: 52.61 · **53.40**, or
+*not run*; for several seeds the mean, with their deviation and their number: **53.40 ± 1.20** (3). A dash is a number
+that the paper does not print, or that a run did not record. † and ‡ mark published numbers that are not targets, for
+the reason given below their table.
 
-A finding *holds* if the method ahead in the paper is ahead here by at least 70 % of the published lead and its
-accuracy is at most 2 points below the published one; a speed-up, if it is at least half of the published one.
+A finding *holds* if the method that leads in the paper leads here by at least 70 % of the published lead and its
+accuracy is at most 2 points below the published one; a speed-up holds if it is at least half of the published one.
 
-Every number in a table comes from `results/`, which holds each run's settings, versions, device and curves; notes also
-tell of runs that were not kept, and say so.
+Every number in a table comes from `results/`, which holds each run's settings, versions, device and curves. Notes also
+mention runs that were not kept, and say so.
 `holdfast reproduce TABLE` runs what is missing; `holdfast reproduce --page docs/results.md` writes this page.
-`--workers 12` runs twelve cells at a time, on one GPU best with CUDA's multi-process service (`nvidia-cuda-mps-control
--d`), without which they take turns.
+`--workers 12` runs twelve cells at a time; on one GPU this is fastest with CUDA's multi-process service
+(`nvidia-cuda-mps-control -d`), without which the processes take turns.
 """
 
 
 def write_page(results: str | Path, page: Path) -> Path:
-    """Write the page, and its figures into ``images/results`` beside it, which is returned."""
+    """Write the page, and its figures into ``images/results`` in the same folder; returns the figures' folder."""
     if page.is_dir():
         raise HoldfastError(f"{page} is a folder; name a file for the page, such as docs/results.md")
-    found = Results(results)
+    stored = Results(results)
     tables = list(load_tables().values())
-    cells = {table.id: found.of_table(table) for table in tables}
-    compared = {table.id: compare(table, cells[table.id], found) for table in tables}
+    cells = {table.id: stored.of_table(table) for table in tables}
+    comparisons = {table.id: compare(table, cells[table.id], stored) for table in tables}
     images = page.parent / "images" / "results"
-    drawn: set[frozenset[str]] = set()  # by the runs they show: tables of the same runs would look the same
-    parts = [HEAD, _summary(tables, compared, cells, found)]
-    for heading, of_heading in groupby(tables, key=_heading):
+    drawn: set[frozenset[str]] = set()  # sets of runs; tables of the same runs would have the same figures
+    parts = [HEAD, _summary(tables, comparisons, cells, stored)]
+    for heading, group in groupby(tables, key=_heading):
         parts.append(heading)
-        for table in of_heading:
-            runs = frozenset(cell.hash for cell in cells[table.id] if found.get(cell) is not None)
-            figures = [] if runs in drawn else _draw(table, cells[table.id], found, images)
+        for table in group:
+            runs = frozenset(cell.hash for cell in cells[table.id] if stored.get(cell) is not None)
+            figures = [] if runs in drawn else _draw(table, cells[table.id], stored, images)
             drawn.add(runs)
-            parts.append(_section(compared[table.id], figures, page.parent))
+            parts.append(_section(comparisons[table.id], figures, page.parent))
     with files.writing(page):
         page.parent.mkdir(parents=True, exist_ok=True)
     files.replace(page, ("\n\n".join(part.strip() for part in parts) + "\n").encode())
@@ -69,47 +69,50 @@ def write_page(results: str | Path, page: Path) -> Path:
 
 def _summary(
     tables: Sequence[Table],
-    compared: Mapping[str, TableComparison],
+    comparisons: Mapping[str, TableComparison],
     cells: Mapping[str, Sequence[Cell]],
-    found: Results,
+    stored: Results,
 ) -> str:
-    lines = ["| table | what | cells run | findings that hold |", "|---|---|---|---|"]
+    lines = ["| table | title | cells run | findings that hold |", "|---|---|---|---|"]
     for table in tables:
         pairs = {(cell.column, cell.row) for cell in cells[table.id]}
-        done = {(cell.column, cell.row) for cell in cells[table.id] if found.get(cell) is not None}
-        findings = compared[table.id].findings
-        held = f"{sum(f.holds for f in findings)} of {len(findings)}" if findings else UNKNOWN
+        done = {(cell.column, cell.row) for cell in cells[table.id] if stored.get(cell) is not None}
+        findings = comparisons[table.id].findings
+        hold = f"{sum(f.holds for f in findings)} of {len(findings)}" if findings else UNKNOWN
         link = f"[{table.id}](#{_anchor(table)})"
-        lines.append(f"| {link} | {table.title} | {len(done)} of {len(pairs)} | {held} |")
+        lines.append(f"| {link} | {table.title} | {len(done)} of {len(pairs)} | {hold} |")
     return "\n".join(lines)
 
 
 def _heading(table: Table) -> str:
     if table.is_search:
-        return "## Searches for what the papers do not say"
+        return "## Searches for settings that the papers do not state"
     paper = table.paper
     title = paper.title if paper.title.startswith(paper.name) else f"{paper.name}: {paper.title}"
-    return f"## {title}\n\n{paper.reference}.\n\n{paper.in_short}"
+    return f"## {title}\n\n{paper.reference}.\n\n{paper.summary}"
 
 
 def _anchor(table: Table) -> str:
     return table.id.replace("/", "-")
 
 
-def _section(one: TableComparison, drawn: Sequence[Path], base: Path) -> str:
-    table = one.table
+def _section(comparison: TableComparison, figures: Sequence[Path], base: Path) -> str:
+    table = comparison.table
     parts = [f'<a id="{_anchor(table)}"></a>\n\n### {table.id}: {table.title}']
-    if table.is_search and not any(line.seeds for line in one.lines):
+    if table.is_search and not any(row.seeds for row in comparison.rows):
         return f"{parts[0]}\n\nNot run."
-    parts += [_grid(one, position) for position in range(len(table.measures))]
-    parts += [f"{mark} {reason}" for reason, mark in _marks(one).items()]
-    if one.targets:
-        targets = ", ".join(f"{table.columns[key].label} {value:.1%}" for key, value in one.targets.items())
-        whose = "of the paper" if table.target is not None and table.target.of == "published" else "of ours"
-        parts.append(f"Targets {whose}: {targets}.")
-    if one.findings:
-        parts.append("\n".join(f"- {finding}" for finding in one.findings))
-    parts += [f"![{table.id}: {path.stem}]({path.relative_to(base).as_posix()})" for path in drawn]
+    parts += [_grid(comparison, position) for position in range(len(table.measures))]
+    parts += [f"{mark} {reason}" for reason, mark in _marks(comparison).items()]
+    parts += _not_measured(table)
+    if comparison.targets:
+        targets = ", ".join(
+            f"{table.columns[key].label} {value:.1%}" for key, value in comparison.targets.items()
+        )
+        published = table.target is not None and table.target.of == "published"
+        parts.append(f"Target accuracies, {'published' if published else 'ours'}: {targets}.")
+    if comparison.findings:
+        parts.append("\n".join(f"- {finding}" for finding in comparison.findings))
+    parts += [f"![{table.id}: {path.stem}]({path.relative_to(base).as_posix()})" for path in figures]
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
     if not table.is_search:
@@ -117,45 +120,57 @@ def _section(one: TableComparison, drawn: Sequence[Path], base: Path) -> str:
     return "\n\n".join(parts)
 
 
-def _marks(one: TableComparison) -> dict[str, str]:
-    """Why a number is not to be met, and the sign for it."""
-    reasons = dict.fromkeys(line.no_target for line in one.lines if line.no_target)
+def _marks(comparison: TableComparison) -> dict[str, str]:
+    """The reasons why numbers are not targets, each with the sign that marks them."""
+    reasons = dict.fromkeys(row.excluded for row in comparison.rows if row.excluded)
     return dict(zip(reasons, MARKS, strict=False))
 
 
-def _grid(one: TableComparison, position: int) -> str:
-    """One measure of a table as the paper prints it: methods down, columns across."""
-    table = one.table
-    each = measure(table.measures[position])
-    at = {(line.column, line.row): line for line in one.lines}
-    marks = _marks(one)
+def _not_measured(table: Table) -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for one in map(measure, table.measures):
+        if one.not_measured:
+            reasons.setdefault(one.not_measured, []).append(one.label)
+    return [f"Not measured ({'; '.join(labels)}): {reason}." for reason, labels in reasons.items()]
+
+
+def _grid(comparison: TableComparison, position: int) -> str:
+    """One measure of a table as the paper prints it: a line for each method, a column for each federation."""
+    table = comparison.table
+    one = measure(table.measures[position])
+    by_key = {(row.column, row.row): row for row in comparison.rows}
+    marks = _marks(comparison)
     labels = [column.label for column in table.columns.values()]
-    lines = [f"| {each.label} | {' | '.join(labels)} |", "|---" * (len(labels) + 1) + "|"]
-    for row in table.rows.values():
-        texts = []
-        for key in table.columns:
-            line = at.get((key, row.key))
-            if line is None:
-                texts.append(UNKNOWN)
+    lines = [f"| {one.label} | {' | '.join(labels)} |", "|---" * (len(labels) + 1) + "|"]
+    for method in table.rows.values():
+        cells = []
+        for column in table.columns:
+            row = by_key.get((column, method.key))
+            if row is None:
+                cells.append(UNKNOWN)
                 continue
-            value = line.values[position]
-            mine = f"**{wording.ours(value, each, line)}**" if line.seeds else "not run"
-            mine += f" ({value.seeds})" if value.deviation is not None else ""
-            theirs = wording.published(value, each) + (marks[line.no_target] if line.no_target else "")
-            texts.append(mine if table.is_search else f"{theirs} · {mine}")
-        name = f"`{row.label}`" if table.is_search else row.label
-        lines.append(f"| {name} | {' | '.join(texts)} |")
+            value = row.values[position]
+            ours = format_ours(value, one, row)
+            if not one.not_measured:
+                ours = f"**{ours}**" if row.seeds else "not run"
+            ours += f" ({value.seeds})" if value.deviation is not None else ""
+            published = format_published(value, one) + (marks[row.excluded] if row.excluded else "")
+            cells.append(ours if table.is_search else f"{published} · {ours}")
+        name = f"`{method.label}`" if table.is_search else method.label
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _settings(table: Table) -> str:
-    """The settings that the paper does not print, folded away."""
-    told = [(name, setting) for name, setting in {**table.paper.settings, **table.settings}.items()]
-    told += [(row.label, row.method) for row in table.rows.values() if row.method is not None]
+    """A folded list of the settings that the paper does not print."""
+    settings = list({**table.paper.settings, **table.settings}.items())
+    settings += [(row.label, row.method) for row in table.rows.values() if row.method is not None]
     for column in table.columns.values():
-        own = {**column.settings, **column.methods}
-        told += [(f"{column.label}, {name}", setting) for name, setting in own.items()]
-    lines = [f"- {name}: {_value(setting)}" for name, setting in told if setting.source != "paper"]
+        settings += [
+            (f"{column.label}, {name}", setting)
+            for name, setting in {**column.settings, **column.methods}.items()
+        ]
+    lines = [f"- {name}: {_value(setting)}" for name, setting in settings if setting.source != "paper"]
     lines += [f"- {row.label}: needs {row.needs}" for row in table.rows.values() if row.needs]
     lines += [f"- {column.label}: needs {column.needs}" for column in table.columns.values() if column.needs]
     summary = f"{len(lines)} settings that the paper does not print"
@@ -171,11 +186,11 @@ def _value(setting: Setting) -> str:
 # Figures ---------------------------------------------------------------------------------------------------
 
 
-def _draw(table: Table, cells: Sequence[Cell], found: Results, folder: Path) -> list[Path]:
-    """Accuracy over rounds by column, and where it was recorded the distributions of forgetting."""
-    runs: dict[str, dict[str, list[Entry]]] = {}
+def _draw(table: Table, cells: Sequence[Cell], stored: Results, folder: Path) -> list[Path]:
+    """Draw accuracy over rounds by column and, if any run recorded it, the distributions of forgetting."""
+    runs: dict[str, dict[str, list[Entry]]] = {}  # by column and row
     for cell in cells:
-        entry = found.get(cell)
+        entry = stored.get(cell)
         if entry is not None and "failed" not in entry:
             runs.setdefault(cell.column, {}).setdefault(cell.row, []).append(entry)
     if not runs:
@@ -183,21 +198,21 @@ def _draw(table: Table, cells: Sequence[Cell], found: Results, folder: Path) -> 
     from holdfast.report.panels import Figure, Lines
     from holdfast.report.printing import draw
 
-    shown = list(runs.items())[:MOST_PANELS]
+    shown = list(runs.items())[:MAX_PANELS]
     curves = [
-        Lines(table.columns[key].label, "round", "accuracy", _accuracy_lines(table, of_column))
-        for key, of_column in shown
+        Lines(table.columns[column].label, "round", "accuracy", _accuracy_lines(table, by_row))
+        for column, by_row in shown
     ]
     figures = [Figure("accuracy", table.title, "", table.id, curves, "")]
     if any("local_forgetting_quantiles" in e["curves"] for _, c in shown for r in c.values() for e in r):
         panels = []
-        for key, of_column in shown:
-            label = table.columns[key].label
+        for column, by_row in shown:
+            label = table.columns[column].label
             for which, name, share in (
                 ("global", "forgetting", "share of rounds"),
                 ("local", "local_forgetting_quantiles", "share of local models"),
             ):
-                lines = _distribution_lines(table, of_column, name)
+                lines = _distribution_lines(table, by_row, name)
                 panels.append(Lines(f"{label}, {which}", f"{which} forgetting", share, lines, x_percent=True))
         figures.append(Figure("forgetting", table.title, "", table.id, panels, ""))
     paths = []
@@ -220,7 +235,7 @@ def _accuracy_lines(table: Table, runs: Mapping[str, Sequence[Entry]]) -> list[L
 
 
 def _distribution_lines(table: Table, runs: Mapping[str, Sequence[Entry]], name: str) -> list[Line]:
-    """The share of rounds (or of local models) that forget at most so much."""
+    """Cumulative distributions: the share of rounds (or of local models) that forget at most a given amount."""
     from holdfast.report.panels import Line
 
     lines: list[Line] = []
@@ -232,7 +247,7 @@ def _distribution_lines(table: Table, runs: Mapping[str, Sequence[Entry]], name:
 
 
 def _coloured(table: Table, runs: Iterable[str]) -> list[tuple[int, str]]:
-    """Rows that were run, each with its colour in all figures of the table; the paper's pair comes first."""
-    known, main = set(runs), (table.paper.baseline, table.paper.own)
+    """The rows with runs, the paper's method and its baseline first, each with its colour in the table's figures."""
+    with_runs, main = set(runs), (table.paper.baseline, table.paper.proposed)
     rows = sorted(table.rows, key=lambda row: row not in main)
-    return [(colour, row) for colour, row in enumerate(rows) if row in known]
+    return [(colour, row) for colour, row in enumerate(rows) if row in with_runs]

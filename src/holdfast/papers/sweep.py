@@ -1,4 +1,4 @@
-"""Running the cells that are missing, in one process or several, until all are done or time is up."""
+"""Runs the cells without a result, in one process or several, until all are done or time is up."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from holdfast.core.errors import HoldfastError, shown_by
 from holdfast.papers.cells import Cell
 from holdfast.papers.cost import Estimates
 from holdfast.papers.queue import Queue
-from holdfast.papers.results import Results, entry_of, failure_of
+from holdfast.papers.results import Results, completed_entry, failed_entry
 from holdfast.runs import RunDirectory
 
-BROKE_DOWN = re.compile(r"round \d+: no usable update")
-"""The error of a run whose training diverged: that is a result. Any other is a mistake to put right."""
+DIVERGED = re.compile(r"round \d+: no usable update")
+"""The error of a run whose training diverged, which is stored as a result. Any other error is a mistake to fix."""
 
-TELL_EVERY = 60.0  # seconds between two lines about a cell that is being run
-UNABLE = 20  # a worker's exit code: a cell could not be run, and why was told
+LOG_INTERVAL = 60.0  # seconds between two progress lines of a cell
+EXIT_CELL_FAILED = 20  # exit code of a worker that could not run a cell and has logged why
 
-Tell = Callable[[str], None]
-"""Is told lines about each cell; with several workers a function that can be imported."""
+Log = Callable[[str], None]
+"""Receives one line at a time; with several workers it must be importable, since they are separate processes."""
 
 
 @dataclass(frozen=True)
@@ -40,33 +40,33 @@ class Sweep:
 
     Attributes:
         results: the directory of stored results.
-        work: the directory of claims and of the runs themselves.
+        work: the directory of leases and run directories.
         device: auto, cpu or cuda.
-        deadline: in ``time.time()``; no cell is begun that would probably end after it. None for no limit.
-        beside: processes at work on the same device, this one included; set by ``run``.
+        deadline: a ``time.time()``; no cell is started that would probably end after it. None for no limit.
+        processes: processes on the same device, this one included; ``run`` sets it.
     """
 
     results: Path
     work: Path
     device: str = "auto"
     deadline: float | None = None
-    beside: int = 1
+    processes: int = 1
 
-    def run(self, cells: Sequence[Cell], workers: int, tell: Tell) -> bool:
-        """Run the cells that have no result yet, with ``workers`` processes side by side.
+    def run(self, cells: Sequence[Cell], workers: int, log: Log) -> bool:
+        """Run the cells that have no result yet, with ``workers`` processes in parallel.
 
-        False where a cell could not be run; the others are.
+        Returns whether every cell could be run; one that fails does not keep the others from running.
         """
         if workers < 1:
             raise HoldfastError(f"a sweep needs at least 1 worker, not {workers}")
         self._check(cells)
         if workers == 1:
-            return self.work_off(cells, tell)
+            return self.run_cells(cells, log)
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         threads = max(1, (os.cpu_count() or 1) // workers)
-        one = replace(self, beside=workers)
+        sweep = replace(self, processes=workers)
         started = [
-            context.Process(target=_worker, args=(one, list(cells), tell, threads, number == 0))
+            context.Process(target=_worker, args=(sweep, list(cells), log, threads, number == 0))
             for number in range(workers)
         ]
         try:
@@ -78,133 +78,133 @@ class Sweep:
             for process in started:
                 process.terminate()
         codes = {process.exitcode for process in started}
-        if codes - {0, UNABLE}:
+        if codes - {0, EXIT_CELL_FAILED}:
             raise HoldfastError(
-                "a worker ended before its time; what was finished is stored, and the same command goes on"
+                "a worker process ended unexpectedly; finished cells are stored, and the same command continues"
             )
-        return UNABLE not in codes
+        return EXIT_CELL_FAILED not in codes
 
     def _check(self, cells: Sequence[Cell]) -> None:
-        """What would stop every cell is said once, and before the first has been trained."""
-        from holdfast.engine.factory import choose_device
+        """Raise once, before any training, what would make every cell fail."""
+        from holdfast.core.device import choose_device
 
         results = Results(self.results)
         if any(results.get(cell) is None for cell in cells):
             choose_device(self.device)
-            results.check_room()
+            results.check_writable()
             Queue(self.work)
 
-    def work_off(self, cells: Sequence[Cell], tell: Tell, speaks: bool = True) -> bool:
-        """Claim, run and store one cell after another until none is left that this process can take.
+    def run_cells(self, cells: Sequence[Cell], log: Log, first: bool = True) -> bool:
+        """Run one cell after another until none is left that this process can lease.
 
-        ``speaks``: this one of several processes tells what holds for all. False where a cell could not be run.
+        ``first``: whether this is the first of the workers, which logs what concerns all of them. Returns whether
+        every cell could be run.
         """
         results, queue = Results(self.results), Queue(self.work)
-        left, broken, too_long = list(cells), set[str](), False
-        with ExitStack() as kept:  # claims of cells that could not be run: no other process need try them
-            while left:
-                taken = False
-                for cell in left:
+        remaining, failed, too_long = list(cells), set[str](), False
+        with ExitStack() as failed_leases:  # kept to the end, so that no other process tries these cells
+            while remaining:
+                ran_any = False
+                for cell in remaining:
                     results.refresh()
-                    if results.get(cell) is not None or cell.hash in broken:
+                    if results.get(cell) is not None or cell.hash in failed:
                         continue
-                    if not self._fits(cell, results):
+                    if not self._fits_deadline(cell, results):
                         too_long = True
                         continue
-                    with ExitStack() as claim:
-                        if not claim.enter_context(queue.claim(cell)):
+                    with ExitStack() as lease:
+                        if not lease.enter_context(queue.lease(cell)):
                             continue
-                        results.refresh()  # another process may have finished it a moment ago
+                        results.refresh()  # another process may just have finished it
                         if results.get(cell) is None:
-                            taken = True
-                            if not self._run(cell, results, tell):
-                                broken.add(cell.hash)
-                                kept.push(claim.pop_all())
-                # What others hold may come free; what does not fit the time will not fit it later.
-                left = (
-                    [cell for cell in left if results.get(cell) is None and cell.hash not in broken]
-                    if taken
+                            ran_any = True
+                            if not self._run_cell(cell, results, log):
+                                failed.add(cell.hash)
+                                failed_leases.push(lease.pop_all())
+                # Another pass: meanwhile other processes may have given up their leases.
+                remaining = (
+                    [cell for cell in remaining if results.get(cell) is None and cell.hash not in failed]
+                    if ran_any
                     else []
                 )
-        if too_long and speaks:
-            tell("time is up: the same command goes on with the cells that are left")
-        return not broken
+        if too_long and first:
+            log("time is up: the same command continues with the remaining cells")
+        return not failed
 
-    def _fits(self, cell: Cell, results: Results) -> bool:
+    def _fits_deadline(self, cell: Cell, results: Results) -> bool:
         if self.deadline is None:
             return True
-        from holdfast.engine.factory import choose_device
+        from holdfast.core.device import choose_device
 
         estimates = Estimates(results.all(), choose_device(self.device).type)
-        return time.time() + self.beside * estimates.seconds(cell) <= self.deadline
+        return time.time() + self.processes * estimates.seconds(cell) <= self.deadline
 
-    def _run(self, cell: Cell, results: Results, tell: Tell) -> bool:
-        """Run a cell and store it; False where it could not be run, which leaves nothing stored."""
-        # Imported here: they load torch, and a person may only want to see what there is.
-        from holdfast.engine.factory import choose_device
+    def _run_cell(self, cell: Cell, results: Results, log: Log) -> bool:
+        """Run a cell and store the result. Returns False, and stores nothing, if it could not be run."""
+        # Imported here because torch takes seconds to load, which listing tables does not need.
+        from holdfast.core.device import choose_device
         from holdfast.training.experiment import Experiment
 
         device = choose_device(self.device).type
         path = self.run_directory(cell, device)
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             experiment = Experiment.from_mapping({**cell.settings, "seed": cell.seed, "device": device})
             resume = (path / "experiment.yaml").exists()
-            experiment.run(path, resume=resume, on_round=_Progress(cell, tell))
-            entry = entry_of(cell, RunDirectory.open(path), self.beside)
+            experiment.run(path, resume=resume, on_round=_ProgressLog(cell, log))
+            entry = completed_entry(cell, RunDirectory.open(path), self.processes)
         except HoldfastError as error:
-            if not BROKE_DOWN.match(str(error)):
-                tell(f"{cell.label}: {error}")
+            if not DIVERGED.match(str(error)):
+                log(f"{cell.label}: {error}")
                 return False
-            entry = failure_of(cell, RunDirectory.open(path), self.beside, str(error))
-        except Exception:  # one broken cell must not end a night's sweep
-            tell(f"{cell.label}: {traceback.format_exc()}")
+            entry = failed_entry(cell, RunDirectory.open(path), self.processes, str(error))
+        except Exception:  # a bug in one method must not end a sweep of hours
+            log(f"{cell.label}: {traceback.format_exc()}")
             return False
         results.add(cell, entry)
         outcome = entry.get("failed") or f"{entry['final']['accuracy']:.2%}"
-        tell(f"{cell.label}: {outcome}, {time.monotonic() - began:.0f} s")
+        log(f"{cell.label}: {outcome}, {time.monotonic() - start:.0f} s")
         return True
 
     def run_directory(self, cell: Cell, device: str) -> Path:
-        """Where a cell's run lies; a run begun on one kind of device is not continued on another."""
+        """A cell's run directory. It depends on the device, because runs do not move between types of device."""
         method = re.split(r"[:+]", str(cell.settings["method"]))[0]
         return self.work / "runs" / f"{method}-seed{cell.seed}-{cell.hash}-{device}"
 
 
-class _Progress:
-    """Tells now and then how far a cell is."""
+class _ProgressLog:
+    """An ``on_round`` callback that logs the progress of a cell at intervals."""
 
-    def __init__(self, cell: Cell, tell: Tell) -> None:
-        self.cell, self.tell, self.told = cell, tell, time.monotonic()
+    def __init__(self, cell: Cell, log: Log) -> None:
+        self.cell, self.log, self.logged_at = cell, log, time.monotonic()
 
     def __call__(self, record: Mapping[str, Any]) -> None:
-        if time.monotonic() - self.told >= TELL_EVERY:
-            self.told = time.monotonic()
-            self.tell(f"{self.cell.label}: round {record['round']} of {self.cell.settings['rounds']}")
+        if time.monotonic() - self.logged_at >= LOG_INTERVAL:
+            self.logged_at = time.monotonic()
+            self.log(f"{self.cell.label}: round {record['round']} of {self.cell.settings['rounds']}")
 
 
-def _worker(sweep: Sweep, cells: list[Cell], tell: Tell, threads: int, speaks: bool) -> None:
-    """One of several processes; the arguments are those of `Sweep.work_off`."""
+def _worker(sweep: Sweep, cells: list[Cell], log: Log, threads: int, first: bool) -> None:
+    """The main function of a worker process; ``threads`` are torch's, the rest as for `Sweep.run_cells`."""
     import torch
 
-    from holdfast.core.device import SIDE_BY_SIDE, share_with, takes_turns
-    from holdfast.engine.factory import choose_device
+    from holdfast.core.device import MPS_COMMAND, choose_device, gpu_is_time_sliced, share_gpu
 
     parent = multiprocessing.parent_process()
     if parent is not None:
-        Thread(target=_end_with, args=(parent,), daemon=True).start()
+        Thread(target=_exit_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(threads)
     if choose_device(sweep.device).type == "cuda":
-        share_with(sweep.beside)
-        if speaks and takes_turns():
-            tell(f"the workers take turns on the GPU; side by side they get more done: {SIDE_BY_SIDE}")
-    warnings.showwarning = shown_by(tell)
-    with suppress(KeyboardInterrupt):  # the process that started this one says so
-        if not sweep.work_off(cells, tell, speaks):
-            sys.exit(UNABLE)
+        share_gpu(sweep.processes)
+        if first and gpu_is_time_sliced():
+            log(f"the workers take turns on the GPU; to run them concurrently, start {MPS_COMMAND}")
+    warnings.showwarning = shown_by(log)
+    with suppress(KeyboardInterrupt):  # the parent process reports it
+        if not sweep.run_cells(cells, log, first):
+            sys.exit(EXIT_CELL_FAILED)
 
 
-def _end_with(parent: BaseProcess) -> None:
-    """End this process with the one that started it: a sweep that is killed leaves no workers behind."""
+def _exit_with(parent: BaseProcess) -> None:
+    """Exit when the parent process does, so that a killed sweep leaves no workers behind."""
     parent.join()
     os._exit(1)

@@ -13,16 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
+from holdfast.core.settings import MACHINE_SETTINGS, RECORDED
 from holdfast.metrics.arrays import FloatArray
 from holdfast.runs import RunDirectory, list_runs
 from holdfast.runs.comparison import is_baseline
 from holdfast.runs.directory import EXPERIMENT, METRICS
 
-# Entries of an experiment in which two runs of one group may differ.
-UNGROUPED_SETTINGS = frozenset(
-    {"name", "seed", "partition_seed", "hash", "classes", "shape", "own_kernels", "versions", "machine"}
-    | {"engine", "device", "parallel_clients", "ray_address", "checkpoint_seconds"}
-)
+UNGROUPED_SETTINGS = frozenset({"name", "seed", "partition_seed", *RECORDED, *MACHINE_SETTINGS})
+"""Entries of an experiment in which two runs of one group may differ."""
+
 # Settings that make accuracies incomparable where they differ.
 COMPARABILITY_SETTINGS = ("data", "partition", "stream", "long_tail", "skew")
 MAX_LABEL_SETTINGS = 4

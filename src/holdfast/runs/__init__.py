@@ -1,4 +1,4 @@
-"""The run directory: everything a run leaves behind, written so that it survives a kill at any moment."""
+"""Run directories: the files of a run, written so that the run survives being killed at any moment."""
 
 from holdfast.runs.checkpoint import Checkpoint
 from holdfast.runs.client_states import ClientStates

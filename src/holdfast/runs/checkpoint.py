@@ -1,13 +1,13 @@
-"""Checkpoints that a kill cannot break: new files first, then one rename that makes them the checkpoint.
+"""Checkpoints that are written atomically: new files first, then a rename that makes them the checkpoint.
 
     checkpoint/
-      checkpoint.json            round, meta, and every file with its size and SHA-256
-      checkpoint.json.previous   the checkpoint before it
+      checkpoint.json            the manifest: round, meta, and every file with its size and SHA-256
+      checkpoint.json.previous   the manifest of the checkpoint before
       state-<round>-<hash>.safetensors
       clients/<client>-<round>-<hash>.safetensors
 
-A file once named by a checkpoint is never written again: its name holds its hash. A client whose state has
-not changed since the last checkpoint keeps its earlier file.
+A file's name contains a hash of its content, so a file of a checkpoint is never overwritten. A client whose state
+has not changed since the last checkpoint keeps its file.
 """
 
 import json
@@ -26,11 +26,11 @@ from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 from holdfast.runs.tensors import State, from_bytes, to_bytes
 
-WRITERS = 8  # client files written at a time; as many states are in memory
+WRITERS = 8  # threads that write client files; as many states are in memory
 
 
 class LazyStates(Mapping[int, State]):
-    """Client states by client id, each read when it is asked for and not kept."""
+    """Client states by client id, each read from the disk at every access."""
 
     def __init__(self, clients: Collection[int], read: Callable[[int], State]) -> None:
         self._clients = clients
@@ -55,9 +55,12 @@ class LazyStates(Mapping[int, State]):
 class Checkpoint:
     """The last complete state of a run.
 
-    ``tensors`` and ``meta`` are what was saved (``meta`` as JSON keeps it: tuples come back as lists).
-    ``clients`` maps a client's id to its state, read from the disk at each access.
-    ``warning`` says what was lost when the newest checkpoint was damaged and this is the one before it.
+    Attributes:
+        round: the round after which it was saved.
+        tensors: as saved.
+        meta: as saved, except for what JSON changes (tuples become lists).
+        clients: states by client id, read from the disk at each access.
+        warning: what was lost, if the newest checkpoint is damaged and this is the one before.
     """
 
     round: int
@@ -67,12 +70,12 @@ class Checkpoint:
     warning: str | None = None
 
     def client(self, client: int) -> State | None:
-        """The saved state of one client, or None where it had none yet."""
+        """The saved state of one client; None if it had none."""
         return self.clients.get(client)
 
 
 class _File(TypedDict):
-    """One file of a checkpoint: its path within the folder, its size in bytes, its hash."""
+    """A file of a checkpoint: its path in the folder, its size in bytes and its hash."""
 
     file: str
     bytes: int
@@ -96,10 +99,8 @@ class CheckpointFolder:
         self._path = path
         self._newest = path / "checkpoint.json"
         self._previous = path / "checkpoint.json.previous"
-        self._generations: list[_Manifest] | None = (
-            None  # those on the disk, newest first; None: not yet known
-        )
-        self._newest_is_whole = False  # whether generation 0 is the one in checkpoint.json
+        self._generations: list[_Manifest] | None = None  # on the disk, newest first; None: not read yet
+        self._newest_is_intact = False  # whether generation 0 is the one in checkpoint.json
 
     def save(
         self,
@@ -112,7 +113,7 @@ class CheckpointFolder:
         if self._generations is None:
             self.load()
         generations = self._generations or []
-        self._generations = None  # until the new one is committed: after a failure the disk is asked again
+        self._generations = None  # read again from the disk if saving fails
         clients = dict(generations[0]["clients"]) if generations else {}
         pending = self._path / "checkpoint.json.next"
         try:
@@ -127,26 +128,26 @@ class CheckpointFolder:
             with files.writing(self._newest):
                 files.sync_directory(self._path / "clients")
                 files.sync_directory(self._path)
-                if self._newest_is_whole:
+                if self._newest_is_intact:
                     os.replace(self._newest, self._previous)
-                os.replace(pending, self._newest)  # the commit: from here on the new checkpoint counts
+                os.replace(pending, self._newest)  # the commit: this replaces the checkpoint
                 files.sync_directory(self._path)
         except BaseException:
             with suppress(OSError):
                 pending.unlink(missing_ok=True)
-            # An interrupt may come just after the commit: what the disk names now stays in any case.
+            # An interrupt may follow the commit, so files of the manifests now on the disk are kept too.
             self._remove_all_but(generations + self._on_disk())
             raise
         self._generations = [manifest, *generations[:1]]
-        self._newest_is_whole = True
+        self._newest_is_intact = True
         self._remove_all_but(self._generations)
         return self._clients(manifest)
 
     def load(self) -> Checkpoint | None:
-        """The newest whole checkpoint, or None where none was ever committed.
+        """The newest intact checkpoint, or None if none was ever committed.
 
-        Its own files are verified now; client files it shares with earlier checkpoints when they are read,
-        since going back would not help there.
+        The files that it wrote are verified now. Client files that it shares with earlier checkpoints are verified
+        when they are read, because the checkpoint before uses the same files.
         """
         damage: list[str] = []
         for path in (self._newest, self._previous):
@@ -158,16 +159,16 @@ class CheckpointFolder:
             except HoldfastError as error:
                 damage.append(str(error))
                 continue
-            self._newest_is_whole = path == self._newest
-            self._generations = self._on_disk() if self._newest_is_whole else [manifest]
+            self._newest_is_intact = path == self._newest
+            self._generations = self._on_disk() if self._newest_is_intact else [manifest]
             return checkpoint
         if damage:
             raise HoldfastError(
-                f"no whole checkpoint is left: {'; '.join(damage)};"
-                " restore the damaged file from a copy, or move the run away and begin it anew"
+                f"no intact checkpoint is left: {'; '.join(damage)};"
+                " restore the damaged file from a copy, or move the run away and start it again"
             )
         self._generations = []
-        self._newest_is_whole = False
+        self._newest_is_intact = False
         return None
 
     def _on_disk(self) -> list[_Manifest]:
@@ -200,7 +201,7 @@ class CheckpointFolder:
         return _File(file=name, bytes=len(data), sha256=digest)
 
     def _write_clients(self, round: int, changed: Mapping[int, Mapping[str, Tensor]]) -> dict[str, _File]:
-        """Write several at a time: hashing, writing and waiting for the disk leave the interpreter to others."""
+        """Write client files in several threads; hashing and writing release the interpreter lock."""
 
         def write(client: int) -> _File:
             return self._write(f"clients/{client}-{round}", changed[client])
@@ -230,7 +231,7 @@ class CheckpointFolder:
         return from_bytes(self._read(entry))
 
     def _remove_all_but(self, generations: list[_Manifest]) -> None:
-        """Remove files that no generation names: those of older checkpoints and of attempts cut short."""
+        """Remove files that no generation names: those of older checkpoints and of failed attempts."""
         named = {manifest["state"]["file"] for manifest in generations}
         named.update(entry["file"] for manifest in generations for entry in manifest["clients"].values())
         for prefix in ("", "clients/"):
@@ -250,9 +251,9 @@ def _read_manifest(path: Path) -> _Manifest:
         data = path.read_bytes()
     try:
         manifest: _Manifest = json.loads(data)["checkpoint"]
-        whole = data == _manifest_bytes(manifest)
+        intact = data == _manifest_bytes(manifest)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise HoldfastError(f"{path} is damaged: it is not the JSON of a checkpoint") from error
-    if not whole:
+    if not intact:
         raise HoldfastError(f"{path} is damaged: its content does not match its SHA-256")
     return manifest

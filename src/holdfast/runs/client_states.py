@@ -1,4 +1,4 @@
-"""What clients keep between rounds, in bounded memory: recent states in RAM, the rest on the disk."""
+"""Client states between rounds in bounded memory: recent ones in RAM, the others on the disk."""
 
 import shutil
 import weakref
@@ -15,20 +15,20 @@ from holdfast.runs.tensors import State, byte_count, from_bytes, to_bytes
 
 
 def _owned(tensor: Tensor) -> Tensor:
-    """The tensor on the CPU in memory of its own: a view would keep, and change with, what it looks into."""
+    """The tensor on the CPU with storage of its own; a view would keep its base alive and change with it."""
     tensor = tensor.detach()
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if tensor.device.type == "cpu" and whole else tensor.cpu().clone()
 
 
 class ClientStates:
-    """Client states by client id, of which at most ``budget_bytes`` stay in RAM, those used last.
+    """Client states by client id; the most recently used ones, up to ``budget_bytes``, stay in RAM.
 
-    A state is looked for in RAM, then among the spilled files in ``spill_dir`` (a temporary directory by
-    default), then in ``saved``, the clients of the last checkpoint. A state equal to its checkpointed one
-    costs nothing to drop from RAM, and the checkpoint's own files are never written to.
+    A state is looked up in RAM, then among the spilled files in ``spill_dir`` (a temporary directory by default),
+    then in ``saved``, the clients of the last checkpoint. A state that equals its checkpointed one is dropped from
+    RAM without being spilled. The checkpoint's files are never written to.
 
-    States are values: to change one, ``put`` new tensors rather than writing into those ``get`` gave.
+    Do not modify the tensors that ``get`` returns; ``put`` new ones instead.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class ClientStates:
         self._budget = budget_bytes
         self._spill_dir = spill_dir
         self._saved: Mapping[int, State] = saved if saved is not None else {}
-        self._recent: OrderedDict[int, State] = OrderedDict()  # in RAM, longest unused first
+        self._recent: OrderedDict[int, State] = OrderedDict()  # in RAM, least recently used first
         self._bytes = 0
         self._changed: set[int] = set()  # differ from the checkpoint
-        self._spilled: set[int] = set()  # changed ones with a file that is up to date
+        self._spilled: set[int] = set()  # changed, with an up-to-date file
 
     def get(self, client: int) -> State | None:
-        """The state last put for this client, or None."""
+        """The latest state of this client, or None."""
         if client in self._recent:
             self._recent.move_to_end(client)
             return self._recent[client]
@@ -57,24 +57,23 @@ class ClientStates:
         return state
 
     def put(self, client: int, state: Mapping[str, Tensor]) -> None:
-        """Keep this state for the client, in place of any earlier one."""
         self._changed.add(client)
         self._drop_file(client)
         self._keep(client, {name: _owned(tensor) for name, tensor in state.items()})
 
     def changed(self) -> Mapping[int, State]:
-        """The states put since the last checkpoint, read one at a time: what the next one must save."""
+        """The states put since the last checkpoint, each read at access: those that the next one must save."""
         return LazyStates(frozenset(self._changed), self._read)
 
     def committed(self, saved: Mapping[int, State]) -> None:
-        """A checkpoint now holds every state: drop the spilled copies and read from ``saved`` instead."""
+        """After a checkpoint with every state: drop the spilled copies and read from ``saved`` instead."""
         self._saved = saved
         for client in list(self._spilled):
             self._drop_file(client)
         self._changed.clear()
 
     def items(self) -> Iterator[tuple[int, State]]:
-        """Every client with its state, by increasing id, read one at a time."""
+        """Every client id, in increasing order, with its state, read one at a time."""
         for client in sorted(self._changed.union(self._saved)):
             yield client, self._read(client)
 

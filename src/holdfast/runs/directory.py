@@ -1,4 +1,4 @@
-"""One run on the disk: what was asked, what happened, where it stands, what came out."""
+"""The directory of one run: its settings, metrics, checkpoint and final model."""
 
 import os
 import shutil
@@ -13,14 +13,15 @@ from typing import Any, Self
 import yaml
 from torch import Tensor
 
-from holdfast.core import files
+from holdfast.core import files, locks
 from holdfast.core.errors import HoldfastError
-from holdfast.runs import lock, metrics_file
+from holdfast.core.settings import with_current_names
+from holdfast.runs import metrics_file
 from holdfast.runs.checkpoint import Checkpoint, CheckpointFolder
 from holdfast.runs.metrics_file import Record
 from holdfast.runs.tensors import State, from_bytes, to_bytes
 
-# LibYAML reads ten times faster; PyYAML may be built without it.
+# LibYAML is ten times faster, but PyYAML may be built without it.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -32,7 +33,7 @@ LOCK = ".lock"
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """The content of an experiment.yaml; ``HoldfastError`` where it cannot be read."""
+    """The settings in an experiment.yaml of any version, under their current names."""
     with files.reading(path):
         data = path.read_bytes()
     try:
@@ -41,14 +42,14 @@ def read_experiment(path: Path) -> dict[str, Any]:
         raise HoldfastError(f"{path} is damaged: it is not YAML") from error
     if not isinstance(experiment, dict):
         raise HoldfastError(f"{path} is damaged: it does not describe an experiment")
-    return experiment
+    return with_current_names(experiment)
 
 
 class RunDirectory:
-    """A run directory; made with ``create`` or ``open``.
+    """A run directory, from ``create`` or ``open``.
 
-    Reading is always allowed, also while another process writes. Writing (``append``, ``rewind``,
-    ``save_checkpoint``, ``save_model``) is allowed inside ``with run.lock():``.
+    It can always be read, also while another process writes. Writing (``append``, ``rewind``, ``save_checkpoint``,
+    ``save_model``) requires the lock: ``with run.lock():``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,9 +61,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path, experiment: Mapping[str, Any]) -> Self:
-        """Make a directory (and its parents) for a new run of ``experiment``.
+        """Create the directory, with its parents, for a new run with the settings ``experiment``.
 
-        Refuses a directory that already holds a run.
+        Raises ``HoldfastError`` if it already holds a run.
         """
         run = cls(Path(path))
         with files.writing(run.path):
@@ -79,11 +80,11 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """The run in an existing directory. Writes nothing and locks nothing."""
+        """The run in an existing directory. Writes and locks nothing."""
         run = cls(Path(path))
         if run.path.is_file():
             raise HoldfastError(
-                f"{run.path} holds no run: it is a file; name a directory, as {run.path.parent}"
+                f"{run.path} holds no run: it is a file; name a directory, such as {run.path.parent}"
             )
         if not (run.path / EXPERIMENT).is_file():
             raise HoldfastError(f"{run.path} holds no run: there is no {EXPERIMENT} in it")
@@ -91,9 +92,9 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold this run for writing; another process that holds it is named in a ``HoldfastError``."""
-        with lock.held(self.path / LOCK):
-            self._clear_scratch()  # what a killed process left
+        """Hold this run for writing; ``HoldfastError`` with the process id if another process holds it."""
+        with locks.hold_or_refuse(self.path / LOCK):
+            self._clear_scratch()  # of a process that was killed
             self._locked = True
             try:
                 yield
@@ -104,23 +105,23 @@ class RunDirectory:
 
     @cached_property
     def experiment(self) -> dict[str, Any]:
-        """Everything needed to run it again, as given to ``create``."""
+        """The settings of the run, as given to ``create``."""
         return read_experiment(self.path / EXPERIMENT)
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end: its final model is there."""
+        """Whether the run has ended, and its final model exists."""
         return (self.path / MODEL).exists()
 
     @property
     def scratch(self) -> Path:
-        """A directory for what only the running process needs, as spilled states; removed by ``lock``."""
+        """A directory for temporary files of the running process, such as spilled states; ``lock`` removes it."""
         return self.path / "scratch"
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one record, with its "round", to metrics.jsonl; other processes see it at once.
+        """Append a record, which needs a ``round``, to metrics.jsonl; other processes see it at once.
 
-        Arrays and tensors become lists; NaN and infinities become null.
+        Arrays and tensors become lists, NaN and infinities null.
         """
         self._need_lock()
         line = metrics_file.to_line(record)
@@ -131,15 +132,15 @@ class RunDirectory:
             try:
                 files.write_all(self._appending, line)
             except OSError:
-                self._appending.truncate(end)  # no half line is left when the disk is full
+                self._appending.truncate(end)  # leave no incomplete line on a full disk
                 raise
 
     def records(self) -> list[Record]:
-        """Every record so far, oldest first. A last line cut short by a kill is left out."""
+        """Every record so far, oldest first, without an incomplete last line."""
         return [record for _, record in metrics_file.lines(self._metrics)]
 
     def rewind(self, round: int) -> None:
-        """Drop the records of rounds after ``round`` and a last line cut short, to go on from there."""
+        """Drop the records of rounds after ``round`` and an incomplete last line, to continue from there."""
         self._need_lock()
         self._stop_appending()
         end = 0
@@ -158,32 +159,32 @@ class RunDirectory:
         meta: Mapping[str, Any],
         clients: Mapping[int, Mapping[str, Tensor]],
     ) -> Mapping[int, State]:
-        """Commit the state after ``round``: all of it, or, where anything fails, none of it.
+        """Save the state after ``round`` atomically: if anything fails, the last checkpoint stays in place.
 
         ``clients`` are the client states that changed since the last checkpoint; the others are kept.
-        Returns all client states as the checkpoint holds them, to hand to ``ClientStates.committed``.
+        Returns all client states of the checkpoint, for ``ClientStates.committed``.
         """
         self._need_lock()
         if self._appending is not None:
             with files.writing(self._metrics):
-                os.fsync(self._appending.fileno())  # no checkpoint of a round whose record could be lost
+                os.fsync(self._appending.fileno())  # the record of a checkpointed round must not be lost
         return self._checkpoint.save(round, tensors, meta, clients)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The last complete state, or None where the run has none yet.
+        """The last complete state, or None if the run has none yet.
 
-        Where the newest checkpoint is damaged, the one before it, with a ``warning``; where both are,
+        If the newest checkpoint is damaged, the one before it, with a ``warning``. If both are damaged, raises
         ``HoldfastError``.
         """
         return self._checkpoint.load()
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write the final model; from now on the run is finished."""
+        """Write the final model, which marks the run as finished."""
         self._need_lock()
         self._replace(MODEL, to_bytes(tensors))
 
     def load_model(self) -> State:
-        """The final model's tensors, on the CPU."""
+        """The final model's tensors on the CPU; ``HoldfastError`` if the run is not finished."""
         path = self.path / MODEL
         if not self.finished:
             raise HoldfastError(

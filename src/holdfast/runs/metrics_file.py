@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a round, and what to make of a file that was cut short."""
+"""metrics.jsonl, with one JSON object for each round. A process that was killed may leave an incomplete last line."""
 
 import json
 import math
@@ -17,7 +17,7 @@ _BLOCK = 1 << 16  # bytes read at a time from the end of a file
 
 
 def plain(value: Any) -> Any:
-    """The value as strict JSON can hold it: arrays and tensors as lists, NaN and infinities as None."""
+    """Convert a value to strict JSON types: arrays and tensors to lists, NaN and infinities to None."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -30,15 +30,15 @@ def plain(value: Any) -> Any:
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
-    """One record as one line."""
+    """Serialise a record to one line; ``ValueError`` if it has no integer ``round``."""
     line = json.dumps(plain(record), allow_nan=False, ensure_ascii=False).encode()
     if parse(line) is None:
-        raise ValueError("a record has its round, an integer, under 'round'")
+        raise ValueError("a record needs an integer 'round'")
     return line + b"\n"
 
 
 def parse(line: bytes) -> Record | None:
-    """The record of one line, or None where the line is not a JSON object with a round."""
+    """Parse one line; None if it is not a JSON object with a round."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -47,15 +47,15 @@ def parse(line: bytes) -> Record | None:
 
 
 def lines(path: Path) -> Iterator[tuple[int, Record]]:
-    """Every record with the offset in bytes at which its line ends; nothing where there is no file.
+    """Every record, each with the offset in bytes of the end of its line; nothing if the file does not exist.
 
-    A last line that was cut short is left out. A damaged line before it raises ``HoldfastError``.
+    An incomplete last line is left out. A damaged line before it raises ``HoldfastError``.
     """
     if not path.exists():
         return
     with files.reading(path):
         data = path.read_bytes()
-    complete = data.split(b"\n")[:-1]  # what follows the last line break was never finished
+    complete = data.split(b"\n")[:-1]  # what follows the last line break is incomplete
     end = 0
     for number, line in enumerate(complete, start=1):
         end += len(line) + 1
@@ -69,14 +69,15 @@ def lines(path: Path) -> Iterator[tuple[int, Record]]:
 
 
 def newest_first(path: Path) -> Iterator[Record]:
-    """The records from the last one backwards, reading no more of the file than is asked for.
+    """The records from last to first, reading only as much of the file as is consumed.
 
-    Tolerates and raises what ``lines`` does.
+    Incomplete and damaged lines are handled as in ``lines``.
     """
     with files.reading(path), open(path, "rb") as file:
-        for number, line in enumerate(
-            islice(_lines_backwards(file), 1, None)
-        ):  # the first was never finished
+        backwards = islice(
+            _lines_backwards(file), 1, None
+        )  # without the incomplete line after the last break
+        for number, line in enumerate(backwards):
             record = parse(line)
             if record is not None:
                 yield record
@@ -87,13 +88,13 @@ def newest_first(path: Path) -> Iterator[Record]:
 
 
 def _lines_backwards(file: BinaryIO) -> Iterator[bytes]:
-    """What stands between line breaks, from the end of the file to its beginning."""
-    begun = b""
+    """The parts between line breaks, from the end of the file to its beginning."""
+    partial = b""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - _BLOCK)
         file.seek(start)
-        begun, *whole = (file.read(end - start) + begun).split(b"\n")
-        yield from reversed(whole)
+        partial, *complete = (file.read(end - start) + partial).split(b"\n")
+        yield from reversed(complete)
         end = start
-    yield begun
+    yield partial

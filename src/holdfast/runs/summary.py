@@ -1,4 +1,4 @@
-"""What runs lie in a directory, told quickly: the ends of files are read, not the files."""
+"""A quick list of the runs in a directory, which reads only the ends of their metrics."""
 
 import os
 from collections.abc import Iterator
@@ -8,22 +8,28 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from holdfast.core import locks
 from holdfast.core.errors import HoldfastError
-from holdfast.runs import lock
 from holdfast.runs.directory import EXPERIMENT, LOCK, METRICS, MODEL, read_experiment
 from holdfast.runs.metrics_file import newest_first
 
 _DEPTH = 3  # levels below the root; a comparison keeps its runs one or two below its own directory
-_LOOK_BACK = 25  # rounds in which to look for the last accuracy measured
+_LOOK_BACK = 25  # rounds that are searched for the last accuracy
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run at a glance.
+    """A run in a list of runs.
 
-    ``name``: the path below the root that was listed. ``rounds``: rounds done. ``accuracy``: the last one
-    measured, between 0 and 1. ``modified``: seconds since 1970. What is not known is None.
-    ``problem`` says what is wrong with a corrupt run.
+    Attributes:
+        name: the path below the listed directory.
+        path: the run directory.
+        state: running, finished, interrupted or corrupt.
+        rounds: completed rounds.
+        accuracy: the last one measured, a fraction; None if there is none.
+        method, dataset: their names, None if unknown.
+        modified: the time of the last change, in seconds since 1970.
+        problem: the error of a corrupt run.
     """
 
     name: str
@@ -38,7 +44,7 @@ class RunSummary:
 
 
 def list_runs(root: str | Path) -> list[RunSummary]:
-    """The runs in a directory and up to three levels below it, those written last first."""
+    """The runs in a directory and up to three levels below it, the most recently modified first."""
     root = Path(root)
     if not root.is_dir():
         raise HoldfastError(f"{root} is not a directory; name the one that holds the runs")
@@ -55,7 +61,7 @@ def _run_directories(path: Path, depth: int) -> Iterator[Path]:
         with os.scandir(path) as scan:
             entries = list(scan)
     except OSError:
-        return  # not ours to read
+        return  # such as a directory of another user
     if any(entry.name in (EXPERIMENT, METRICS) for entry in entries):
         yield path
     elif depth > 0:
@@ -68,11 +74,11 @@ def _summary(path: Path, name: str) -> RunSummary:
     experiment = metrics = None
     rounds, accuracy, method, dataset, problem = 0, None, None, None, None
     try:
-        metrics = _stat(path / METRICS)
+        metrics = _stat_or_none(path / METRICS)
         experiment = (path / EXPERIMENT).stat()
-        method, dataset = _headline(path / EXPERIMENT, experiment.st_mtime_ns, experiment.st_size)
+        method, dataset = _method_and_data(path / EXPERIMENT, experiment.st_mtime_ns, experiment.st_size)
         if metrics:
-            rounds, accuracy = _standing(path / METRICS)
+            rounds, accuracy = _progress(path / METRICS)
     except HoldfastError as error:
         problem = str(error)
     except OSError as error:
@@ -90,8 +96,8 @@ def _summary(path: Path, name: str) -> RunSummary:
     )
 
 
-def _standing(path: Path) -> tuple[int, float | None]:
-    """Rounds done and the last accuracy measured; not every round need measure one."""
+def _progress(path: Path) -> tuple[int, float | None]:
+    """Completed rounds and the last accuracy; not every round measures one."""
     rounds = 0
     for record in islice(newest_first(path), _LOOK_BACK):
         rounds = max(rounds, record["round"])
@@ -100,7 +106,7 @@ def _standing(path: Path) -> tuple[int, float | None]:
     return rounds, None
 
 
-def _stat(path: Path) -> os.stat_result | None:
+def _stat_or_none(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
     except FileNotFoundError:
@@ -108,19 +114,19 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _state(path: Path) -> Literal["running", "finished", "interrupted"]:
-    if lock.is_held(path / LOCK):
+    if locks.is_held(path / LOCK):
         return "running"
     return "finished" if (path / MODEL).exists() else "interrupted"
 
 
 @lru_cache(maxsize=10_000)
-def _headline(path: Path, modified_ns: int, size: int) -> tuple[str | None, str | None]:
-    """Method and data set of an experiment; parsed once for each version of the file."""
+def _method_and_data(path: Path, modified_ns: int, size: int) -> tuple[str | None, str | None]:
+    """The names of method and data set in an experiment.yaml; cached for each version of the file."""
     experiment = read_experiment(path)
-    return _named(experiment.get("method")), _named(experiment.get("data"))
+    return _part_name(experiment.get("method")), _part_name(experiment.get("data"))
 
 
-def _named(part: Any) -> str | None:
-    """The name of a part that is written as a name, or as a mapping with a name and its settings."""
+def _part_name(part: Any) -> str | None:
+    """The name of a part that is written as a string, or as a mapping with its name and settings."""
     name = part.get("name") if isinstance(part, dict) else part
     return None if name is None else str(name)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.trees import leaves, unflatten
-from holdfast.engine.clients import on_device
+from holdfast.core.trees import leaves, to_device, unflatten
 from holdfast.engine.rounds import RoundLoop
 from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Server, Tensors
@@ -25,7 +24,7 @@ def snapshot(loop: RoundLoop, memories: StateCache, made_of: dict[str, Any]) -> 
     server = loop.server
     tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
     tensors = {k: v.cpu() for k, v in tensors.items()}
-    tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.seen().items()}
+    tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.evaluation_state().items()}
     # Nobody trains again after the last round: what is still of use then are models of the clients' own.
     own_models = loop.method.overrides("initial_params") or loop.method.overrides("personal_logits")
     wanted = server.round < loop.settings.rounds or own_models
@@ -43,10 +42,10 @@ def close(directory: RunDirectory, last: Snapshot | None, model: State, opened: 
 def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device) -> None:
     """Put the server where the checkpoint left it."""
     tree = unflatten(dict(checkpoint.tensors))
-    params, buffers, state = (on_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))
+    params, buffers, state = (to_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))
     _refuse_another_model({**params, **buffers}, {**loop.server.params, **loop.server.buffers})
     loop.server = Server(params, buffers, state, checkpoint.round)
-    loop.remember({k: v.numpy() for k, v in tree.get("before", {}).items()})
+    loop.restore_evaluation_state({k: v.numpy() for k, v in tree.get("before", {}).items()})
 
 
 def _refuse_another_model(then: Tensors, now: Tensors) -> None:

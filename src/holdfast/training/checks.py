@@ -145,7 +145,7 @@ def ignores_padding(network: Network, data: DeviceData) -> bool:
 
     Lanes rely on it. Torch's own batch norms see no padding there; means over a batch of a user's own do.
     """
-    plain = network.twin()
+    plain = network.clone()
     plain.own_kernels = False  # which would first have to be compiled for such a batch
     x = data.read(np.arange(4) % len(data.labels))
     mask, x, other = x.new_tensor([1.0, 1.0, 0.0]), x[:3], x[[0, 1, 3]]
@@ -170,7 +170,7 @@ def warn_of_tiny_batches(network: Network, data: DeviceData, sizes: np.ndarray, 
 
     ``sizes`` are the samples of each client at each stage: ``[S, K]``.
     """
-    pixels = network.smallest_map(data.read(np.array([0])))
+    pixels = network.min_batchnorm_values(data.read(np.array([0])))
     last = sizes % batch_size
     tiny = (sizes > batch_size) & (last > 1) & (last * (pixels or FEW_VALUES) < FEW_VALUES)
     if tiny.any():

@@ -13,6 +13,7 @@ import numpy as np
 
 from holdfast import metrics
 from holdfast.core.errors import HoldfastError
+from holdfast.core.settings import MACHINE_SETTINGS
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.methods.registry import parse_method
@@ -164,8 +165,7 @@ def _finished(path: Path, experiment: Experiment) -> bool:
     directory = RunDirectory.open(path)
     there = Experiment.from_mapping(directory.experiment).describe()
     for key, value in experiment.describe().items():
-        # What "auto" became is recorded, and the rest of these changes no result worth telling apart.
-        if key not in ("engine", "device", "parallel_clients", "checkpoint_seconds") and there[key] != value:
+        if key not in MACHINE_SETTINGS and there[key] != value:
             raise HoldfastError(
                 f"{path} holds a run with another {key}: {there[key]!r}, not {value!r}; choose another --out"
             )

@@ -2,113 +2,87 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_args
 from warnings import catch_warnings
 
 import yaml
 
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.settings import Settings
-from holdfast.core.spec import as_number
+from holdfast.core.settings import (
+    DEFAULT_PARTITION,
+    DEFAULTS,
+    FEDERATION_SETTINGS,
+    RECORDED,
+    SCHEDULE_SETTINGS,
+    Described,
+    ExperimentSettings,
+    Role,
+    Settings,
+    settings_with,
+    with_current_names,
+)
+from holdfast.core.spec import field_hints, parse_options, parse_text, parse_value
 
 if TYPE_CHECKING:
     from holdfast.data.dataset import Dataset
     from holdfast.data.federation import Federation
-    from holdfast.models.network import NormPolicy
+    from holdfast.models.network import BatchNormPolicy
     from holdfast.report.trackers import Tracker
     from holdfast.training.run import Run
-    from holdfast.training.train import SubmitWrite
-
-RECORDED = ("hash", "shape", "classes", "own_kernels", "versions", "machine")
-"""What a run adds to its experiment.yaml: found, not asked for."""
-
-FEDERATION = ("partition", "clients", "partition_seed", "public", "long_tail", "skew", "stream")
-"""The settings that say who holds what."""
-
-COMPUTED_WITH = (
-    "engine",
-    "device",
-    "precision",
-    "parallel_clients",
-    "ray_address",
-    "batchnorm",
-    "classifier",
-)
+    from holdfast.training.session import SubmitWrite
 
 MIXED_DIGITS = "mixed-digits"
-DEFAULT_PARTITION = "dirichlet:0.1"
+RUN_OPTIONS = ("classifier", "batchnorm", "engine", "device", "precision", "parallel_clients", "ray_address")
+"""The settings besides the schedule that `holdfast.train` takes."""
 
-Described = str | Mapping[str, Any]
-"""A thing as text, ``fedntd:beta=0.5``, or as a mapping, ``{name: fedntd, beta: 0.5}``."""
+STREAM_OPTIONS = ("tasks_per_client", "chunks", "cumulative", "stage_classes", "joins", "leaves", "schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment(Settings):
-    """Everything that makes a run, and nothing about where it is kept.
-
-    Beside the schedule (`Settings`):
+class Experiment(ExperimentSettings):
+    """Everything that makes a run, and nothing about where it is kept; beside the schedule (`Settings`):
 
     Attributes:
         data: a data set's name, a ``.npz`` file, a folder of images, or ``mixed-digits:mnist,usps``.
         preprocess: a preset's name, or the fields of `Preprocess`.
         partition: who holds what, such as ``dirichlet:0.1`` (the default).
-        clients: how many.
-        partition_seed: the seed of the partition, the run's own ``seed`` by default; where it is given, runs
-            with different seeds share one split.
+        clients: the number of clients.
+        partition_seed: the seed of the partition, the run's own ``seed`` by default. Runs with the same
+            partition_seed share one split.
         public: the share of the training samples that the server holds.
-        long_tail: the rarest class's share of the commonest.
+        long_tail: the size of the rarest class relative to the largest.
         skew: the fields of `FeatureSkew`, such as ``rotation=30``.
         stream: data that arrives in stages: ``5`` tasks per client, with options ``5,cumulative=true`` or
             ``5,schedule=every-n:10``.
-        federation: a file written by ``holdfast partition --save``, in the place of all of these from
-            ``partition`` on.
-        method, model: such as ``fedntd:beta=0.5`` and ``mlp:64,64``.
-        classifier: the name of the model's last layer, when it is not the last Linear.
-        batchnorm: what happens to BatchNorm: ``average``, ``local`` or ``drop``.
-        engine, device, precision, parallel_clients: what it is computed with.
-        ray_address: where the cluster of the ``ray`` engine is; one on this machine is started by default.
+        federation: a file written by ``holdfast partition --save``, instead of all of these from ``partition`` on.
+        method: such as ``fedntd:beta=0.5``.
+        model: such as ``mlp:64,64``.
+        classifier: the name of the model's classifier layer, if it is not the last Linear.
+        batchnorm: how BatchNorm is aggregated: ``average``, ``local`` or ``drop``.
+        engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        precision: ``auto``, ``float32``, ``tf32`` or ``float64``.
+        parallel_clients: how many clients the vectorized engine trains side by side.
+        ray_address: the address of the ``ray`` engine's cluster; by default one is started on this machine.
 
-    Texts are turned into mappings and checked at once, so that two experiments which say the same are equal.
+    Text becomes a mapping and is checked at once, so that two experiments with the same content are equal.
     """
-
-    rounds: int = 100
-    data: str = "digits"
-    preprocess: Described = "plain"
-    partition: Described | None = None
-    clients: int | None = None
-    partition_seed: int | None = None
-    public: float = 0.0
-    long_tail: float | None = None
-    skew: Described | None = None
-    stream: Described | None = None
-    federation: str | None = None
-    method: Described = "fedavg"
-    model: Described = "cnn"
-    classifier: str | None = None
-    batchnorm: str = "average"
-    engine: str = "auto"
-    device: str = "auto"
-    precision: str = "auto"
-    parallel_clients: int | None = None
-    ray_address: str | None = None
 
     def __post_init__(self) -> None:
         from holdfast.data.partitions import parse_partition, partition_from
+        from holdfast.data.skew import FeatureSkew
         from holdfast.data.sources import DATASETS
         from holdfast.methods.registry import method_from, parse_method
         from holdfast.models.registry import ModelSpec, parse_model
 
         self._refuse_unwritable()
-        hints = get_type_hints(Experiment)
-        for field in fields(self):
-            self._set(field.name, _typed(field.name, getattr(self, field.name), hints[field.name]))
+        for name, hint in field_hints(type(self)).items():
+            self._set(name, _from_yaml(getattr(self, name), hint))
         super().__post_init__()
         if self.data not in DATASETS:
             self._set("data", _absolute(self.data))
@@ -119,7 +93,7 @@ class Experiment(Settings):
             written = self.partition or DEFAULT_PARTITION
             partition = parse_partition(written) if isinstance(written, str) else partition_from(written)
             self._set("partition", partition.describe())
-        self._set("skew", _mapping(self.skew, "skew", _skew_fields()))
+        self._set("skew", _mapping(self.skew, "skew", field_hints(FeatureSkew)))
         self._set("stream", _stream(self.stream))
         method = parse_method(self.method) if isinstance(self.method, str) else method_from(self.method)
         self._set("method", _plain(method.describe()))
@@ -148,21 +122,21 @@ class Experiment(Settings):
                 )
 
     def _refuse_beside_federation(self) -> None:
-        default = {field.name: field.default for field in fields(self)}
-        for name in FEDERATION:
-            if getattr(self, name) != default[name]:
-                raise HoldfastError(f"{name} is given beside a federation file, which says it already")
+        for name in FEDERATION_SETTINGS:
+            if getattr(self, name) != DEFAULTS[name]:
+                raise HoldfastError(f"{name} is given beside a federation file, which contains it already")
 
     # Files and settings ---------------------------------------------------------------------------------
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Experiment:
-        """The experiment with these settings; what a run recorded beside them is left aside."""
+        """The experiment with these settings; entries that a run recorded besides are ignored."""
         known = {field.name for field in fields(cls)}
-        for key in values:
+        current = with_current_names(values)
+        for key in current:
             if key not in known and key not in RECORDED:
                 raise unknown("setting", str(key), known)
-        return cls(**{key: value for key, value in values.items() if key in known})
+        return cls(**{key: value for key, value in current.items() if key in known})
 
     @classmethod
     def from_file(cls, path: str | Path) -> Experiment:
@@ -195,10 +169,7 @@ class Experiment(Settings):
         if isinstance(self.preprocess, str):
             preset = self.preprocess
         else:
-            known = [field.name for field in fields(Preprocess)]
-            written = _mapping(self.preprocess, "preprocess", known) or {}
-            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
-            preset = Preprocess(**values)
+            preset = Preprocess(**(_mapping(self.preprocess, "preprocess", field_hints(Preprocess)) or {}))
         name, _, domains = self.data.partition(":")
         if name != MIXED_DIGITS:
             return load(self.data, preprocess=preset)
@@ -258,13 +229,13 @@ class Experiment(Settings):
         from holdfast.training.train import train
 
         written = self.describe()
-        asked = ("data", "preprocess", "federation", *FEDERATION)
+        asked = settings_with(Role.SOURCE, Role.FEDERATION)
         return train(
             method_from(self._mapping("method")),
             ModelSpec.from_description(self._mapping("model")),
             federation or self.build_federation(),
-            **{field.name: getattr(self, field.name) for field in fields(Settings)},
-            **{key: written[key] for key in COMPUTED_WITH},
+            **{name: getattr(self, name) for name in SCHEDULE_SETTINGS},
+            **{name: written[name] for name in RUN_OPTIONS},
             out=out,
             resume=resume,
             experiment={key: written[key] for key in asked},
@@ -278,10 +249,10 @@ class Experiment(Settings):
         from holdfast.engine.sequential import SequentialEngine
         from holdfast.methods.registry import method_from
         from holdfast.models.registry import ModelSpec
-        from holdfast.training.train import Training
+        from holdfast.training.session import Training
 
         method, model = (self._mapping(name) for name in ("method", "model"))
-        settings = Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
+        settings = Settings(**{name: getattr(self, name) for name in SCHEDULE_SETTINGS})
         with catch_warnings(action="ignore"):  # they come when it trains
             Training(
                 method_from(method),
@@ -292,7 +263,7 @@ class Experiment(Settings):
                     SequentialEngine, settings=settings
                 ),  # the least that trains: one copy of the model
                 device="cpu",
-                batchnorm=cast("NormPolicy", self.batchnorm),
+                batchnorm=cast("BatchNormPolicy", self.batchnorm),
                 classifier=self.classifier,
             )
 
@@ -353,36 +324,19 @@ def changed(described: Mapping[str, Any], settings: Iterable[str]) -> dict[str, 
             inside = inside[key]
             if not isinstance(inside, dict):
                 raise HoldfastError(f"'{path}' leads nowhere: {key} is {inside!r}")
-        inside[last] = _value(text)
+        inside[last] = parse_value(text.strip(), f"'{setting}'")
     return values
 
 
-def _value(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-
-
-def _typed(name: str, value: Any, hint: Any) -> Any:
-    """A value in the type its setting has, or an error that names that type."""
-    kinds = get_args(hint) or (hint,)
-    if value is None and NoneType in kinds:
-        return None
-    if float in kinds and isinstance(value, str):
+def _from_yaml(value: Any, hint: Any) -> Any:
+    """A value as YAML or a command line gives it, in the type its setting has."""
+    kinds = set(get_args(hint)) or {hint}
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and str in kinds:
+        return str(value)  # stream=5 reads as a number
+    if isinstance(value, str) and str not in kinds:
         with suppress(ValueError):
-            value = float(value)  # YAML takes 1e-3 for text
-    if {bool, int, float} & set(kinds):
-        return as_number(name, value, hint)
-    if Mapping[str, Any] in kinds:
-        # --set stream=5 reads as a number; what it means is for the setting to say.
-        value = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
-        right, wanted = isinstance(value, (str, Mapping)), "text or a mapping"
-    else:
-        value = str(value) if isinstance(value, (int, float)) else value
-        right, wanted = isinstance(value, str), "text"
-    if not right:
-        raise HoldfastError(f"{name} is {value!r}; it must be {wanted}")
+            return float(value)  # YAML takes 1e-3 for text
     return value
 
 
@@ -396,36 +350,18 @@ def _mapping(written: Described | None, what: str, known: Iterable[str]) -> dict
     """``rotation=30,noise=0.1`` or a mapping as a mapping whose keys are all known."""
     if written is None:
         return None
-    values = dict(written) if isinstance(written, Mapping) else _options(written, what)
+    values = dict(written) if isinstance(written, Mapping) else parse_options(written, what)
     for key in values:
         if key not in known:
             raise unknown(f"option of {what}", str(key), known)
     return values
 
 
-def _options(text: str, what: str) -> dict[str, Any]:
-    values = {}
-    for option in re.findall(r"(?:\[[^=]*\]|[^,\[])+", text):  # a comma within brackets ends no option
-        key, equals, value = option.partition("=")
-        if not equals:
-            raise HoldfastError(f"'{option}' in {what} is not of the form option=value")
-        values[key.strip()] = _value(value)
-    return values
-
-
-def _skew_fields() -> list[str]:
-    from holdfast.data.skew import FeatureSkew
-
-    return [field.name for field in fields(FeatureSkew)]
-
-
 def _stream(written: Described | None) -> dict[str, Any] | None:
     """``5,cumulative=true,schedule=every-n:10`` or a mapping: how data arrives in stages."""
-    known = ("tasks_per_client", "chunks", "cumulative", "stage_classes", "joins", "leaves", "schedule")
     if isinstance(written, str):
-        first, _, rest = written.partition(",")
-        written = f"{first if '=' in first else f'tasks_per_client={first}'},{rest}"
-    values = _mapping(written, "stream", known)
+        written = parse_options(written, "stream", ("tasks_per_client",))
+    values = _mapping(written, "stream", STREAM_OPTIONS)
     if values is None:
         return None
     tasks = values.setdefault("tasks_per_client", 5)
@@ -435,8 +371,7 @@ def _stream(written: Described | None) -> dict[str, Any] | None:
         if not isinstance(values.get(key, False), bool):
             raise HoldfastError(f"{key} of a stream must be true or false, not {values[key]!r}")
     if isinstance(values.get("schedule"), str):
-        name, _, n = values["schedule"].partition(":")
-        values["schedule"] = {"name": name} | ({"n": _value(n)} if n else {})
+        values["schedule"] = parse_text(values["schedule"], "stage schedule", ("n",))
     return values
 
 

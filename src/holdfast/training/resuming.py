@@ -5,35 +5,34 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
-from holdfast.core.settings import Settings
+from holdfast.core.settings import DEFAULTS, Role, settings_with, with_current_names
 from holdfast.runs import Checkpoint, RunDirectory
 from holdfast.runs.metrics_file import plain
 
-CHANGEABLE = ("checkpoint_seconds", "deadline", "min_clients")  # a resumed run may have others
-DEFAULTS = {field.name: field.default for field in fields(Settings)}  # what an older version did
-WRITTEN = ("method", "model", "hash", *DEFAULTS, "engine", "precision", "batchnorm", "classifier")
-MADE_OF = (*WRITTEN, "preprocess", "stream")  # which a file may say in several ways
+IDENTITY = (*settings_with(Role.RESULT), "engine", "hash")
+"""What a resumed run must share with the run that was begun."""
+
+CHECKPOINTED = (*IDENTITY, "preprocess", "stream")
 
 
 def made_of(described: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says of the run that it belongs to, as JSON keeps it."""
-    kept: dict[str, Any] = json.loads(json.dumps({key: plain(described[key]) for key in MADE_OF}))
+    """The identity of the run that a checkpoint belongs to, as JSON stores it."""
+    kept: dict[str, Any] = json.loads(json.dumps({key: plain(described[key]) for key in CHECKPOINTED}))
     return kept
 
 
 def refuse_change(out: str | Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run as another one."""
+    """Raise if a run would be resumed as another one."""
     for key, value in now.items():
         before = then.get(key, DEFAULTS.get(key))
-        if before != value and key not in CHANGEABLE:
-            named = "federation, by its hash" if key == "hash" else key
+        if before != value:
+            name = "federation, by its hash" if key == "hash" else key
             raise HoldfastError(
-                f"{out} cannot be resumed with another {named}: it was {before!r}, now it is {value!r}"
+                f"{out} cannot be resumed with another {name}: it was {before!r}, now it is {value!r}"
             )
 
 
@@ -52,7 +51,7 @@ def where_to_go_on(directory: RunDirectory, identity: Mapping[str, Any]) -> Chec
             warnings.warn(text, HoldfastWarning, stacklevel=4)
         return None
     if "made_of" in checkpoint.meta:
-        refuse_change(directory.path, checkpoint.meta["made_of"], identity)
+        refuse_change(directory.path, with_current_names(checkpoint.meta["made_of"]), identity)
     if rounds[: checkpoint.round] != list(range(1, checkpoint.round + 1)):
         raise HoldfastError(
             f"{directory.path} has a checkpoint of round {checkpoint.round}, but not the records of all rounds up "

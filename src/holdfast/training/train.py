@@ -2,64 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import platform
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
-from holdfast import __version__, kernels
-from holdfast.core import files
-from holdfast.core.errors import HoldfastError, HoldfastWarning
-from holdfast.core.memory import peak_bytes
-from holdfast.core.random import generator
+from holdfast.core.errors import HoldfastError
 from holdfast.core.settings import Settings
-from holdfast.core.trees import add_
 from holdfast.data.federation import Federation
-from holdfast.data.schedules import check_schedule
-from holdfast.data.sources import DATASETS
-from holdfast.engine.clients import Broadcast, ClientRunner, DeviceData, Incident, Job
-from holdfast.engine.evaluation import TestSet
-from holdfast.engine.factory import choose_device, choose_engine, choose_precision
-from holdfast.engine.probe import PER_CLASS
-from holdfast.engine.rounds import Engine, PendingRound, RoundLoop, too_few_updates
-from holdfast.engine.run_context import device_data, make_run_context
-from holdfast.engine.state_cache import StateCache
-from holdfast.methods.base import Method, Tree, check_public
-from holdfast.methods.context import RunContext
-from holdfast.methods.registry import is_known, parse_method
-from holdfast.models.network import NormPolicy
-from holdfast.models.own import network_of
+from holdfast.methods.base import Method
+from holdfast.methods.registry import parse_method
+from holdfast.models.network import BatchNormPolicy
 from holdfast.models.registry import ModelSpec, parse_model
 from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
-from holdfast.runs.metrics_file import plain
-from holdfast.training.checkpointing import close, restore, snapshot
 from holdfast.training.checks import (
-    check_cohort,
     check_kinds,
-    check_model,
-    ignores_padding,
-    warn_of_own_draws,
-    warn_of_tiny_batches,
-    warn_of_unused,
 )
-from holdfast.training.description import describe_federation, machine, write_federation
-from holdfast.training.resuming import WRITTEN, made_of, refuse_change, where_to_go_on
 from holdfast.training.run import Run
-
-LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
-
-SubmitWrite = Callable[[Callable[[], None]], object]
+from holdfast.training.session import SubmitWrite, Training
 
 
 def train(
@@ -87,7 +49,7 @@ def train(
     precision: str = "auto",
     parallel_clients: int | None = None,
     ray_address: str | None = None,
-    batchnorm: NormPolicy = "average",
+    batchnorm: BatchNormPolicy = "average",
     classifier: str | None = None,
     evaluate_every: int = 1,
     evaluate_locals: bool = True,
@@ -169,290 +131,3 @@ def train(
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
     return training.run(described, out, resume, list(trackers), on_round, submit_final_write)
-
-
-class Training:
-    """A run made ready: everything checked and on the device, nothing trained yet."""
-
-    def __init__(
-        self,
-        method: Method,
-        model: ModelSpec | nn.Module,
-        federation: Federation,
-        settings: Settings,
-        *,
-        engine: str | Callable[[Method, RunContext, DeviceData], Engine] = "auto",
-        device: str = "auto",
-        precision: str = "auto",
-        parallel_clients: int | None = None,
-        ray_address: str | None = None,
-        batchnorm: NormPolicy = "average",
-        classifier: str | None = None,
-        own_kernels: bool | None = None,
-    ) -> None:
-        dataset = federation.dataset
-        self.federation, self.settings, self.model, self.ray_address = (
-            federation,
-            settings,
-            model,
-            ray_address,
-        )
-        check_cohort(settings, federation.clients)
-        self.device = choose_device(device)
-        self.precision, dtype = precision, choose_precision(precision, self.device)
-        if federation.schedule is not None:
-            check_schedule(federation.schedule, federation.stages, settings.rounds)
-        shape, classes = dataset.shape, dataset.num_classes
-        network = network_of(model, shape, classes, settings.seed, self.device, dtype, classifier, batchnorm)
-        warn_of_unused(network.unused)
-        if own_kernels is None:
-            share = (
-                min(settings.clients_per_round or federation.clients, federation.clients) / federation.clients
-            )
-            trained = (
-                settings.rounds * settings.local_epochs * share * len(federation.indices) / federation.stages
-            )
-            own_kernels = kernels.worthwhile(network.net, shape, settings.batch_size, trained)
-        network.own_kernels = own_kernels
-        self.batchnorm, self.classifier = batchnorm, classifier
-        self.data = device_data(dataset, self.device, dtype)
-        check_model(network, dataset, self.data)
-        if isinstance(model, nn.Module):
-            warn_of_own_draws(network, self.data)
-            network.ignores_padding = ignores_padding(network, self.data)
-        sizes = np.stack([federation.sizes(stage) for stage in range(federation.stages)])  # [S, K]
-        if network.has_batch_norm and not settings.drop_last:
-            warn_of_tiny_batches(network, self.data, sizes, settings.batch_size)
-        self.context = make_run_context(
-            network,
-            self.data,
-            settings,
-            num_clients=federation.clients,
-            class_counts=federation.class_counts,
-            bounds=_bounds(dataset.x_train),
-            public=federation.public,
-            draw_one_of_each=partial(_one_of_each, federation, settings.seed),
-            stages=federation.stages,
-            read=self.reader(),
-        )
-        check_public(method, self.context)
-        self.method = method.prepare(self.context)
-        if callable(engine):
-            self.engine = engine(self.method, self.context, self.data)
-        else:
-            self.engine = choose_engine(
-                engine, self.method, self.context, self.data, settings, sizes, parallel_clients, ray_address
-            )
-
-    def reader(self) -> Callable[[np.ndarray], tuple[torch.Tensor, torch.Tensor]]:
-        """What gives training samples, ready for the model, and their labels, by id."""
-        return self.data.labelled
-
-    def describe(self) -> dict[str, Any]:
-        """Everything needed to run it again, in the words of an experiment file, and what was found."""
-        dataset, model = self.federation.dataset, self.model
-        own = {"name": type(model).__name__, "own": True}
-        return {
-            "data": dataset.name if dataset.name in DATASETS else {"name": dataset.name, "own": True},
-            "preprocess": plain(asdict(dataset.preprocess)),
-            **describe_federation(self.federation),
-            "method": plain(self.method.describe()) | ({} if is_known(self.method) else {"own": True}),
-            "model": plain(model.describe()) if isinstance(model, ModelSpec) else own,
-            "classifier": self.classifier,
-            "batchnorm": self.batchnorm,
-            **asdict(self.settings),
-            "engine": self.engine.name,
-            "device": self.device.type,
-            "precision": self.precision,
-            "parallel_clients": self.engine.group if self.engine.name == "vectorized" else None,
-            "own_kernels": self.context.network.own_kernels,
-            "ray_address": self.ray_address,
-            "hash": self.federation.hash,
-            "shape": list(dataset.shape),
-            "classes": list(dataset.classes),
-            "versions": {
-                "holdfast": __version__,
-                "python": platform.python_version(),
-                "torch": str(torch.__version__),
-            },
-            "machine": machine(self.device),
-        }
-
-    def loop(self, memories: StateCache) -> RoundLoop:
-        """The rounds, with the server at its start."""
-        dataset, settings = self.federation.dataset, self.settings
-        test = TestSet(dataset, self.context)
-        limit = settings.local_test_samples or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)
-        few = settings.evaluate_locals and limit is not None and limit < len(test)
-        local_test = TestSet(dataset, self.context, limit, settings.seed) if few else test
-        side = ClientRunner(self.method, self.context, self.data, settings)
-        samples = PER_CLASS * dataset.num_classes
-        probe = TestSet(dataset, self.context, samples, settings.seed) if settings.probe_every else None
-        return RoundLoop(
-            self.method,
-            self.context,
-            self.federation,
-            self.engine,
-            settings,
-            memories,
-            test,
-            local_test,
-            side,
-            probe,
-        )
-
-    def run(
-        self,
-        experiment: dict[str, Any],
-        out: str | Path | None = None,
-        resume: bool = False,
-        trackers: Sequence[Tracker] = (),
-        on_round: Callable[[dict[str, Any]], None] | None = None,
-        submit_final_write: SubmitWrite | None = None,
-    ) -> Run:
-        """Train, from the start or from the last checkpoint in ``out``.
-
-        ``hand_over`` is given what writes the end of the run to the disk, for another thread to call.
-        """
-        with ExitStack() as stack:
-            directory, checkpoint, records = None, None, []
-            identity = made_of(self.describe())
-            if out is not None:
-                directory = self._directory(out, experiment, resume)
-                stack.enter_context(directory.lock())
-                checkpoint = where_to_go_on(directory, identity)
-                directory.rewind(0 if checkpoint is None else checkpoint.round)
-                records = directory.records()
-                write_federation(directory.path, self.federation)
-            memories = StateCache(directory, checkpoint)
-            loop = self.loop(memories)
-            if checkpoint is not None:
-                restore(loop, checkpoint, self.device)
-                if checkpoint.warning is not None:
-                    warnings.warn(checkpoint.warning, HoldfastWarning, stacklevel=2)
-            for tracker in trackers:
-                tracker.start(experiment)
-                stack.callback(tracker.finish)  # also when the run is interrupted
-
-            def keep(launched: PendingRound, save: bool) -> None:
-                record = loop.settle(launched)
-                if record["round"] == self.settings.rounds:
-                    self._conclude(loop, record)
-                records.append(record)
-                if directory is not None:
-                    directory.append(record)
-                    if save:
-                        memories.committed(directory.save_checkpoint(*snapshot(loop, memories, identity)))
-                for tracker in trackers:
-                    tracker.log(record)
-                if on_round is not None:
-                    on_round(record)
-
-            done = len(records)
-            self._rounds(loop, done + 1, keep)
-            model = self._final_model(loop)
-            if directory is not None and loop.picture is not None:
-                files.replace(directory.path / "probe.json", json.dumps(loop.picture).encode() + b"\n")
-            run = Run(experiment, records, model, None, peak_bytes(self.device))
-            if directory is not None:
-                run.path = directory.path
-                last = snapshot(loop, memories, identity) if len(records) > done else None
-                ending = partial(close, directory, last, model.state_dict(), stack.pop_all())
-                ending() if submit_final_write is None else submit_final_write(ending)
-            return run
-
-    def _rounds(self, loop: RoundLoop, first: int, keep: Callable[[PendingRound, bool], None]) -> None:
-        """Do the rounds; ``keep`` takes each in turn, and whether a checkpoint is due: after the last it is not.
-
-        A GPU begins the next round first, since it may still be testing, unless a checkpoint is due; the last round
-        is kept while it is at work.
-        """
-        saved, waiting = time.monotonic(), list[PendingRound]()
-
-        def keep_last() -> None:
-            while waiting:
-                keep(waiting.pop(), False)
-
-        loop.while_waiting(keep_last)
-        try:
-            for number in range(first, self.settings.rounds + 1):
-                launched = loop.launch(number)
-                keep_last()
-                late = time.monotonic() - saved >= self.settings.checkpoint_seconds
-                if late and number < self.settings.rounds:
-                    keep(launched, True)
-                    saved = time.monotonic()
-                elif self._runs_ahead:
-                    waiting.append(launched)
-                else:
-                    keep(launched, False)
-        finally:
-            loop.while_waiting(None)  # it knows the loop, which must not keep itself alive
-            keep_last()  # a round that went well is kept when the next one does not
-
-    @property
-    def _runs_ahead(self) -> bool:
-        """Whether a round begins while the last one's model is still tested; not where it needs what tests find."""
-        return self.device.type == "cuda" and not self.settings.evaluate_locals
-
-    def _directory(self, out: str | Path, experiment: dict[str, Any], resume: bool) -> RunDirectory:
-        if not resume:
-            return RunDirectory.create(out, experiment)
-        directory = RunDirectory.open(out)
-        refuse_change(out, directory.experiment, {key: experiment[key] for key in WRITTEN})
-        return directory
-
-    def _conclude(self, loop: RoundLoop, record: dict[str, Any]) -> None:
-        """What a method does once after the last round, over all clients (CCVR); it belongs to that round's record."""
-        if not self.method.overrides("final_statistics"):
-            return
-        before = loop.server
-        sums: Tree = {}
-        stage = loop.stage(self.settings.rounds)
-        sent = Broadcast(self.settings.rounds, before.params, before.buffers, {})
-        holders = np.flatnonzero(self.federation.sizes(stage)).tolist()
-        jobs = [Job(k, self.federation.client(k, stage), stage) for k in holders]
-        usable, incidents = 0, []
-        for said in self.survey(loop, sent, jobs):
-            if isinstance(said, Incident):
-                incidents.append(said)
-            else:
-                add_(sums, said)
-                usable += 1
-        if usable < min(self.settings.min_clients, len(jobs)):
-            raise too_few_updates(self.settings.rounds, usable, self.settings.min_clients, incidents)
-        loop.server = self.method.finalize(before, sums, self.context)
-        record["incidents"] += [incident.record() for incident in incidents]
-        record |= loop.test_final()
-
-    def survey(self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree | Incident]:
-        """What each client says of the final model, or why it says nothing."""
-        for job in jobs:
-            yield loop.side.survey(job, sent)
-
-    def _final_model(self, loop: RoundLoop) -> nn.Module:
-        net = self.context.network.module()
-        # What is frozen is there already, and weights that are one tensor have one name.
-        net.load_state_dict({**self.method.eval_params(loop.server), **loop.server.buffers}, strict=False)
-        return net.cpu().eval()
-
-
-def _bounds(x: torch.Tensor) -> tuple[float, float]:
-    """The smallest and the largest value that stored samples may have."""
-    ends = x.aminmax() if x.is_floating_point() else torch.iinfo(x.dtype)
-    return float(ends.min), float(ends.max)
-
-
-def _one_of_each(federation: Federation, seed: int) -> np.ndarray:
-    """One training sample of each class that clients hold; -1 where there is none.
-
-    Which one depends on nothing but how many each client holds, so that a server which has not seen the
-    samples draws the same.
-    """
-    held = federation.dataset.y_train.numpy()[federation.indices]
-    chosen = np.full(federation.dataset.num_classes, -1, np.int64)
-    for label in np.unique(held):
-        places = np.flatnonzero(held == label)
-        drawn = generator(seed, "one of each class", int(label)).integers(len(places))
-        chosen[label] = federation.indices[places[drawn]]
-    return chosen

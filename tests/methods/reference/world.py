@@ -32,10 +32,12 @@ from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
+from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.batching import plan_batches
 from holdfast.engine.clients import Broadcast, ClientResult, Job
+from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Method, Server
-from holdfast.training.train import StateCache, Training
+from holdfast.training.session import Training
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2, 0, 1, 1, 1, 2, 0, 1, 3])
 PARTS = [np.arange(7), np.arange(7, 11), np.arange(11, 12)]
@@ -123,9 +125,11 @@ class _Recorder:
         self.jobs: Sequence[Job] = ()
         self.results: dict[int, Sent] = {}
 
-    def train(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[ClientResult]:
+    def train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
+    ) -> Iterator[ClientResult]:
         self.sent, self.jobs, self.results = sent, jobs, {}
-        for result in self.engine.train(sent, jobs):
+        for result in self.engine.train(sent, jobs, overlap):
             self.results[result.client] = Sent(
                 as_numpy(result.params),
                 as_numpy(result.shared),

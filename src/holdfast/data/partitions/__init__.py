@@ -1,8 +1,8 @@
-"""Who holds what: the rules by which training samples are dealt to clients.
+"""Partitions: rules that assign training samples to clients.
 
-A partition returns positions and offsets, never a list per client, so a million clients cost megabytes.
-In the pictures a row is a client and a column a class (or a domain, a writer): the more ``#``, the more
-samples; ``.`` is none.
+A partition returns arrays of positions and offsets instead of a list per client, so that a million clients take
+megabytes. In the diagrams a row is a client and a column a class (or a domain, a writer); more ``#`` are more
+samples, ``.`` is none.
 """
 
 from holdfast.data.partitions.base import Assignment, Partition, SamplePool

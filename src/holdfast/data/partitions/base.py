@@ -1,4 +1,4 @@
-"""What every partition is: a rule that deals a pool of samples to clients."""
+"""Base class of partitions: a rule that assigns a pool of samples to clients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import validate_fields
 from holdfast.data.dataset import Group
-from holdfast.data.dealing import Ints, offsets_of, ranges
+from holdfast.data.indexing import Ints, offsets_of, ranges
 
-_TOLD_BY = {"writer": "femnist, or mnist beside QMNIST's labels,", "domain": "mixed-digits"}
+_DATASETS_WITH_GROUP = {"writer": "femnist, or mnist with QMNIST's labels,", "domain": "mixed-digits"}
 
 
 class Assignment(NamedTuple):
-    """Positions in a pool, client by client; client k holds ``indices[offsets[k]:offsets[k + 1]]``."""
+    """Positions in a pool, ordered by client; client k holds ``indices[offsets[k]:offsets[k + 1]]``."""
 
     indices: Ints
     offsets: Ints
@@ -25,9 +26,9 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SamplePool:
-    """The samples to deal out: labels int64 ``[M]`` and, by name, the other properties samples have.
+    """The samples to assign: labels int64 ``[M]`` and, by name, the samples' other properties.
 
-    ``groups`` has the names of a `Group` and one int64 entry per sample of the pool, indexing them.
+    ``groups`` holds the names of a `Group` and, for each sample of the pool, an int64 index into them.
     """
 
     labels: Ints
@@ -44,33 +45,35 @@ class SamplePool:
         return SamplePool(self.labels[positions], groups)
 
     def group(self, name: str) -> tuple[tuple[str, ...], Ints]:
-        """The names and values of a property, or an error that says which properties there are."""
+        """The names and values of a property; if the data set has no such property, an error names those it has."""
         if name not in self.groups:
             known = f" (it has groups: {', '.join(self.groups)})" if self.groups else ""
-            told_by = _TOLD_BY.get(name, "no data set known by name")
+            others = _DATASETS_WITH_GROUP.get(name, "no data set known by name")
             raise HoldfastError(
-                f"this data set does not say the {name} of a sample{known}; {told_by} does, and your own data may have "
-                f"a group '{name}'"
+                f"this data set has no group '{name}'{known}; {others} has one, and your own data may have one"
             )
         return self.groups[name]
 
 
 @dataclass(frozen=True)
 class Partition(ABC):
-    """A rule that deals samples to clients: a frozen dataclass whose fields are its parameters."""
+    """A rule that assigns samples to clients: a frozen dataclass whose fields are its parameters."""
 
     name: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        validate_fields(self, self.name)
+
     @abstractmethod
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients. All randomness comes from ``rng``."""
+        """Assign the pool's samples to ``clients`` clients; ``rng`` is the only source of randomness."""
 
     def default_clients(self, pool: SamplePool) -> int:
-        """How many clients there are when nobody says."""
+        """The number of clients where none is given; an error for partitions that need one."""
         raise HoldfastError(f"partition '{self.name}' needs the number of clients, such as clients=100")
 
     def describe(self) -> dict[str, Any]:
-        """Name and parameters as plain values; `partition_from` makes the partition from them again."""
+        """Name and parameters as plain values; inverse of `partition_from`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {"name": self.name} | {
             key: value.describe() if isinstance(value, Partition) else value for key, value in values.items()
@@ -78,13 +81,13 @@ class Partition(ABC):
 
 
 def need(condition: bool, sentence: str) -> None:
-    """Say the sentence as an error unless the condition holds."""
+    """Raise an error with the sentence unless the condition holds."""
     if not condition:
         raise HoldfastError(sentence)
 
 
 def need_enough(samples: int, clients: int, each: int = 1) -> None:
-    """Refuse, before any work, to give ``clients`` clients at least ``each`` samples out of too few."""
+    """Raise an error if there are too few samples for ``clients`` clients with at least ``each``."""
     need(clients >= 1, f"a federation needs at least 1 client, not {clients}")
     need(
         samples >= clients * each,
@@ -93,21 +96,21 @@ def need_enough(samples: int, clients: int, each: int = 1) -> None:
     )
 
 
-def collect(order: Ints, starts: Ints, sizes: Ints, rows: Ints) -> Assignment:
-    """Client k gets the runs ``rows[k]``; run r is ``order[starts[r]:starts[r] + sizes[r]]``."""
+def assign_runs(order: Ints, starts: Ints, sizes: Ints, rows: Ints) -> Assignment:
+    """Assign to client k the runs ``rows[k]``, where run r is ``order[starts[r]:starts[r] + sizes[r]]``."""
     runs = rows.ravel()
     indices = order[ranges(starts[runs], sizes[runs])]
     return Assignment(indices, offsets_of(sizes[runs].reshape(rows.shape).sum(1)))
 
 
-def deal(order: Ints, counts: Ints) -> Assignment:
-    """Cut ``order`` (class after class) so that client k gets ``counts[c, k]`` samples of class c."""
+def assign_by_counts(order: Ints, counts: Ints) -> Assignment:
+    """Split ``order``, which is ordered by class, so that client k gets ``counts[c, k]`` samples of class c."""
     offsets = offsets_of(counts.sum(0))
     indices = np.empty(offsets[-1], np.int64)
-    free, taken = offsets[:-1].copy(), 0
+    next_free, start = offsets[:-1].copy(), 0
     for class_counts in counts:
         size = int(class_counts.sum())
-        indices[ranges(free, class_counts)] = order[taken : taken + size]
-        free += class_counts
-        taken += size
+        indices[ranges(next_free, class_counts)] = order[start : start + size]
+        next_free += class_counts
+        start += size
     return Assignment(indices, offsets)

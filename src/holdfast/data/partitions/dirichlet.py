@@ -1,4 +1,4 @@
-"""Partitions by proportions from a Dirichlet distribution, in the variants that share the name."""
+"""Partitions by proportions from a Dirichlet distribution, in several published variants."""
 
 from __future__ import annotations
 
@@ -6,18 +6,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.data.dealing import Floats, Ints, even_sizes, in_order_of, offsets_of, ranges, shuffled_by_class
-from holdfast.data.partitions.base import Assignment, Partition, SamplePool, deal, need, need_enough
+from holdfast.core.spec import Count, Positive
+from holdfast.data.indexing import (
+    Floats,
+    Ints,
+    even_sizes,
+    offsets_of,
+    ranges,
+    shuffled_by_class,
+    stable_argsort,
+)
+from holdfast.data.partitions.base import (
+    Assignment,
+    Partition,
+    SamplePool,
+    assign_by_counts,
+    need_enough,
+)
 from holdfast.data.partitions.draws import SHARES_AT_ONCE, dirichlet_counts, log_gammas, proportions
 
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each class is shared by proportions from Dir(alpha) among clients that hold less than a fair share.
+    """Each class is split by proportions from Dir(alpha) among the clients that hold less than an equal share.
 
-    For each class in turn: draw p from Dir(alpha) over the clients; set p to 0 for clients holding
-    samples/clients or more; cut the shuffled class at floor(cumulative p * size). All is drawn again until
-    every client has ``min_size`` samples. ``alpha`` small: few classes per client; large: nearly IID.
+    For each class in turn: draw p from Dir(alpha) over the clients; set p to 0 for clients with samples/clients
+    or more; split the shuffled class at floor(cumulative p * size). The draw is repeated until every client has
+    ``min_size`` samples. A small ``alpha`` gives few classes per client, a large one is nearly IID.
     ::
 
         client 0   ## .. .. #.
@@ -28,22 +43,18 @@ class Dirichlet(Partition):
     """
 
     name = "dirichlet"
-    alpha: float
-    min_size: int = 10
-
-    def __post_init__(self) -> None:
-        _check_dirichlet(self.alpha, self.min_size)
+    alpha: Positive
+    min_size: Count = 10
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         return _dirichlet(pool, clients, self.alpha, self.min_size, True, rng)
 
 
 @dataclass(frozen=True)
 class DirichletUncapped(Partition):
-    """Each class is shared by proportions from Dir(alpha), whatever clients hold already: sizes differ much.
+    """Each class is split by proportions from Dir(alpha) among all clients, so that their sizes differ much.
 
-    As `Dirichlet`, without its cap.
+    As `Dirichlet`, without its cap on sizes.
     ::
 
         client 0   ## #. ## ##
@@ -54,23 +65,19 @@ class DirichletUncapped(Partition):
     """
 
     name = "dirichlet-uncapped"
-    alpha: float
-    min_size: int = 10
-
-    def __post_init__(self) -> None:
-        _check_dirichlet(self.alpha, self.min_size)
+    alpha: Positive
+    min_size: Count = 10
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         return _dirichlet(pool, clients, self.alpha, self.min_size, False, rng)
 
 
 @dataclass(frozen=True)
 class DirichletInner(Partition):
-    """Sizes are equal; each client draws its samples by class proportions of its own from Dir(alpha).
+    """Equal sizes; each client draws its samples by its own class proportions from Dir(alpha).
 
     Clients draw in random order, without replacement; a class that is used up is no longer drawn, so the last
-    samples go to clients that would have wanted others.
+    clients may get other classes than their proportions say.
     ::
 
         client 0   ## .. #. ..
@@ -81,43 +88,38 @@ class DirichletInner(Partition):
     """
 
     name = "dirichlet-inner"
-    alpha: float
-
-    def __post_init__(self) -> None:
-        _check_dirichlet(self.alpha, 0)
+    alpha: Positive
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         samples = len(pool.labels)
         need_enough(samples, clients)
         left = np.bincount(pool.labels)
         logs = log_gammas(self.alpha, (clients, len(left)), rng)
         logs[:, left == 0] = -np.inf
         sizes = even_sizes(samples, clients)
-        turns = rng.permutation(np.repeat(np.arange(clients), sizes))
-        wishes = np.empty(samples, np.int64)
+        owners = rng.permutation(np.repeat(np.arange(clients), sizes))  # the client of each draw
+        classes = np.empty(samples, np.int64)  # the class of each draw
         done = 0
         while done < samples:
-            now = turns[done : done + max(1, SHARES_AT_ONCE // len(left))]
-            drawn = _choices(logs[now], rng)
-            fulfilled = _until_used_up(drawn, left)
-            wishes[done : done + fulfilled] = drawn[:fulfilled]
-            left = left - np.bincount(drawn[:fulfilled], minlength=len(left))
-            # From here on nobody draws a class that is used up: the others' proportions fill its place.
+            block = owners[done : done + max(1, SHARES_AT_ONCE // len(left))]
+            drawn = _choices(logs[block], rng)
+            valid = _until_used_up(drawn, left)
+            classes[done : done + valid] = drawn[:valid]
+            left = left - np.bincount(drawn[:valid], minlength=len(left))
+            # A class that is used up is no longer drawn; the proportions of the others grow accordingly.
             logs[:, left == 0] = -np.inf
-            done += fulfilled
-        by_class = in_order_of(wishes)
+            done += valid
         ids = np.empty(samples, np.int64)
-        ids[by_class] = shuffled_by_class(pool.labels, rng)
-        return Assignment(ids[np.argsort(turns, kind="stable")], offsets_of(sizes))
+        ids[stable_argsort(classes)] = shuffled_by_class(pool.labels, rng)
+        return Assignment(ids[np.argsort(owners, kind="stable")], offsets_of(sizes))
 
 
 @dataclass(frozen=True)
 class DirichletTwoStage(Partition):
-    """Groups of ten clients share equal parts of the data by `Dirichlet`; then sizes are made equal.
+    """Equal parts of the data are split among groups of ten clients by `Dirichlet`; then sizes are made equal.
 
-    Within a group every client must get half the mean size; the groups' lists, client after client, are then
-    laid end to end and cut again into equal parts, so a client's part may reach into its neighbour's.
+    Within a group every client gets at least half the mean size. The lists of all clients are then concatenated and
+    split again into equal parts, so that a client's part may include samples of its neighbour.
     ::
 
         client 0   ## #. .. ..
@@ -128,13 +130,9 @@ class DirichletTwoStage(Partition):
     """
 
     name = "dirichlet-two-stage"
-    alpha: float
-
-    def __post_init__(self) -> None:
-        _check_dirichlet(self.alpha, 0)
+    alpha: Positive
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         samples = len(pool.labels)
         need_enough(samples, clients)
         members = np.minimum(10, clients - np.arange(0, clients, 10))
@@ -143,17 +141,17 @@ class DirichletTwoStage(Partition):
         for group_clients, end in zip(members.tolist(), ends.tolist(), strict=True):
             part = order[start:end]
             half = len(part) // (2 * group_clients)
-            dealt = _dirichlet(pool.subset(part), group_clients, self.alpha, half, True, rng)
-            parts.append(part[dealt.indices])
+            assignment = _dirichlet(pool.subset(part), group_clients, self.alpha, half, True, rng)
+            parts.append(part[assignment.indices])
             start = end
         return Assignment(np.concatenate(parts), offsets_of(even_sizes(samples, clients)))
 
 
 @dataclass(frozen=True)
 class QuantitySkew(Partition):
-    """Everybody holds the same mixture, but sizes follow proportions from Dir(alpha).
+    """Samples are shuffled and split into parts whose sizes follow proportions from Dir(alpha).
 
-    Drawn again until every client has ``min_size`` samples.
+    The draw is repeated until every client has ``min_size`` samples.
     ::
 
         client 0   ## ## ## ##
@@ -164,23 +162,14 @@ class QuantitySkew(Partition):
     """
 
     name = "quantity"
-    alpha: float
-    min_size: int = 10
-
-    def __post_init__(self) -> None:
-        _check_dirichlet(self.alpha, self.min_size)
+    alpha: Positive
+    min_size: Count = 10
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         samples = len(pool.labels)
         need_enough(samples, clients, self.min_size)
         sizes = dirichlet_counts(self.alpha, np.array([samples]), clients, self.min_size, False, rng)[0]
         return Assignment(rng.permutation(samples), offsets_of(sizes))
-
-
-def _check_dirichlet(alpha: float, min_size: int) -> None:
-    need(alpha > 0 and np.isfinite(alpha), f"alpha must be a number above 0, not {alpha}")
-    need(min_size >= 0, f"min_size must be 0 or more samples, not {min_size}")
 
 
 def _dirichlet(
@@ -189,21 +178,21 @@ def _dirichlet(
     need_enough(len(pool.labels), clients, min_size)
     sizes = np.bincount(pool.labels)
     counts = dirichlet_counts(alpha, sizes, clients, min_size, capped, rng)
-    return deal(shuffled_by_class(pool.labels, rng), counts)
+    return assign_by_counts(shuffled_by_class(pool.labels, rng), counts)
 
 
 def _choices(logs: Floats, rng: np.random.Generator) -> Ints:
-    """One random column per row, by the proportions with these logarithms."""
+    """A random column for each row; ``logs`` are the logarithms of the columns' proportions."""
     cumulative = np.cumsum(proportions(logs), axis=1)
     chosen: Ints = np.argmax(cumulative > rng.random((len(logs), 1)) * cumulative[:, -1:], axis=1)
     return chosen
 
 
 def _until_used_up(drawn: Ints, left: Ints) -> int:
-    """How many draws, in order, can be fulfilled before one asks for a class that is used up."""
-    order = in_order_of(drawn)
+    """The number of draws, in order, before the first of a class that is used up."""
+    order = stable_argsort(drawn)
     counts = np.bincount(drawn, minlength=len(left))
     rank = np.empty(len(drawn), np.int64)
     rank[order] = ranges(np.zeros_like(counts), counts)
-    refused = rank >= left[drawn]
-    return int(np.argmax(refused)) if refused.any() else len(drawn)
+    used_up = rank >= left[drawn]
+    return int(np.argmax(used_up)) if used_up.any() else len(drawn)

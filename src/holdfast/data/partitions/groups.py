@@ -1,4 +1,4 @@
-"""Partitions by what a sample says of itself: its domain, its writer."""
+"""Partitions by a group of the samples: their domain, their writer."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.data.dealing import Ints, even_sizes, offsets_of, ranges, shuffled_by_class
-from holdfast.data.partitions.base import Assignment, Partition, SamplePool, deal, need, need_enough
-from holdfast.data.partitions.draws import cut
+from holdfast.core.spec import Count, PositiveCount
+from holdfast.data.indexing import Ints, even_sizes, offsets_of, ranges, shuffled_by_class
+from holdfast.data.partitions.base import (
+    Assignment,
+    Partition,
+    SamplePool,
+    assign_by_counts,
+    need,
+    need_enough,
+)
+from holdfast.data.partitions.draws import cut_points
 from holdfast.data.partitions.shards import IID
 
 
 @dataclass(frozen=True)
 class ByDomain(Partition):
-    """Every domain has clients of its own, equally many, and is dealt to them by the partition ``inside``.
+    """Every domain has the same number of clients of its own, among which the partition ``inside`` divides it.
 
-    The first clients belong to the first domain, and so on. Without a number of clients, one per domain.
+    The first clients belong to the first domain, and so on. By default there is one client per domain.
     ::
 
                    mnist  usps  svhn
@@ -32,11 +40,9 @@ class ByDomain(Partition):
     inside: Partition = IID()  # noqa: RUF009 (it is frozen)
 
     def default_clients(self, pool: SamplePool) -> int:
-        """One per domain."""
         return len(np.unique(pool.group("domain")[1]))
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         domains = pool.group("domain")[1]
         present = np.unique(domains)
         each, left = divmod(clients, len(present))
@@ -47,19 +53,19 @@ class ByDomain(Partition):
         ids, sizes = [], []
         for domain in present:
             members = np.flatnonzero(domains == domain)
-            dealt = self.inside.assign(pool.subset(members), each, rng)
-            ids.append(members[dealt.indices])
-            sizes.append(np.diff(dealt.offsets))
+            assignment = self.inside.assign(pool.subset(members), each, rng)
+            ids.append(members[assignment.indices])
+            sizes.append(np.diff(assignment.offsets))
         return Assignment(np.concatenate(ids), offsets_of(np.concatenate(sizes)))
 
 
 @dataclass(frozen=True)
 class ByWriter(Partition):
-    """A client holds what its writers wrote: the natural split of handwriting.
+    """A client holds the samples of its writers: the natural partition of handwriting.
 
-    All writers are dealt to the clients, equally many to each (one more at most); or, with ``per_client``,
-    each client gets that many random writers and the other writers are left out. Writers with fewer than
-    ``min_samples`` samples do not take part. Without a number of clients, one client per writer.
+    All writers are divided among the clients, whose numbers of writers differ by one at most; or, with
+    ``per_client``, each client gets that many random writers and the other writers are left out. Writers with fewer
+    than ``min_samples`` samples are left out too. By default there is one client per writer.
     ::
 
                    Ann  Bob  Cem  Dee
@@ -70,22 +76,14 @@ class ByWriter(Partition):
     """
 
     name = "by-writer"
-    per_client: int | None = None
-    min_samples: int = 1
-
-    def __post_init__(self) -> None:
-        need(
-            self.per_client is None or self.per_client >= 1,
-            f"writers per client must be 1 or more, not {self.per_client}",
-        )
+    per_client: PositiveCount | None = None
+    min_samples: Count = 1
 
     def default_clients(self, pool: SamplePool) -> int:
-        """As many as there are writers for."""
         writers = np.bincount(pool.group("writer")[1])
         return int((writers >= max(1, self.min_samples)).sum()) // (self.per_client or 1)
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         writer = pool.group("writer")[1]
         sizes = np.bincount(writer)
         active = rng.permutation(np.flatnonzero(sizes >= max(1, self.min_samples)))
@@ -105,10 +103,10 @@ class ByWriter(Partition):
 
 @dataclass(frozen=True)
 class WriterTransfer(Partition):
-    """Clients copy the class mixtures of real writers, not their handwriting.
+    """Clients have the class distributions of real writers, but samples of any writer.
 
-    For every client a random writer is picked; each class is shared in proportion to how often the picked
-    writers wrote it (equally, where none did).
+    For every client a random writer is drawn; each class is split in proportion to how often the drawn writers wrote
+    it (equally, where none did).
     ::
 
         Ann wrote  8 2 0 4    client 0   ## #. .. ##   samples of any writer
@@ -120,7 +118,6 @@ class WriterTransfer(Partition):
     name = "writer-transfer"
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         need_enough(len(pool.labels), clients)
         names, writer = pool.group("writer")
         class_sizes = np.bincount(pool.labels)
@@ -134,6 +131,6 @@ class WriterTransfer(Partition):
         mixture = wrote.reshape(-1, classes)[rng.permutation(active)[:clients]].T.astype(np.float64)
         mixture[mixture.sum(1) == 0] = 1
         shares = mixture / mixture.sum(1, keepdims=True)
-        ends = np.stack([cut(p, int(total)) for p, total in zip(shares, class_sizes, strict=True)])
+        ends = np.stack([cut_points(p, int(total)) for p, total in zip(shares, class_sizes, strict=True)])
         counts: Ints = np.diff(ends, axis=1, prepend=0).astype(np.int64)
-        return deal(shuffled_by_class(pool.labels, rng), counts)
+        return assign_by_counts(shuffled_by_class(pool.labels, rng), counts)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
-from holdfast.core.errors import HoldfastError, unknown
-from holdfast.data.partitions.base import Partition, need
+from holdfast.core.errors import unknown
+from holdfast.core.spec import build, field_hints, parse_text
+from holdfast.data.partitions.base import Partition
 from holdfast.data.partitions.dirichlet import (
     Dirichlet,
     DirichletInner,
@@ -42,66 +41,30 @@ PARTITIONS: dict[str, type[Partition]] = {
 
 def partition_from(description: Mapping[str, Any]) -> Partition:
     """The partition that `Partition.describe` described: ``{"name": "dirichlet", "alpha": 0.1}``."""
-    values = dict(description)
-    name = values.pop("name", None)
-    need(isinstance(name, str), f"a partition needs a name, one of {', '.join(PARTITIONS)}")
-    kind = _kind(str(name))
-    hints = typing.get_type_hints(kind)
-    for key, value in values.items():
-        if key not in {f.name for f in fields(kind)}:
-            raise unknown(f"parameter of partition '{name}'", key, [f.name for f in fields(kind)])
-        values[key] = _converted(value, hints[key], f"{key} of partition '{name}'")
-    missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in values]
-    need(not missing, f"partition '{name}' needs {' and '.join(missing)}, such as '{name}:0.1'")
-    return kind(**values)
+    nested = {
+        key: parse_partition(value) if isinstance(value, str) else partition_from(value)
+        for key, value in description.items()
+        if key in _partition_options(str(description.get("name"))) and not isinstance(value, Partition)
+    }
+    return build(PARTITIONS, {**description, **nested}, "partition", "dirichlet:0.1")
 
 
 def parse_partition(text: str) -> Partition:
-    """A partition from a line such as ``iid``, ``shards:2``, ``dirichlet:0.1,min_size=1``, ``by-domain:iid``.
+    """A partition from text such as ``iid``, ``shards:2``, ``dirichlet:0.1,min_size=1``, ``by-domain:iid``.
 
-    After the name and a colon come parameters by position or as ``name=value``, separated by commas. A
-    parameter that is a partition takes all that follows.
+    Options follow the name and a colon, by position or as ``option=value``. An option that is a partition takes
+    all that follows.
     """
-    name, colon, rest = text.strip().partition(":")
-    parameters = [f.name for f in fields(_kind(name))]
-    values: dict[str, Any] = {"name": name}
-    if typing.get_type_hints(PARTITIONS[name]).get(parameters[0] if parameters else "") is Partition:
-        return partition_from(values | ({parameters[0]: rest} if rest else {}))
-    for position, part in enumerate(rest.split(",") if colon else []):
-        key, equals, value = part.partition("=")
-        if not equals:
-            need(
-                position < len(parameters),
-                f"'{text}' has more than the {len(parameters)} parameters of {name}",
-            )
-            key, value = parameters[position], part
-        values[key.strip()] = value.strip()
-    return partition_from(values)
-
-
-def _kind(name: str) -> type[Partition]:
+    name, _, rest = text.strip().partition(":")
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS)
-    return PARTITIONS[name]
+    nested = _partition_options(name)
+    if nested:
+        return partition_from({"name": name, **({nested[0]: rest} if rest else {})})
+    return partition_from(parse_text(text, "partition", [f.name for f in fields(PARTITIONS[name])]))
 
 
-def _converted(value: object, hint: Any, what: str) -> object:
-    """``value``, perhaps written as text, as the type a parameter has."""
-    if isinstance(hint, types.UnionType):
-        if value is None or value == "none":
-            return None
-        hint = next(kind for kind in typing.get_args(hint) if kind is not type(None))
-    if hint is Partition:
-        if isinstance(value, Mapping):
-            return partition_from(value)
-        return value if isinstance(value, Partition) else parse_partition(str(value))
-    if hint is bool:
-        written = {"true": True, "false": False}.get(str(value).lower())
-        need(written is not None, f"{what} must be true or false, not '{value}'")
-        return written
-    try:
-        number = float(str(value)) if hint in (int, float) else 0.0
-    except ValueError:
-        raise HoldfastError(f"{what} must be a number, not '{value}'") from None
-    need(hint is not int or number.is_integer(), f"{what} must be a whole number, not '{value}'")
-    return hint(number) if hint in (int, float) else str(value)
+def _partition_options(name: str) -> list[str]:
+    """The options of a partition that are partitions themselves."""
+    kind = PARTITIONS.get(name)
+    return [] if kind is None else [key for key, hint in field_hints(kind).items() if hint is Partition]

@@ -1,4 +1,4 @@
-"""Partitions by cutting classes into parts: the same mixture for all, shards, so many classes each."""
+"""Partitions that split classes into equal parts: IID, shards, a number of classes per client."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from math import gcd
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
-from holdfast.data.dealing import even_sizes, in_order_of, offsets_of, shuffled_by_class
-from holdfast.data.partitions.base import Assignment, Partition, SamplePool, collect, need, need_enough
+from holdfast.core.spec import PositiveCount
+from holdfast.data.indexing import even_sizes, offsets_of, shuffled_by_class, stable_argsort
+from holdfast.data.partitions.base import Assignment, Partition, SamplePool, assign_runs, need, need_enough
 
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Everybody holds the same mixture: a shuffle, cut into parts whose sizes differ by one at most.
+    """Samples are shuffled and split into parts whose sizes differ by one at most.
 
     ::
 
@@ -26,7 +27,6 @@ class IID(Partition):
     name = "iid"
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         samples = len(pool.labels)
         need_enough(samples, clients)
         return Assignment(rng.permutation(samples), offsets_of(even_sizes(samples, clients)))
@@ -34,10 +34,10 @@ class IID(Partition):
 
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Sort by class, cut into equal shards, deal ``per_client`` random shards to each client.
+    """Samples sorted by class are split into equal shards; each client gets ``per_client`` random shards.
 
-    A shard may lie across two classes, and a client may draw two shards of one class. Sizes are equal (shards
-    differ by one sample where the cut does not come out even).
+    A shard may span two classes, and a client may get two shards of one class. The sizes of shards differ by one
+    sample at most.
     ::
 
         client 0   #. .. #. ..
@@ -48,27 +48,23 @@ class Shards(Partition):
     """
 
     name = "shards"
-    per_client: int = 2
-
-    def __post_init__(self) -> None:
-        need(self.per_client >= 1, f"shards per client must be 1 or more, not {self.per_client}")
+    per_client: PositiveCount = 2
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         samples, shards = len(pool.labels), clients * self.per_client
         need_enough(samples, clients, self.per_client)
         sizes = even_sizes(samples, shards)
         rows = rng.permutation(shards).reshape(clients, self.per_client)
-        return collect(in_order_of(pool.labels), offsets_of(sizes)[:-1], sizes, rows)
+        return assign_runs(stable_argsort(pool.labels), offsets_of(sizes)[:-1], sizes, rows)
 
 
 @dataclass(frozen=True)
 class ClassShards(Partition):
-    """Every class is cut into equally many shards; each client gets ``s`` of them, so at most s classes.
+    """Every class is split into the same number of shards; each client gets ``s`` of them, so at most s classes.
 
-    Shards never lie across classes: each of the C classes gives ``s * clients / C`` of them, which must be a
-    whole number. With ``drop=True`` it is rounded down, and the shards beyond the largest equal number per
-    client are left out with their samples.
+    Shards never span classes: each of the C classes is split into ``s * clients / C`` shards, which must be a whole
+    number. With ``drop=True`` it is rounded down, and shards that cannot be divided equally are left out with their
+    samples.
     ::
 
         client 0   ## .. ## ..
@@ -79,14 +75,10 @@ class ClassShards(Partition):
     """
 
     name = "class-shards"
-    s: int = 2
+    s: PositiveCount = 2
     drop: bool = False
 
-    def __post_init__(self) -> None:
-        need(self.s >= 1, f"shards per client (s) must be 1 or more, not {self.s}")
-
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         need_enough(len(pool.labels), clients, self.s)
         counts = np.bincount(pool.labels)
         counts = counts[counts > 0]
@@ -104,9 +96,9 @@ class ClassShards(Partition):
             f"the smallest class has {counts.min()} samples and cannot be cut into {per_class} shards",
         )
         sizes = np.concatenate([even_sizes(int(count), per_class) for count in counts])
-        # A shuffle of all shards is a shuffle of the labels with a random shard popped for each.
+        # This has the same distribution as shuffling the labels and taking a random shard of each.
         rows = rng.permutation(len(sizes))[: each * clients].reshape(clients, each)
-        return collect(in_order_of(pool.labels), offsets_of(sizes)[:-1], sizes, rows)
+        return assign_runs(stable_argsort(pool.labels), offsets_of(sizes)[:-1], sizes, rows)
 
     def _not_divisible(self, clients: int, classes: int) -> str:
         step = classes // gcd(self.s, classes)
@@ -120,10 +112,10 @@ class ClassShards(Partition):
 
 @dataclass(frozen=True)
 class ClassesPerClient(Partition):
-    """Every client holds ``classes`` classes exactly; a class is shared equally by those who hold it.
+    """Every client has exactly ``classes`` classes; a class is divided equally among the clients that have it.
 
-    Client i holds class i mod C and random others. With fewer clients than classes some class may be held by
-    nobody; its samples are left out.
+    Client i has class i mod C and random others. With fewer clients than classes, a class may be assigned to no
+    client; its samples are left out.
     ::
 
         client 0   ## .. ## ..
@@ -134,13 +126,9 @@ class ClassesPerClient(Partition):
     """
 
     name = "classes"
-    classes: int = 2
-
-    def __post_init__(self) -> None:
-        need(self.classes >= 1, f"classes per client must be 1 or more, not {self.classes}")
+    classes: PositiveCount = 2
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        """Deal the pool to ``clients`` clients."""
         need_enough(len(pool.labels), clients, self.classes)
         counts = np.bincount(pool.labels)
         counts = counts[counts > 0]
@@ -148,23 +136,21 @@ class ClassesPerClient(Partition):
             self.classes <= len(counts),
             f"a client cannot hold {self.classes} classes: the data has {len(counts)}",
         )
-        lots = rng.random((clients, len(counts)), np.float32)
-        lots[np.arange(clients), np.arange(clients) % len(counts)] = -1
-        held = np.argpartition(lots, self.classes - 1, axis=1)[:, : self.classes]
-        owners = np.bincount(held.ravel(), minlength=len(counts))
+        keys = rng.random((clients, len(counts)), np.float32)
+        keys[np.arange(clients), np.arange(clients) % len(counts)] = -1
+        chosen = np.argpartition(keys, self.classes - 1, axis=1)[:, : self.classes]  # the clients' classes
+        owners = np.bincount(chosen.ravel(), minlength=len(counts))
         short = np.flatnonzero(owners > counts)
         if len(short):
             raise HoldfastError(
                 f"a class of {counts[short[0]]} samples cannot be shared by {owners[short[0]]} clients; take "
                 f"fewer clients or fewer classes per client"
             )
-        held_classes = np.flatnonzero(owners)
-        sizes = [even_sizes(int(counts[c]), int(owners[c])) for c in held_classes]
-        starts = [
-            offsets_of(counts)[c] + offsets_of(s)[:-1] for c, s in zip(held_classes, sizes, strict=True)
-        ]
-        # Shares are numbered class by class; the owners of a class take them in order.
-        rows = np.empty(held.size, np.int64)
-        rows[in_order_of(held.ravel())] = np.arange(held.size)
+        classes = np.flatnonzero(owners)
+        sizes = [even_sizes(int(counts[c]), int(owners[c])) for c in classes]
+        starts = [offsets_of(counts)[c] + offsets_of(s)[:-1] for c, s in zip(classes, sizes, strict=True)]
+        # Parts are numbered class by class; the owners of a class get its parts in order.
+        rows = np.empty(chosen.size, np.int64)
+        rows[stable_argsort(chosen.ravel())] = np.arange(chosen.size)
         order = shuffled_by_class(pool.labels, rng)
-        return collect(order, np.concatenate(starts), np.concatenate(sizes), rows.reshape(held.shape))
+        return assign_runs(order, np.concatenate(starts), np.concatenate(sizes), rows.reshape(chosen.shape))

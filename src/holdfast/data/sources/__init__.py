@@ -1,4 +1,4 @@
-"""Where data comes from: data sets known by name, and the user's own files."""
+"""Sources of data: data sets known by name, and the user's own files."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def load(
 ) -> Dataset:
     """A data set by name (see `DATASETS`), from a ``.npz`` file, or from a folder of images.
 
-    Files of named data sets are looked for in ``root`` or else ``$HOLDFAST_DATA``, then in the cache
-    (``~/.cache/holdfast``), and downloaded into the cache unless ``download`` is false. Files whose md5 is
-    well known are checked against it.
+    Files of named data sets are searched for in ``root``, or else ``$HOLDFAST_DATA``, then in the cache
+    (``~/.cache/holdfast``), and downloaded into the cache unless ``download`` is false. Files with a published md5
+    are checked against it.
 
     A ``.npz`` file holds ``x_train``, ``y_train``, ``x_test`` and ``y_test`` (see `Dataset.from_arrays`); a
     folder is read by `Dataset.from_folder`.
 
-    ``preprocess`` is a preset's name (``"fedntd"``; see `preprocess_for`), a `Preprocess`, or nothing for
-    plain normalisation.
+    ``preprocess`` is the name of a preset (``"fedntd"``; see `preprocess_for`), a `Preprocess`, or None for plain
+    normalisation.
     """
     check_name(name_or_path)
     name, path = str(name_or_path), Path(name_or_path).expanduser()
@@ -48,7 +48,7 @@ def load(
 
 
 def check_name(name_or_path: str | Path) -> None:
-    """Refuse what names no data set, before anything is read or downloaded."""
+    """Raise an error for a name or path of no data set, before anything is read or downloaded."""
     path = Path(name_or_path).expanduser()
     if str(name_or_path) in DATASETS or path.suffix == ".npz" or path.is_dir():
         return
@@ -62,17 +62,17 @@ def check_name(name_or_path: str | Path) -> None:
 
 
 def describe(root: Path | None = None) -> list[dict[str, object]]:
-    """What every known data set is and where it was found, ready to be printed or written as JSON.
+    """Description and location of every data set known by name, as plain values.
 
-    ``found`` is the folder its files are in (``"embedded"`` for one that needs none), or None; then
-    ``missing`` says what to get, from where, and where to put it. Sizes are those published, or of what was found
-    where that is a part.
+    ``found`` is the folder of its files (``"embedded"`` for a data set without files), or None; then ``missing``
+    describes which files to get, from where, and where to put them. Sizes are those of the published data set, or of
+    the files found if these hold only a part of it.
     """
     rows: list[dict[str, object]] = []
     for source in DATASETS.values():
-        place = None if source.embedded else _find(source, root)
-        found = "embedded" if source.embedded else str(place[1]) if place else None
-        train, test, shape = _sizes(source, place)
+        location = None if source.embedded else _find(source, root)
+        found = "embedded" if source.embedded else str(location[1]) if location else None
+        train, test, shape = _sizes(source, location)
         rows.append(
             {
                 "name": source.name,
@@ -89,13 +89,13 @@ def describe(root: Path | None = None) -> list[dict[str, object]]:
     return rows
 
 
-def _sizes(source: Source, place: tuple[FileLayout, Path] | None) -> tuple[int, int, tuple[int, ...]]:
-    """Training samples, test samples and the shape of one."""
-    if place is not None and place[0].part:
-        with suppress(HoldfastError):  # loading it will say what is wrong
-            arrays = _read(source, *place)
-            held = Dataset.from_arrays(arrays.x_train, arrays.y_train, arrays.x_test, arrays.y_test)
-            return len(held.y_train), len(held.y_test), held.shape
+def _sizes(source: Source, location: tuple[FileLayout, Path] | None) -> tuple[int, int, tuple[int, ...]]:
+    """The numbers of training and test samples, and the shape of a sample."""
+    if location is not None and location[0].is_partial:
+        with suppress(HoldfastError):  # `load` reports the error
+            arrays = _read(source, *location)
+            found = Dataset.from_arrays(arrays.x_train, arrays.y_train, arrays.x_test, arrays.y_test)
+            return len(found.y_train), len(found.y_test), found.shape
     return source.train, source.test, source.shape
 
 
@@ -103,23 +103,14 @@ def _load_known(source: Source, root: Path | None, preprocess: Preprocess, downl
     if source.embedded:
         arrays = source.embedded()
     else:
-        layout, folder = _find(source, root) or _obtain(source, root, download)
-        # A package compresses the same arrays in its own way, and was checked when it was installed.
+        layout, folder = _find(source, root) or _fetch(source, root, download)
+        # A package contains the same arrays compressed differently; its files were checked on installation.
         if folder != source.installed:
             for file in layout.files:
                 files.check_md5(folder / file.name, file)
         arrays = _read(source, layout, folder)
         arrays = replace(arrays, groups={**arrays.groups, **_writers(source, root)})
-    return Dataset.from_arrays(
-        arrays.x_train,
-        arrays.y_train,
-        arrays.x_test,
-        arrays.y_test,
-        classes=arrays.classes,
-        name=source.name,
-        preprocess=preprocess,
-        groups=arrays.groups,
-    )
+    return Dataset.from_arrays(**vars(arrays), name=source.name, preprocess=preprocess)
 
 
 def _read(source: Source, layout: FileLayout, folder: Path) -> Arrays:
@@ -127,36 +118,36 @@ def _read(source: Source, layout: FileLayout, folder: Path) -> Arrays:
         return layout.read(folder)
     except HoldfastError:
         raise
-    except Exception as error:  # a damaged file may fail anywhere in a reader
+    except Exception as error:  # a damaged file may raise any error in a reader
         raise HoldfastError(
             f"the {source.name} files in {folder} cannot be read ({error}); get them again from {source.page}"
         ) from error
 
 
 def _find(source: Source, root: Path | None) -> tuple[FileLayout, Path] | None:
-    """The first layout all of whose files are somewhere, and where."""
-    places = [
-        (layout, place / folder)
-        for place in files.search_roots(root)
+    """The first layout whose files are all in one folder, and that folder."""
+    candidates = [
+        (layout, base / folder)
+        for base in files.search_roots(root)
         for layout in source.layouts
         for folder in (layout.home, *layout.also)
     ]
     if source.installed:
-        places.append((source.layouts[0], source.installed))
-    for layout, folder in places:
+        candidates.append((source.layouts[0], source.installed))
+    for layout, folder in candidates:
         if all((folder / file.name).exists() for file in layout.files):
             return layout, folder
     return None
 
 
-def _obtain(source: Source, root: Path | None, download: bool) -> tuple[FileLayout, Path]:
-    """Bring the first layout's files into the cache: from archives lying in a search root, or downloaded."""
+def _fetch(source: Source, root: Path | None, download: bool) -> tuple[FileLayout, Path]:
+    """Put the first layout's files into the cache, from archives in a search root or by download."""
     layout = source.layouts[0]
     roots = files.search_roots(root)
     cache = roots[-1] / layout.home
     for file in layout.archives:
-        lying = [place / file.name for base in roots for place in (base / layout.home, base)]
-        if archive := next((path for path in lying if path.is_file()), None):
+        paths = [folder / file.name for base in roots for folder in (base / layout.home, base)]
+        if archive := next((path for path in paths if path.is_file()), None):
             files.check_md5(archive, file)
             files.unpack(archive, cache)
         else:
@@ -182,24 +173,24 @@ def _download(source: Source, file: files.File, cache: Path, root: Path | None, 
 
 
 def _missing(source: Source, root: Path | None, reason: str = "") -> str:
-    """One sentence: what is not there, where to get it, where to put it."""
+    """A sentence with the missing files, their addresses and the folder to put them in."""
     layout = source.layouts[0]
     folder = files.search_roots(root)[0] / layout.home
     published = layout.archives or layout.files
-    lacking = [file for file in published if not (folder / file.name).exists()] or published
-    names = ", ".join(file.name for file in lacking)
-    addresses = ", ".join(dict.fromkeys(file.url or source.page for file in lacking))
-    it = "it" if len(lacking) == 1 else "them"
-    return f"{source.name} needs {names}{reason}: get {it} from {addresses} and put {it} in {folder}"
+    missing = [file for file in published if not (folder / file.name).exists()] or published
+    names = ", ".join(file.name for file in missing)
+    addresses = ", ".join(dict.fromkeys(file.url or source.page for file in missing))
+    them = "it" if len(missing) == 1 else "them"
+    return f"{source.name} needs {names}{reason}: get {them} from {addresses} and put {them} in {folder}"
 
 
 def _writers(source: Source, root: Path | None) -> dict[str, Group]:
-    """The "writer" group of a data set whose writers are published apart from it, where that lies at hand."""
+    """The "writer" group of a data set whose writers are published separately; empty if their files are missing."""
     if source.writers is None:
         return {}
     published, read = source.writers
-    for place in files.search_roots(root):
-        folder = place / f"{source.name}-writers"
+    for base in files.search_roots(root):
+        folder = base / f"{source.name}-writers"
         if all((folder / file.name).exists() for file in published):
             for file in published:
                 files.check_md5(folder / file.name, file)

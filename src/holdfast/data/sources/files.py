@@ -1,4 +1,4 @@
-"""Where a data set's files are: found, checked, downloaded, unpacked."""
+"""Files of data sets: search, checksums, download and unpacking."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class File:
-    """A published file: its name, its address if it can be downloaded from there, its md5 if well known."""
+    """A published file: its name, its address if it can be downloaded, and its md5 if that is published."""
 
     name: str
     url: str | None = None
@@ -29,18 +29,18 @@ class File:
 
 
 def search_roots(root: Path | None = None) -> list[Path]:
-    """The folders in which data sets are looked for: ``root`` or else ``HOLDFAST_DATA``, then the cache."""
+    """The folders searched for data sets: ``root`` or else ``HOLDFAST_DATA``, then the cache."""
     first = root or os.environ.get("HOLDFAST_DATA")
     return [*([Path(first).expanduser()] if first else []), cache_folder()]
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: ``$XDG_CACHE_HOME/holdfast``, by default ``~/.cache/holdfast``."""
+    """The folder of downloads: ``$XDG_CACHE_HOME/holdfast``, by default ``~/.cache/holdfast``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast"
 
 
 def check_md5(path: Path, file: File) -> None:
-    """Refuse a file that is not, byte for byte, the published one."""
+    """Raise an error if the file's md5 is not the published one."""
     if file.md5 is None:
         return
     with path.open("rb") as stream:
@@ -51,31 +51,31 @@ def check_md5(path: Path, file: File) -> None:
 
 
 def download(file: File, folder: Path) -> Path:
-    """Fetch a file into ``folder``; it appears there whole and checked, or not at all."""
+    """Download a file into ``folder``; it appears there complete and checked, or not at all."""
     if file.url is None:
         raise HoldfastError(f"{file.name} has no address to download it from")
     log.info("downloading %s", file.url)
     folder.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{file.name}.")
     try:
-        # Some of the servers refuse Python's own name.
+        # Some servers refuse Python's default user agent.
         request = Request(file.url, headers={"User-Agent": "holdfast"})  # noqa: S310
-        with open(handle, "wb") as out, urlopen(request, timeout=60) as answer:  # noqa: S310
-            while block := answer.read(1 << 20):
+        with open(handle, "wb") as out, urlopen(request, timeout=60) as response:  # noqa: S310
+            while block := response.read(1 << 20):
                 out.write(block)
         check_md5(Path(temporary), file)
         os.replace(temporary, folder / file.name)
     finally:
         Path(temporary).unlink(missing_ok=True)
         with suppress(OSError):
-            folder.rmdir()  # only where nothing is in it
+            folder.rmdir()  # only if it is empty
     return folder / file.name
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a ``.tar.gz`` or ``.zip`` into ``folder``, outside of which nothing in it may reach.
+    """Unpack a ``.tar.gz`` or ``.zip`` into ``folder``; no member can be written outside of it.
 
-    What is in the folder already stays as it is.
+    Existing files are not replaced.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack.") as temporary:

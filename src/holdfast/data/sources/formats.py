@@ -1,4 +1,4 @@
-"""The file formats that data sets are published in, each read into NumPy arrays."""
+"""Readers of the file formats in which data sets are published."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from holdfast.data.sources.pickles import read_pickled_arrays
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 )
-PARTS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev")  # of a tree of images
+PARTS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev")  # names of folders
 DIGITS = tuple("0123456789")
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """What a reader returns: images uint8, labels from 0, the classes' names, the samples' groups."""
+    """The content of a data set: uint8 images, labels from 0, names of classes, groups of samples."""
 
     x_train: np.ndarray
     y_train: np.ndarray
@@ -38,7 +38,7 @@ class Arrays:
     groups: Mapping[str, Group] = field(default_factory=dict)
 
 
-def optional(module: str, package: str) -> Any:
+def import_optional(module: str, package: str) -> Any:
     """Import a module that only some formats need."""
     try:
         return import_module(module)
@@ -47,22 +47,22 @@ def optional(module: str, package: str) -> Any:
 
 
 def stratified_split(labels: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Deal a fifth of each class to the test set: sorted indices (train, test). One sample alone trains."""
+    """Sorted indices (train, test), with a fifth of each class for testing; a class's only sample is for training."""
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
-    place = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+    rank = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])  # within the class
     size = np.bincount(labels)[labels[order]]
-    tests = place < np.where(size > 1, np.maximum(np.rint(size / 5), 1), 0)
-    return np.sort(order[~tests]), np.sort(order[tests])
+    in_test = rank < np.where(size > 1, np.maximum(np.rint(size / 5), 1), 0)
+    return np.sort(order[~in_test]), np.sort(order[in_test])
 
 
-# IDX: MNIST and everything modelled on it.
+# IDX: MNIST and data sets in its format.
 
 _IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """One array from a gzipped IDX file, in this machine's byte order."""
+    """The array of a gzipped IDX file, in native byte order."""
     with gzip.open(path) as stream:
         content = stream.read()
     dimensions = content[3]
@@ -74,7 +74,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_mnist(folder: Path, classes: tuple[str, ...]) -> Arrays:
-    """MNIST's four files, or Fashion-MNIST's."""
+    """MNIST or Fashion-MNIST, from four files."""
     return Arrays(
         read_idx(folder / "train-images-idx3-ubyte.gz"),
         read_idx(folder / "train-labels-idx1-ubyte.gz"),
@@ -85,9 +85,9 @@ def read_mnist(folder: Path, classes: tuple[str, ...]) -> Arrays:
 
 
 def read_mnist_writers(folder: Path) -> Group:
-    """Who wrote each MNIST digit, from QMNIST's label files, whose rows are in MNIST's order.
+    """The writer of each MNIST digit, from QMNIST's label files, whose rows are in MNIST's order.
 
-    A row is (class, NIST series, writer, ...). The test file goes on with 50,000 digits that MNIST left out.
+    A row is (class, NIST series, writer, ...). The test file has 50,000 further rows of digits that MNIST omits.
     """
     train, test = (read_idx(folder / f"qmnist-{part}-labels-idx2-int.gz")[:, 2] for part in ("train", "test"))
     writers, codes = np.unique(np.concatenate((train, test[:10_000])), return_inverse=True)
@@ -96,7 +96,7 @@ def read_mnist_writers(folder: Path) -> Group:
 
 
 def read_emnist(folder: Path, split: str) -> Arrays:
-    """One of EMNIST's splits; its images are stored with rows and columns exchanged."""
+    """A split of EMNIST, whose images are stored transposed."""
     x_train, y_train, x_test, y_test = (
         read_idx(folder / f"emnist-{split}-{part}-{what}-ubyte.gz")
         for part in ("train", "test")
@@ -149,18 +149,18 @@ def read_cifar100(folder: Path) -> Arrays:
 
 
 def read_fedbn_digits(folder: Path) -> Arrays:
-    """A digit domain as FedBN prepares it: ten pickled parts of 743 or 744 images, and a test."""
+    """A digit domain in FedBN's format: ten pickled training parts of 743 or 744 images, and a test set."""
     parts = [_read_batch(folder / f"partitions/train_part{i}.pkl") for i in range(10)]
     x_test, y_test = _read_batch(folder / "test.pkl")
     x_train, y_train = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Arrays(x_train, y_train.reshape(-1), x_test, y_test.reshape(-1), DIGITS)
 
 
-# Other array files.
+# Other formats of arrays.
 
 
 def read_mat_digits(folder: Path, train: str, test: str) -> Arrays:
-    """SVHN's cropped digits and those modelled on them: ``X`` [H, W, 3, N], ``y`` with 10 for the digit 0."""
+    """SVHN's cropped digits and data sets in its format: ``X`` [H, W, 3, N], ``y`` with 10 for the digit 0."""
     loadmat = import_module("scipy.io").loadmat
     files = [loadmat(folder / name, variable_names=("X", "y")) for name in (train, test)]
     (x_train, y_train), (x_test, y_test) = (
@@ -171,7 +171,7 @@ def read_mat_digits(folder: Path, train: str, test: str) -> Arrays:
 
 def read_usps_h5(path: Path) -> Arrays:
     """USPS in HDF5: groups train and test with data [N, 256] in 0..1 and target [N]."""
-    with optional("h5py", "h5py").File(path) as file:
+    with import_optional("h5py", "h5py").File(path) as file:
         values = {f"{part}/{what}": file[part][what][:] for part in ("train", "test") for what in file[part]}
     x_train, x_test = (
         np.rint(values[f"{part}/data"] * 255).astype(np.uint8).reshape(-1, 16, 16)
@@ -181,7 +181,7 @@ def read_usps_h5(path: Path) -> Arrays:
 
 
 def read_usps_libsvm(folder: Path) -> Arrays:
-    """USPS as LIBSVM publishes it: text, pixels in -1..1, digit d as label d + 1."""
+    """USPS in LIBSVM's text format: pixels in -1..1, label d + 1 for digit d."""
     load = import_module("sklearn.datasets").load_svmlight_file
     (x_train, y_train), (x_test, y_test) = (
         load(str(folder / name), n_features=256) for name in ("usps.bz2", "usps.t.bz2")
@@ -222,7 +222,7 @@ def read_mnist_m_tensors(folder: Path) -> Arrays:
 
 
 def read_embedded_digits() -> Arrays:
-    """The 1,797 8x8 digits that come with scikit-learn, a fifth of each class for testing."""
+    """scikit-learn's 1,797 digits of 8x8 pixels, with a fifth of each class for testing."""
     digits = import_module("sklearn.datasets").load_digits()
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     train, test = stratified_split(digits.target, generator(0, "digits split"))
@@ -230,7 +230,7 @@ def read_embedded_digits() -> Arrays:
 
 
 def read_femnist(folder: Path) -> Arrays:
-    """FEMNIST as LEAF writes it: JSON files in train/ and test/, by writer, pixels in 0..1."""
+    """FEMNIST in LEAF's format: JSON files in train/ and test/, by writer, pixels in 0..1."""
     parts = {}
     writer_codes: dict[str, int] = {}
     for part in ("train", "test"):
@@ -261,10 +261,10 @@ def read_images(
 ) -> np.ndarray:
     """Decode images into one array uint8 ``[N, 1 or 3, height, width]``.
 
-    ``size`` (height, width) resizes them; without it they must all be of one size. ``mode`` is ``"L"`` (grey)
-    or ``"RGB"``; without it they are grey if all of them are.
+    ``size`` (height, width) resizes them; without it all must have the same size. ``mode`` is ``"L"`` (grey) or
+    ``"RGB"``; by default they are grey if all of them are.
     """
-    image = optional("PIL.Image", "Pillow")
+    image = import_optional("PIL.Image", "Pillow")
     if size is None or mode is None:
         size, mode = _common_form(image, paths, size, mode)
     channels = 1 if mode == "L" else 3
@@ -281,7 +281,7 @@ def read_images(
         out[position] = np.asarray(picture).reshape(out.shape[1:])
 
     with ThreadPoolExecutor() as pool:
-        # Decoding leaves Python's lock alone; draining the map hands on the first error.
+        # Decoding releases the GIL; iterating over the results raises the first error.
         for _ in pool.map(decode, range(len(paths)), chunksize=64):
             pass
     return out.transpose(0, 3, 1, 2)
@@ -290,7 +290,7 @@ def read_images(
 def _common_form(
     image: Any, paths: Iterable[Path], size: tuple[int, int] | None, mode: str | None
 ) -> tuple[tuple[int, int], str]:
-    """The size all images share, or the one asked for, and whether all are grey; from their headers only."""
+    """``size`` and ``mode``, by default those that all images have in common; reads headers only."""
     first: tuple[Path, tuple[int, int]] | None = None
     grey = True
     for path in paths:
@@ -313,12 +313,12 @@ def _common_form(
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
-    """The classes of a class-per-folder tree: its sub-folders, sorted."""
+    """The classes of a folder with one subfolder per class, sorted."""
     return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."))
 
 
 def list_images(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:
-    """Every image below the classes' folders, sorted within its class, and its label."""
+    """All images in the classes' folders, sorted within each class, and their labels."""
     paths, labels = [], []
     for label, name in enumerate(classes):
         found = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
@@ -327,42 +327,42 @@ def list_images(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.nd
     return paths, np.array(labels, np.int64)
 
 
-def _holds_a_part(folder: Path) -> bool:
-    """Whether this is the training or the test set of a tree, and not a class (of railway trains, say)."""
+def _is_part(folder: Path) -> bool:
+    """Whether this is a folder of classes, such as a training set, and not itself a class called "train"."""
     return folder.name.lower() in PARTS and bool(list_classes(folder))
 
 
 def read_folder(path: Path, size: tuple[int, int] | None, seed: int) -> Arrays:
-    """A class-per-folder tree: train/CLASS/ and test/CLASS/, or CLASS/ alone, of which a fifth tests."""
+    """Images in train/CLASS/ and test/CLASS/, or in CLASS/ only, of which a fifth is for testing."""
     if not path.is_dir():
         raise HoldfastError(f"there is no folder {path}")
     if size is not None and np.shape(size) != (2,):
         raise HoldfastError(f"size is {size!r}; it must be a height and a width, such as (64, 64)")
     split = (path / "train").is_dir() and (path / "test").is_dir()
     classes = list_classes(path / "train" if split else path)
-    if not split and (part := next((name for name in classes if _holds_a_part(path / name)), None)):
+    if not split and (part := next((name for name in classes if _is_part(path / name)), None)):
         raise HoldfastError(
-            f"{path} has a folder '{part}' with folders in it, but not both 'train' and 'test'; name them so, or leave "
-            "CLASS/*.png alone, of which a fifth tests"
+            f"{path} has a folder '{part}' with folders in it, but not both 'train' and 'test'; use these names, or "
+            "CLASS/*.png only, of which a fifth is for testing"
         )
-    if split and (strangers := set(list_classes(path / "test")) - set(classes)):
-        raise HoldfastError(f"{path / 'test'} has classes that train lacks: {', '.join(sorted(strangers))}")
-    trees = [list_images(path / part, classes) for part in (("train", "test") if split else ("",))]
-    if not all(len(labels) for _, labels in trees):
+    if split and (unknown := set(list_classes(path / "test")) - set(classes)):
+        raise HoldfastError(f"{path / 'test'} has classes that train lacks: {', '.join(sorted(unknown))}")
+    parts = [list_images(path / part, classes) for part in (("train", "test") if split else ("",))]
+    if not all(len(labels) for _, labels in parts):
         raise HoldfastError(
             f"{path} has no images laid out as train/CLASS/*.png and test/CLASS/*.png, or as CLASS/*.png"
         )
-    images = read_images([image for paths, _ in trees for image in paths], size)
-    labels = np.concatenate([labels for _, labels in trees])
+    images = read_images([image for paths, _ in parts for image in paths], size)
+    labels = np.concatenate([labels for _, labels in parts])
     if split:
-        train, test = np.split(np.arange(len(labels)), [len(trees[0][1])])
+        train, test = np.split(np.arange(len(labels)), [len(parts[0][1])])
     else:
         train, test = stratified_split(labels, generator(seed, "folder split"))
     return Arrays(images[train], labels[train], images[test], labels[test], classes)
 
 
 def read_cinic10(folder: Path) -> Arrays:
-    """CINIC-10: its train and test folders, 90,000 images each; valid is left out, as in FedNTD."""
+    """CINIC-10's train and test folders, 90,000 images each; valid is left out, as in FedNTD."""
     classes = list_classes(folder / "train")
     train, y_train = list_images(folder / "train", classes)
     test, y_test = list_images(folder / "test", classes)
@@ -371,7 +371,7 @@ def read_cinic10(folder: Path) -> Arrays:
 
 
 def read_tiny_imagenet(folder: Path) -> Arrays:
-    """Tiny-ImageNet: classes are WordNet ids; the labelled validation images serve as the test set."""
+    """Tiny-ImageNet, whose classes are WordNet ids; the test set is its labelled validation set."""
     classes = list_classes(folder / "train")
     train, y_train = list_images(folder / "train", classes)
     label_of = {name: label for label, name in enumerate(classes)}
@@ -382,7 +382,7 @@ def read_tiny_imagenet(folder: Path) -> Arrays:
 
 
 def read_mnist_m_folder(folder: Path) -> Arrays:
-    """MNIST-M as first published: PNG files of 32x32, and text files naming each with its digit."""
+    """MNIST-M in its first format: PNG files of 32x32 pixels, and text files with the digit of each."""
 
     def read(part: str) -> tuple[np.ndarray, np.ndarray]:
         rows = [line.split() for line in (folder / f"mnist_m_{part}_labels.txt").read_text().splitlines()]

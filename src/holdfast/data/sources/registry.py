@@ -1,4 +1,4 @@
-"""The data sets Holdfast knows by name: their published files, where those are put, and who reads them."""
+"""The data sets known by name: their published files, folders and readers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from holdfast.data.sources.formats import Arrays
 
 @dataclass(frozen=True)
 class FileLayout:
-    """One form in which a data set is published.
+    """A set of files in which a data set is published.
 
-    ``home`` is the folder, below a search root, that its files are put in; they are also looked for in the
-    folders of ``also``. Where they come packed, unpacking ``archives`` in ``home`` brings them about.
+    ``home`` is the folder of its files in a search root; the folders ``also`` are searched too. If ``archives`` are
+    given, unpacking them in ``home`` creates the files.
     """
 
     home: str
@@ -26,8 +26,8 @@ class FileLayout:
     read: Callable[[Path], Arrays]
     archives: tuple[File, ...] = ()
     also: tuple[str, ...] = ()
-    part: bool = False
-    """Whether it holds but some of the samples; reading it is quick, and tells how many."""
+    is_partial: bool = False
+    """Whether it holds only some of the samples; `describe` then reads it to count them."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Source:
     licence: str | None = None
     embedded: Callable[[], Arrays] | None = None
     writers: tuple[tuple[File, ...], Callable[[Path], Group]] | None = None
-    """Files, in a folder called NAME-writers, that tell who wrote each sample; used where they are found."""
+    """Files of the writer of each sample, in a folder NAME-writers, and their reader; optional."""
     installed: Path | None = None
-    """Where an operating system's package puts the first layout's files."""
+    """The folder in which an operating system's package installs the first layout's files."""
 
 
 def _idx(address: str, names_and_sums: dict[str, str | None]) -> tuple[File, ...]:
@@ -85,7 +85,7 @@ def _emnist(name: str, split: str, classes: int, train: int, test: int) -> Sourc
 
 
 def _digit_domain(name: str, fedbn_name: str) -> tuple[FileLayout, ...]:
-    """The forms in which studies on several digit domains pass them on."""
+    """The layouts in which studies on several digit domains publish them."""
     fedbn = (*(f"partitions/train_part{i}.pkl" for i in range(10)), "test.pkl")
     return (
         FileLayout(
@@ -93,14 +93,14 @@ def _digit_domain(name: str, fedbn_name: str) -> tuple[FileLayout, ...]:
             (File(f"{name}.npz"),),
             lambda folder: formats.read_digits_npz(folder / f"{name}.npz"),
             also=("domains",),
-            part=True,
+            is_partial=True,
         ),
         FileLayout(
             f"digit_dataset/{fedbn_name}",
             tuple(File(file) for file in fedbn),
             formats.read_fedbn_digits,
             also=(fedbn_name,),
-            part=True,
+            is_partial=True,
         ),
     )
 
@@ -272,7 +272,7 @@ _SOURCES = (
         "femnist",
         classes=62,
         shape=(1, 28, 28),
-        # LEAF's script leaves what its options ask for; this is all of it, nine tenths for training.
+        # All samples, nine tenths of them for training; the options of LEAF's script may select fewer.
         train=724_700,
         test=80_563,
         page="https://github.com/TalwalkarLab/leaf/tree/master/data/femnist",

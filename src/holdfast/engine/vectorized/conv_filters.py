@@ -1,7 +1,7 @@
-"""What the first step finds of the filters of convolutions while clients train as lanes.
+"""The optimisations of convolution filters in a client's steps, as far as its method permits them.
 
-Parts that meet padding alone rest, and move once for all of a client's steps; parts that convolutions read in half
-precision have their halves beside them, which the optimiser writes. Both only where nobody else has a say in them.
+Filter taps that meet only padding are updated once for all of a client's steps, and filters that convolutions read in
+fp16 get copies that the optimiser writes. The first step finds out which filters these are.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from torch import Tensor
 
 from holdfast.core.settings import Settings
 from holdfast.engine.clients import proximal_mu_of
-from holdfast.kernels.fp16_weights import Reading, reading
-from holdfast.kernels.padding_taps import Rims, Written, move_rims_, moved_by, written
+from holdfast.kernels.fp16_weights import Fp16Filters, fp16_filters
+from holdfast.kernels.padding_taps import (
+    FilterGradients,
+    UsedTaps,
+    padding_tap_factors,
+    recording_filter_gradients,
+    update_padding_taps_,
+)
 from holdfast.methods.base import Method, Tensors
 
 
@@ -25,83 +31,94 @@ class ConvFilters:
     def __init__(
         self, method: Method, settings: Settings, params: Tensors, momentum: Tensors, sent: Tensors
     ) -> None:
-        """``sent`` are the weights that clients begin with, which may be pulled towards."""
-        self.method, self.settings, self.pull = method, settings, proximal_mu_of(method, settings)
+        """``sent`` are the weights that the server sent, the centre of the proximal term."""
+        self.method, self.settings = method, settings
+        self.proximal_mu = proximal_mu_of(method, settings)
         self.params, self.momentum, self.sent = params, momentum, sent
-        self.rims: Rims | None = None  # of filters that rest there
-        self.halves: dict[str, tuple[range, Tensor]] | None = None  # of such rows and columns of filters
+        self.used_taps: UsedTaps | None = None  # of the filters whose padding taps the optimiser skips
+        self.fp16_copies: dict[str, tuple[range, Tensor]] | None = (
+            None  # of filters at these taps, for all lanes
+        )
 
     @contextmanager
-    def watched(self, n: int) -> Iterator[tuple[Written, Reading]]:
-        """What convolutions of the first n lanes write and read in here."""
-        beside = [(self.params[k][:n], halves[:n]) for k, (_, halves) in (self.halves or {}).items()]
-        with written(unread=bool(self.rims)) as convolved, reading(beside) as read:
-            yield convolved, read
+    def recording(self, n: int) -> Iterator[tuple[FilterGradients, Fp16Filters]]:
+        """Record which filters convolutions read in fp16 and which gradients they write, for the first n lanes."""
+        copies = self.fp16_copies or {}
+        available = [(self.params[k][:n], copy[:n]) for k, (_, copy) in copies.items()]
+        skip_zeros = bool(self.used_taps)
+        with recording_filter_gradients(skip_zeros) as gradients, fp16_filters(available) as fp16:
+            yield gradients, fp16
 
-    def find(self, convolved: Written, read: Reading, grads: Tensors, looked: bool) -> None:
-        """Learn from what was ``watched``; ``looked``: the method's loss has looked at the weights themselves."""
-        rims = self._resting(convolved, grads, looked)
-        if self.rims is None:
-            self.rims = rims
-        assert rims == self.rims, "steps of one method have the same gradients"
-        if self.halves is None:
-            self.halves = self._halved(read, len(next(iter(grads.values()))))
-            self.halve(slice(None))
+    def update(
+        self, gradients: FilterGradients, fp16: Fp16Filters, grads: Tensors, loss_reads_weights: bool
+    ) -> None:
+        """Decide in the first step which filters to optimise, from what was recorded."""
+        used_taps = self._find_used_taps(gradients, grads, loss_reads_weights)
+        if self.used_taps is None:
+            self.used_taps = used_taps
+        assert used_taps == self.used_taps, "all steps of a method write the same gradients"
+        if self.fp16_copies is None:
+            self.fp16_copies = self._allocate_fp16_copies(fp16, len(next(iter(grads.values()))))
+            self.refresh_fp16_copies(slice(None))
 
-    def _resting(self, convolved: Written, grads: Tensors, looked: bool) -> Rims:
-        """The filters whose rims have no gradient, and which nobody looks at while a client trains."""
+    def _find_used_taps(
+        self, gradients: FilterGradients, grads: Tensors, loss_reads_weights: bool
+    ) -> UsedTaps:
+        """The filters whose padding taps have no gradient and are not read while a client trains."""
         hooks = ("edit_gradient", "learning_rate", "after_step", "after_epoch")
-        if looked or self.settings.keep_momentum or any(map(self.method.overrides, hooks)):
+        if loss_reads_weights or self.settings.keep_momentum or any(map(self.method.overrides, hooks)):
             return {}
-        found = convolved.untouched(grads)
-        if found:
-            from holdfast.kernels.sgd import serves
+        used_taps = gradients.used_taps(grads)
+        if used_taps:
+            from holdfast.kernels.sgd import supported
 
-            params, slopes = ([tensors[k] for k in found] for tensors in (self.params, grads))
-            found = found if serves(params, slopes) else {}
-        return found
+            filters, filter_grads = ([tensors[k] for k in used_taps] for tensors in (self.params, grads))
+            used_taps = used_taps if supported(filters, filter_grads) else {}
+        return used_taps
 
-    def _halved(self, read: Reading, n: int) -> dict[str, tuple[range, Tensor]]:
-        """Room for halves of filters that nobody but the optimiser changes while a client trains."""
-        if not read.wanted or any(map(self.method.overrides, ("after_step", "after_epoch"))):
+    def _allocate_fp16_copies(self, fp16: Fp16Filters, n: int) -> dict[str, tuple[range, Tensor]]:
+        """Uninitialised copies of the requested filters that only the optimiser changes while a client trains."""
+        if not fp16.requested or any(map(self.method.overrides, ("after_step", "after_epoch"))):
             return {}
-        from holdfast.kernels.sgd import serves
+        from holdfast.kernels.sgd import supported
 
         params, momentum = (list(tensors.values()) for tensors in (self.params, self.momentum))
-        if not serves(params, momentum, [self.sent[k] for k in self.params]):
+        if not supported(params, momentum, [self.sent[k] for k in self.params]):
             return {}
-        found = {}
+        copies = {}
         for name, w in self.params.items():
-            taps = read.wants(w[:n])
-            if taps is not None and taps == (self.rims or {}).get(name, range(w.shape[-1])):
-                room = (len(w), w.shape[1], len(taps), len(taps) * w.shape[2])
-                found[name] = taps, w.new_empty(room, dtype=torch.float16)
-        return found
+            taps = fp16.requested_taps(w[:n])
+            if taps is not None and taps == (self.used_taps or {}).get(name, range(w.shape[-1])):
+                shape = (len(w), w.shape[1], len(taps), len(taps) * w.shape[2])
+                copies[name] = taps, w.new_empty(shape, dtype=torch.float16)
+        return copies
 
-    def halve(self, lanes: slice) -> None:
-        """Make these lanes' halves anew: their weights are not what the optimiser made of them."""
-        if self.halves:
-            from holdfast.kernels.conv import halve_
+    def refresh_fp16_copies(self, lanes: slice) -> None:
+        """Rewrite these lanes' fp16 copies, after something other than the optimiser has changed the weights."""
+        if self.fp16_copies:
+            from holdfast.kernels.conv import copy_to_fp16_
 
-            for name, (taps, halves) in self.halves.items():
-                halve_(halves[lanes], self.params[name][lanes], taps)
+            for name, (taps, copy) in self.fp16_copies.items():
+                copy_to_fp16_(copy[lanes], self.params[name][lanes], taps)
 
-    def moving(self) -> list[range | None] | None:
-        """Of each parameter the rows and columns that do not rest, if any does."""
-        return [self.rims.get(k) for k in self.params] if self.rims else None
+    def updated_taps(self) -> list[range | None] | None:
+        """For each parameter the rows and columns that the optimiser updates, or None if it updates all."""
+        return [self.used_taps.get(k) for k in self.params] if self.used_taps else None
 
-    def halves_of(self, n: int) -> list[Tensor | None] | None:
-        """Of each parameter the first n lanes' halves, if any has them."""
-        kept = self.halves or {}
-        return [kept[k][1][:n] if k in kept else None for k in self.params] if kept else None
+    def fp16_copies_of(self, n: int) -> list[Tensor | None] | None:
+        """For each parameter the fp16 copies of the first n lanes, or None if no parameter has any."""
+        copies = self.fp16_copies or {}
+        return [copies[k][1][:n] if k in copies else None for k in self.params] if copies else None
 
-    def move_rims(self, steps: Mapping[int, int], lr: float) -> None:
-        """Make of the weights that rested what so many ``steps`` of these lanes would have made of them."""
-        if not self.rims:
+    def update_padding_taps(self, steps: Mapping[int, int], lr: float) -> None:
+        """Apply to the padding taps of these lanes the given number of ``steps``, which the optimiser skipped."""
+        if not self.used_taps:
             return
         settings = self.settings
-        moved = [(1.0, 0.0)] * len(next(iter(self.params.values())))
+        factors = [(1.0, 0.0)] * len(next(iter(self.params.values())))
         for lane, count in steps.items():
-            moved[lane] = moved_by(count, lr, settings.momentum, settings.weight_decay, self.pull)
-        for name, taps in self.rims.items():
-            move_rims_(self.params[name], taps, moved, self.sent[name])
+            factors[lane] = padding_tap_factors(
+                count, lr, settings.momentum, settings.weight_decay, self.proximal_mu
+            )
+        for name, taps in self.used_taps.items():
+            update_padding_taps_(self.params[name], taps, factors, self.sent[name])

@@ -1,9 +1,9 @@
-"""A step's arithmetic written down once and done again without Python's part in it: a CUDA graph for the CPU.
+"""Steps recorded once and replayed without Python's overhead: a counterpart to CUDA graphs for the CPU.
 
-``vmap``, ``grad`` and autograd decide anew in every step what is to be computed, though it is always the same. A
-`Tape` listens below them, where only plain tensor operations arrive, and gives each of them memory to write to. So
-a replay allocates nothing and makes no views; tensors that were there before (weights, tables, counters) are read
-and written where they lie, with whatever they hold then.
+``vmap``, ``grad`` and autograd decide anew in every step which operations to compute, though they are always the same.
+A `RecordedStep` records them below these layers, where only plain tensor operations arrive, and gives each of them
+memory to write to. A replay thus allocates nothing and makes no views. Tensors that existed before (weights, tables,
+counters) are read and written in place, with the values that they have at the time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# What such operations give depends on more than the memory they read, or Python sees their value.
-_UNREPEATABLE = {
+# The results of such operations depend on more than the memory they read, or Python sees a value.
+_NOT_REPLAYABLE = {
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
     torch.Tag.nondeterministic_seeded,
@@ -35,18 +35,23 @@ _FILLS: dict[Any, Callable[..., Any]] = {  # and the value they fill with
     _ATEN.full_like.default: lambda _, value: value,
     _ATEN.new_full.default: lambda _, __, value: value,
 }
-_MADE_LIKE = {"dtype", "layout", "device", "pin_memory"}  # said by the memory itself when it is given
+_TENSOR_OPTIONS = {
+    "dtype",
+    "layout",
+    "device",
+    "pin_memory",
+}  # implied by the memory for the results, if it is given
 
 
 class NotReplayable(Exception):
-    """A tape cannot do this: a value goes to Python, something is drawn at random, or it takes too much memory."""
+    """A step cannot be recorded: it uses a value in Python, draws random numbers or takes too much memory."""
 
 
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-class _Entry(NamedTuple):
-    call: Callable[..., Any]
+class _Operation(NamedTuple):
+    function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     reads: frozenset[int]  # storages
@@ -54,184 +59,191 @@ class _Entry(NamedTuple):
 
 
 class BlockPool:
-    """Memory for the results of tapes, which share it: only one of them runs at a time."""
+    """Memory blocks for the results of recorded steps, which share them: only one step runs at a time."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self.left = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self.bytes_left = max_bytes
         self.blocks: list[torch.UntypedStorage] = []
 
     def new_block(self, size: int) -> torch.UntypedStorage:
-        """More of it."""
-        self.left -= size
+        self.bytes_left -= size
         self.blocks.append(torch.empty(size, dtype=torch.uint8).untyped_storage())
         return self.blocks[-1]
 
 
 class RecordedStep:
-    """The operations of one call of ``work``, which is done while recording; calling the tape does it again.
+    """The operations of one call of ``step``, which is run to record them; calling the object replays them.
 
-    Their results lie in a ``room``, which must have place for all of them together.
+    Their results are in blocks of the ``pool``. Raises `NotReplayable`, also if all results together exceed its memory.
     """
 
-    def __init__(self, work: Callable[[], None], room: BlockPool) -> None:
-        recorder = _Recorder(room.left)
+    def __init__(self, step: Callable[[], None], pool: BlockPool) -> None:
+        recorder = _Recorder(pool.bytes_left)
         with recorder:
-            work()
-        entries = _needed(_changing(recorder.entries), recorder.fresh)
-        self.calls = _housed(entries, recorder.fresh, room)
+            step()
+        operations = _without_unused(_without_constants(recorder.operations), recorder.created)
+        self.calls = _assign_blocks(operations, recorder.created, pool)
 
     def __call__(self) -> None:
-        """Do the recorded operations once more, in the same memory."""
         with torch.inference_mode():
-            for call, args, kwargs in self.calls:
-                call(*args, **kwargs)
+            for function, args, kwargs in self.calls:
+                function(*args, **kwargs)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.most_bytes, self.bytes = most_bytes, 0
-        self.entries: list[_Entry] = []
-        self.fresh: dict[int, Tensor] = {}  # one tensor of each storage made here; held, so none is freed
+        self.max_bytes, self.bytes = max_bytes, 0
+        self.operations: list[_Operation] = []
+        self.created: dict[int, Tensor] = {}  # one tensor of each storage created here, so that none is freed
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not _repeatable(func, args):
+        if not _is_replayable(func, args):
             raise NotReplayable(str(func))
         out = func(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:
-            return out  # the tensor was given another shape, which it keeps
-        # Of another tensor, fills read the shape alone.
+            return out  # the tensor object keeps its new shape, so there is nothing to replay
+        # Fills read only the shapes of their arguments.
         reads = frozenset() if func in _FILLS else frozenset(map(_storage, _tensors((args, kwargs))))
         if func._schema.is_mutable:
-            writes = frozenset(_storage(t) for t in _written(func, args, kwargs))
-            self.entries.append(_Entry(func._op, args, kwargs, reads, writes))
+            writes = frozenset(_storage(t) for t in _mutated_arguments(func, args, kwargs))
+            self.operations.append(_Operation(func._op, args, kwargs, reads, writes))
             return out
         results = list(_tensors(out))
-        places = [i for i, t in enumerate(results) if _storage(t) not in reads]
-        if places:  # else they are views, which stay what they are
-            made = [results[i].detach() for i in places]  # in the shape they have now
-            self.fresh |= {_storage(t): t for t in made}
-            self.bytes += sum(t.untyped_storage().nbytes() for t in made)
-            if self.bytes > self.most_bytes:
-                raise NotReplayable(f"{self.most_bytes:,} bytes are too few")
-            writes = frozenset(map(_storage, made))
-            self.entries.append(_Entry(*_into(func, args, kwargs, made, places), reads, writes))
+        new = [i for i, t in enumerate(results) if _storage(t) not in reads]
+        if new:  # otherwise they are views, which need no replay
+            created = [results[i].detach() for i in new]  # in their present shape
+            self.created |= {_storage(t): t for t in created}
+            self.bytes += sum(t.untyped_storage().nbytes() for t in created)
+            if self.bytes > self.max_bytes:
+                raise NotReplayable(f"{self.max_bytes:,} bytes are too few")
+            writes = frozenset(map(_storage, created))
+            call = _write_to(created, new, func, args, kwargs)
+            self.operations.append(_Operation(*call, reads, writes))
         return out
 
 
-def _repeatable(func: Any, args: tuple[Any, ...]) -> bool:
-    if func is _ATEN.index.Tensor:  # only masks choose a number of rows that differs from time to time
+def _is_replayable(func: Any, args: tuple[Any, ...]) -> bool:
+    if func is _ATEN.index.Tensor:  # only masks select a number of rows that depends on their values
         return all(t.dtype not in (torch.bool, torch.uint8) for t in _tensors(args[1]))
-    return _UNREPEATABLE.isdisjoint(func.tags)
+    return _NOT_REPLAYABLE.isdisjoint(func.tags)
 
 
-def _into(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Sequence[Tensor], places: Sequence[int]
+def _write_to(
+    targets: Sequence[Tensor],
+    results: Sequence[int],
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> _Call:
-    """The same operation, writing those of its results that have these places where they are."""
+    """The same operation, writing its results with these indices to the ``targets``."""
     if func in _COPIES:
-        return _ATEN.copy_.default._op, (made[0], args[0]), {}
+        return _ATEN.copy_.default._op, (targets[0], args[0]), {}
     if func in _FILLS:
-        return _ATEN.fill_.Scalar._op, (made[0], _FILLS[func](*args)), {}
-    if func is _ATEN.relu.default:  # clamp_min is what it calls
-        return _ATEN.clamp_min.out._op, (args[0], 0), {"out": made[0]}
+        return _ATEN.fill_.Scalar._op, (targets[0], _FILLS[func](*args)), {}
+    if func is _ATEN.relu.default:  # it calls clamp_min
+        return _ATEN.clamp_min.out._op, (args[0], 0), {"out": targets[0]}
     variant = _out_variant(func)
-    if variant is not None and len(made) == len(func._schema.returns):
+    if variant is not None and len(targets) == len(func._schema.returns):
         names = [a.name for a in variant._schema.arguments if a.is_out]
-        kept = {k: v for k, v in kwargs.items() if k not in _MADE_LIKE}
-        if not _MADE_LIKE.isdisjoint(a.name for a in variant._schema.arguments):
-            kept = kwargs  # of a reduction, say: the type it works in
-        return variant._op, args, kept | dict(zip(names, made, strict=True))
+        kept = {k: v for k, v in kwargs.items() if k not in _TENSOR_OPTIONS}
+        if not _TENSOR_OPTIONS.isdisjoint(a.name for a in variant._schema.arguments):
+            kept = kwargs  # for example a reduction, whose dtype is that of its arithmetic
+        return variant._op, args, kept | dict(zip(names, targets, strict=True))
 
-    def work_and_copy(made: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
-        results = list(_tensors(func(*args, **kwargs)))
-        for place, target in zip(places, made, strict=True):
-            target.copy_(results[place])
+    def compute_and_copy(targets: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
+        values = list(_tensors(func(*args, **kwargs)))
+        for i, target in zip(results, targets, strict=True):
+            target.copy_(values[i])
 
-    return work_and_copy, (made, *args), kwargs
+    return compute_and_copy, (targets, *args), kwargs
 
 
 def _out_variant(func: Any) -> Any:
-    """The overload that takes the same arguments and memory for the results, if torch has one of its own."""
-    wanted = _signature(func)
+    """The overload with the same arguments and an ``out``, if torch has a genuine one."""
+    signature = _signature(func)
     for name in func.overloadpacket.overloads():
         other = getattr(func.overloadpacket, name)
         arguments = other._schema.arguments
         outs = sum(a.is_out for a in arguments)
-        own = torch.Tag.generated not in other.tags  # generated ones only copy the usual results
-        if own and outs == len(func._schema.returns) and _signature(other) == wanted:
+        genuine = torch.Tag.generated not in other.tags  # generated ones copy the usual results
+        if genuine and outs == len(func._schema.returns) and _signature(other) == signature:
             return other
     return None
 
 
 def _signature(func: Any) -> dict[str, str]:
     arguments = (a for a in func._schema.arguments if not a.is_out)
-    return {a.name: str(a.type) for a in arguments if a.name not in _MADE_LIKE}
+    return {a.name: str(a.type) for a in arguments if a.name not in _TENSOR_OPTIONS}
 
 
-def _changing(entries: Sequence[_Entry]) -> list[_Entry]:
-    """Without the operations that would give the same constants again."""
-    writers = Counter(storage for entry in entries for storage in entry.writes)
+def _without_constants(operations: Sequence[_Operation]) -> list[_Operation]:
+    """Drop the operations that would compute the same constants again."""
+    writers = Counter(storage for operation in operations for storage in operation.writes)
     constant: set[int] = set()
     kept = []
-    for entry in entries:
-        if entry.reads <= constant and all(writers[storage] == 1 for storage in entry.writes):
-            constant |= entry.writes
+    for operation in operations:
+        if operation.reads <= constant and all(writers[storage] == 1 for storage in operation.writes):
+            constant |= operation.writes
         else:
-            kept.append(entry)
+            kept.append(operation)
     return kept
 
 
-def _needed(entries: Sequence[_Entry], fresh: dict[int, Tensor]) -> list[_Entry]:
-    """Without the operations whose results nobody reads."""
+def _without_unused(operations: Sequence[_Operation], created: dict[int, Tensor]) -> list[_Operation]:
+    """Drop the operations whose results are never read."""
     needed: set[int] = set()
     kept = []
-    for entry in reversed(entries):
-        if any(storage in needed or storage not in fresh for storage in entry.writes):
-            needed |= entry.reads
-            kept.append(entry)
+    for operation in reversed(operations):
+        if any(storage in needed or storage not in created for storage in operation.writes):
+            needed |= operation.reads
+            kept.append(operation)
     return kept[::-1]
 
 
-def _housed(entries: Sequence[_Entry], fresh: dict[int, Tensor], room: BlockPool) -> list[_Call]:
-    """What these entries call, with results where those lay that nobody reads any more: caches hold more of them."""
-    last = {storage: at for at, entry in enumerate(entries) for storage in entry.reads | entry.writes}
-    free, homes = list(room.blocks), dict[int, torch.UntypedStorage]()
+def _assign_blocks(
+    operations: Sequence[_Operation], created: dict[int, Tensor], pool: BlockPool
+) -> list[_Call]:
+    """The calls of these operations, with their results in blocks of the pool.
+
+    A block is reused after the last use of its result, so that more of the memory is in the CPU's caches.
+    """
+    last_use = {storage: i for i, op in enumerate(operations) for storage in op.reads | op.writes}
+    free, blocks = list(pool.blocks), dict[int, torch.UntypedStorage]()
     calls = []
-    for at, entry in enumerate(entries):
-        for storage in entry.writes & fresh.keys() - homes.keys():
-            size = fresh[storage].untyped_storage().nbytes()
-            large_enough = [place for place, block in enumerate(free) if block.nbytes() >= size]
-            smallest = min(large_enough, key=lambda place: free[place].nbytes(), default=None)
-            homes[storage] = room.new_block(size) if smallest is None else free.pop(smallest)
-        calls.append((entry.call, _moved(entry.args, homes), _moved(entry.kwargs, homes)))
-        free += [homes[storage] for storage in homes if last[storage] == at]
-    constants = last.keys() & fresh.keys() - homes.keys()
-    room.left -= sum(fresh[storage].untyped_storage().nbytes() for storage in constants)
+    for i, operation in enumerate(operations):
+        for storage in operation.writes & created.keys() - blocks.keys():
+            size = created[storage].untyped_storage().nbytes()
+            large_enough = [j for j, block in enumerate(free) if block.nbytes() >= size]
+            smallest = min(large_enough, key=lambda j: free[j].nbytes(), default=None)
+            blocks[storage] = pool.new_block(size) if smallest is None else free.pop(smallest)
+        calls.append((operation.function, _rebind(operation.args, blocks), _rebind(operation.kwargs, blocks)))
+        free += [blocks[storage] for storage in blocks if last_use[storage] == i]
+    constants = last_use.keys() & created.keys() - blocks.keys()
+    pool.bytes_left -= sum(created[storage].untyped_storage().nbytes() for storage in constants)
     return calls
 
 
-def _moved(value: Any, homes: dict[int, torch.UntypedStorage]) -> Any:
-    """An argument of an operation, whose tensors lie in their storages' new homes."""
-    if isinstance(value, Tensor) and _storage(value) in homes:
-        home = homes[_storage(value)]
-        return value.new_empty(0).set_(home, value.storage_offset(), value.size(), value.stride())
+def _rebind(value: Any, blocks: dict[int, torch.UntypedStorage]) -> Any:
+    """An argument of an operation, with the tensors of these storages moved to their blocks."""
+    if isinstance(value, Tensor) and _storage(value) in blocks:
+        block = blocks[_storage(value)]
+        return value.new_empty(0).set_(block, value.storage_offset(), value.size(), value.stride())
     if isinstance(value, (tuple, list)):
-        return type(value)(_moved(item, homes) for item in value)
+        return type(value)(_rebind(item, blocks) for item in value)
     if isinstance(value, dict):
-        return {key: _moved(item, homes) for key, item in value.items()}
+        return {key: _rebind(item, blocks) for key, item in value.items()}
     return value
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The arguments that an operation changes."""
+def _mutated_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from _tensors(given)
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from _tensors(value)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Steps that come again and again, made ready once: captured on a GPU, recorded on a CPU."""
+"""A cache of compiled steps: captured as CUDA graphs on a GPU, recorded for replay on a CPU."""
 
 from __future__ import annotations
 
@@ -11,67 +11,68 @@ from torch import Tensor
 
 from holdfast.engine.vectorized.recorded_step import BlockPool, NotReplayable, RecordedStep
 
-TAPE_BYTES = 256 * 2**20  # that recorded steps may keep; larger models spend their time in arithmetic anyway
+# The memory limit of recorded steps; larger models spend their time in arithmetic, and gain little by recording.
+MAX_RECORDED_BYTES = 256 * 2**20
 
 CompiledStep = Callable[[], None]
 
 
 class StepCache:
-    """The steps of one engine."""
+    """The compiled steps of one engine."""
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
-        self.ready: dict[Hashable, CompiledStep | None] = {}  # None: as it is
-        self._met: set[Hashable] = set()
+        self.compiled: dict[Hashable, CompiledStep | None] = {}  # None: the step runs as it is
+        self._seen: set[Hashable] = set()
         self._pool = self._new_pool()
 
     def get(self, key: Hashable, step: CompiledStep, state: Callable[[], list[Tensor]]) -> CompiledStep:
-        """The step, ready: at once on a GPU, where it comes for the second time on a CPU.
+        """The compiled step; on a CPU steps are compiled when they are requested for the second time.
 
-        ``state`` names all that the step changes; making it ready leaves that as it was.
+        ``state`` returns all tensors that the step changes; compiling it leaves their values as they were.
         """
-        if key not in self.ready:
-            if not self.cuda and key not in self._met:
-                self._met.add(key)
+        if key not in self.compiled:
+            if not self.cuda and key not in self._seen:
+                self._seen.add(key)
                 return step
-            self.ready[key] = self._capture(step, state()) if self.cuda else self._record(step, state())
-        return self.ready[key] or step
+            self.compiled[key] = self._capture(step, state()) if self.cuda else self._record(step, state())
+        return self.compiled[key] or step
 
-    def forget(self) -> None:
-        """Make all steps ready anew, since they know addresses that are no longer right."""
-        self.ready.clear()
+    def clear(self) -> None:
+        """Drop all compiled steps, since tensors whose addresses they contain have been replaced."""
+        self.compiled.clear()
         self._pool = self._new_pool()
 
     def _new_pool(self) -> Any:
-        """Memory that all steps may use, since they run one after another."""
-        return torch.cuda.graph_pool_handle() if self.cuda else BlockPool(TAPE_BYTES)
+        """Memory that all steps share, since they run one after another."""
+        return torch.cuda.graph_pool_handle() if self.cuda else BlockPool(MAX_RECORDED_BYTES)
 
     def _record(self, step: CompiledStep, state: list[Tensor]) -> CompiledStep | None:
-        """The tape of a step, or None where a tape would not do the same."""
+        """The recorded step, or None if its replay does not give the same bits."""
         before = [t.clone() for t in state]
         try:
-            tape = RecordedStep(step, self._pool)
+            recorded = RecordedStep(step, self._pool)
         except NotReplayable:
-            _put_back(state, before)
+            _restore(state, before)
             return None
         after = [t.clone() for t in state]
-        _put_back(state, before)
-        tape()
+        _restore(state, before)
+        recorded()
         same = all(_same_bits(*pair) for pair in zip(state, after, strict=True))
-        _put_back(state, before)
-        return tape if same else None
+        _restore(state, before)
+        return recorded if same else None
 
     def _capture(self, step: CompiledStep, state: list[Tensor]) -> CompiledStep:
-        """A step as a CUDA graph."""
+        """The step as a CUDA graph."""
         before = [t.clone() for t in state]
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            step()  # which compiles kernels and makes what libraries need, neither of which can be captured
-            _put_back(state, before)
+            step()  # compiles kernels and initialises libraries, neither of which can be captured
+            _restore(state, before)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        gc.disable()  # collecting another run's graph in the midst of a capture would break it
+        gc.disable()  # collecting another run's graph during a capture would break it
         try:
             with torch.cuda.graph(graph, pool=self._pool):
                 step()
@@ -80,10 +81,10 @@ class StepCache:
         return graph.replay
 
 
-def _put_back(state: list[Tensor], values: list[Tensor]) -> None:
+def _restore(state: list[Tensor], values: list[Tensor]) -> None:
     for tensor, value in zip(state, values, strict=True):
         tensor.copy_(value)
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())  # NaN differs even from itself
+    return torch.equal(one.nan_to_num(), other.nan_to_num())  # NaN does not equal itself

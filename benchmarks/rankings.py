@@ -1,8 +1,8 @@
-"""Gather what was measured, by setting, for `holdfast diagnose`: results/ into src/holdfast/papers/measured.json.
+"""Ranks methods by their stored results, for `holdfast diagnose`: results/ to src/holdfast/papers/rankings.json.
 
-    python benchmarks/measured.py
+    python benchmarks/rankings.py
 
-Run it after new results have come in; it needs the data sets of the settings, to tell how their clients differ.
+Run it after new results have been stored. It needs the data sets of all settings, to measure their heterogeneity.
 """
 
 from __future__ import annotations
@@ -16,36 +16,38 @@ from typing import Any
 import learning
 from holdfast.data.diagnosis import diagnose
 from holdfast.metrics.summary import mean_and_deviation
-from holdfast.papers.measured import FILE, Measured, Score
 from holdfast.papers.measures import measure
 from holdfast.papers.published import load_tables
+from holdfast.papers.rankings import FILE, Ranking, Score
 from holdfast.training.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent
-AT_LEAST = 3  # methods that must have been run for a setting to tell which does best
+MIN_METHODS = 3  # in a ranking
 FEDERATION = ("data", "partition", "clients", "stream", "long_tail", "public", "partition_seed")
 
 
 def main() -> None:
-    settings = [setting for setting in [*from_tables(), *from_learning()] if len(setting.scores) >= AT_LEAST]
+    settings = [
+        setting for setting in [*from_tables(), *from_learning()] if len(setting.scores) >= MIN_METHODS
+    ]
     FILE.write_text(json.dumps([asdict(setting) for setting in settings], indent=1) + "\n", encoding="utf-8")
     for setting in settings:
         print(setting.table, setting.score, setting.scores[0])
 
 
-def from_tables() -> Iterator[Measured]:
-    """The columns of tables, those of the papers and that of streams."""
+def from_tables() -> Iterator[Ranking]:
+    """The columns of the papers' tables and of the benchmark on streams."""
     groups: dict[tuple[str, str, str], dict[str, list[Mapping[str, Any]]]] = {}
     searches = {table.id for table in load_tables().values() if table.is_search}
     for path in sorted((ROOT / "results").glob("*/*.json")):
         if f"{path.parent.name}/{path.stem}" in searches:
-            continue  # strengths tried in short runs, not methods at their best
+            continue  # short runs that search for hyper-parameters
         table = f"results/{path.parent.name}/{path.name}"
         for entry in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             given = entry["settings"]
             if entry.get("failed") or str(given.get("partition")).startswith("by-domain"):
-                continue  # domains are not seen in how classes are spread
-            # A column may have rows without skew, to compare with: those are another federation.
+                continue  # label counts do not show domains
+            # Rows without label skew, which some columns have for comparison, are a different federation.
             federation = json.dumps({key: given[key] for key in FEDERATION if key in given})
             rows = groups.setdefault((table, entry["column"], federation), {})
             rows.setdefault(given["method"], []).append(entry)
@@ -55,20 +57,20 @@ def from_tables() -> Iterator[Measured]:
         measures = measures_of(settings)
         for name in ("A_sel", "A_loc", "A_glo") if streaming else ("accuracy",):
             values = {
-                method: [measure(name).of(entry, None) for entry in entries]
+                method: [measure(name).compute(entry, None) for entry in entries]
                 for method, entries in rows.items()
             }
-            yield Measured(f"{table}, {column}", measure(name).label, measures, streaming, ranked(values))
+            yield Ranking(f"{table}, {column}", measure(name).label, measures, streaming, ranked(values))
 
 
-def from_learning() -> Iterator[Measured]:
-    """Every method of the library on two data sets and two splits."""
+def from_learning() -> Iterator[Ranking]:
+    """Every method of the library on two data sets and two partitions."""
     rows = json.loads(learning.RESULTS.read_text(encoding="utf-8"))
     for data, setting in learning.DATA.items():
         for split, partition in learning.SPLITS.items():
-            here = [r for r in rows if (r["data"], r["split"]) == (data, split) and "accuracy" in r]
+            selected = [r for r in rows if (r["data"], r["split"]) == (data, split) and "accuracy" in r]
             values: dict[str, list[float | None]] = {}
-            for row in here:
+            for row in selected:
                 values.setdefault(row["method"], []).append(100 * row["accuracy"])
             measures = measures_of(
                 {
@@ -78,17 +80,17 @@ def from_learning() -> Iterator[Measured]:
                     "public": learning.PUBLIC,
                 }
             )
-            where = f"results/learning.json, {data}, {split}"
-            yield Measured(where, "accuracy %", measures, False, ranked(values))
+            table = f"results/learning.json, {data}, {split}"
+            yield Ranking(table, "accuracy %", measures, False, ranked(values))
 
 
 def measures_of(settings: Mapping[str, Any]) -> dict[str, float]:
-    """How the clients of a setting differ."""
+    """`diagnose` of the federation of these settings."""
     return diagnose(Experiment(**settings).build_federation().label_counts())
 
 
 def ranked(values: Mapping[str, Sequence[float | None]]) -> tuple[Score, ...]:
-    """Methods by their mean over seeds, the best first."""
+    """The methods by their mean over seeds, the best first."""
     scores = []
     for method, found in values.items():
         mean, deviation = mean_and_deviation(found)

@@ -1,4 +1,4 @@
-"""``run``, ``resume``, ``compare``: training."""
+"""``run``, ``resume``, ``compare``: train models."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from holdfast.cli.app import INTERRUPTED
 from holdfast.cli.options import Changes, File, Json, experiment_from, with_settings
-from holdfast.cli.printing import bar, console, print_json, print_table
+from holdfast.cli.printing import console, print_json, print_table, progress_bar
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.training.run import Run
 
 Track = Annotated[
-    list[str] | None, typer.Option(help="Also tell a tracker: csv, tensorboard, wandb or mlflow.")
+    list[str] | None, typer.Option(help="Also log to a tracker: csv, tensorboard, wandb or mlflow.")
 ]
 
 
@@ -61,7 +62,7 @@ def resume(
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Continue an interrupted run; on the same machine it ends with the same bits as one never interrupted.
+    """Continue an interrupted run; on the same machine the result has the same bits as without the interruption.
 
     Example:  holdfast resume runs/x
     """
@@ -76,13 +77,13 @@ def resume(
 
 @with_settings(hidden=("method",))
 def compare(
-    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="The first is compared with.")],
+    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="The first is the baseline.")],
     experiment: Annotated[Path | None, typer.Option(help="An experiment file; options add to it.")] = None,
     changes: Changes = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds, from --seed on.")] = 3,
     target: Annotated[
         float | None,
-        typer.Option(help="Accuracy that rounds are counted to, such as 0.5 (default: 0.95 of the best)."),
+        typer.Option(help="Accuracy to which rounds are counted, such as 0.5 (default: 0.95 of the best)."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory of the comparison.")] = Path("runs/comparison"),
     report: Annotated[bool, typer.Option("--report", help="Also write OUT/report.html.")] = False,
@@ -90,44 +91,47 @@ def compare(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Train every method with every seed, and tell who is better and by more than chance.
+    """Train every method with every seed, and test which is better than the first by more than chance.
 
-    Called again, finished runs are read and interrupted ones go on.
+    When the command is repeated, finished runs are read and interrupted ones continue.
 
     Example:  holdfast compare fedavg fedntd fedntd+fedprox --data digits --clients 10 --seeds 3
     """
     from holdfast.training.comparison import compare as compare_methods
 
-    _refuse_method(methods, settings, changes)
-    one = experiment_from(experiment, settings, changes)
-    with _stoppable("the same command goes on from there"), bar(one.rounds, len(methods) * seeds) as shown:
-        found = compare_methods(
+    _refuse_method_setting(methods, settings, changes)
+    shared = experiment_from(experiment, settings, changes)
+    with (
+        _advice_on_interrupt("the same command continues from there"),
+        progress_bar(shared.rounds, len(methods) * seeds) as progress,
+    ):
+        comparison = compare_methods(
             methods,
-            one,
+            shared,
             seeds,
             out=out,
             target=target,
-            on_start=lambda method, seed: shown.start(f"{method}, seed {seed}"),
-            on_round=shown.update,
+            on_start=lambda method, seed: progress.start(f"{method}, seed {seed}"),
+            on_round=progress.update,
         )
     page = None
     if report:
         from holdfast.report import write_report
 
         page = out / "report.html"
-        write_report(found.paths, page)
+        write_report(comparison.paths, page)
     if as_json:
-        print_json(asdict(found) | {"paths": [str(path) for path in found.paths]})
+        print_json(asdict(comparison) | {"paths": [str(path) for path in comparison.paths]})
     else:
-        _print_comparison(found, one)
+        _print_comparison(comparison, shared)
         console().print(f"Runs: {out}" if page is None else f"Report: {page}", soft_wrap=True)
 
 
-def _refuse_method(methods: list[str], settings: dict[str, Any], changes: list[str] | None) -> None:
-    """A comparison's methods are its list: what names another one beside it would have no effect."""
-    written = [change for change in changes or [] if re.match(r"\s*method\b", change)]
-    if "method" in settings or written:
-        given = f"--set {written[0]}" if written else f"--method {settings['method']}"
+def _refuse_method_setting(methods: list[str], settings: dict[str, Any], changes: list[str] | None) -> None:
+    """Raise if an option sets the method, which would have no effect on the list of methods to compare."""
+    of_method = [change for change in changes or [] if re.match(r"\s*method\b", change)]
+    if "method" in settings or of_method:
+        given = f"--set {of_method[0]}" if of_method else f"--method {settings['method']}"
         raise HoldfastError(
             f"'{given}' has no place in a comparison: write methods with their parameters in its list, such as "
             f"holdfast compare {methods[0]} fedntd:beta=0.5"
@@ -147,83 +151,83 @@ def _train(
 ) -> None:
     label = f"{experiment.describe()['method']['name']} on {Path(experiment.data).stem}"
     with (
-        _stoppable(f"continue with: holdfast resume {shlex.quote(str(out))}"),
-        bar(experiment.rounds) as shown,
+        _advice_on_interrupt(f"continue with: holdfast resume {shlex.quote(str(out))}"),
+        progress_bar(experiment.rounds) as progress,
     ):
-        shown.start(label)
-        done = experiment.run(out, resume=resume, trackers=trackers, on_round=shown.update)
+        progress.start(label)
+        run = experiment.run(out, resume=resume, trackers=trackers, on_round=progress.update)
     if as_json:
-        print_json(_summary(done))
+        print_json(_summary(run))
     else:
-        _print_run(done)
+        _print_run(run)
 
 
-def _summary(done: Run) -> dict[str, Any]:
-    domains = done.domain_accuracy
+def _summary(run: Run) -> dict[str, Any]:
+    domains = run.domain_accuracy
     return {
-        "run": str(done.path),
-        "method": done.experiment["method"]["name"],
-        "rounds": len(done.records),
-        "accuracy": done.accuracy,
-        "forgetting": done.forgetting if len(done.class_accuracy) > 1 else None,
-        "class_accuracy": done.class_accuracy[-1].tolist(),
+        "run": str(run.path),
+        "method": run.experiment["method"]["name"],
+        "rounds": len(run.records),
+        "accuracy": run.accuracy,
+        "forgetting": run.forgetting if len(run.class_accuracy) > 1 else None,
+        "class_accuracy": run.class_accuracy[-1].tolist(),
         **({"domain_accuracy": {k: float(v[-1]) for k, v in domains.items()}} if domains else {}),
-        "seconds": sum(record["seconds"]["total"] for record in done.records),
-        "engine": done.experiment["engine"],
-        "peak_bytes": done.peak_bytes,
-        "hash": done.experiment["hash"],
+        "seconds": sum(record["seconds"]["total"] for record in run.records),
+        "engine": run.experiment["engine"],
+        "peak_bytes": run.peak_bytes,
+        "hash": run.experiment["hash"],
     }
 
 
-def _print_run(done: Run) -> None:
-    told = _summary(done)
-    forgetting = "" if told["forgetting"] is None else f"  forgetting {told['forgetting']:.2%}"
+def _print_run(run: Run) -> None:
+    summary = _summary(run)
+    forgetting = "" if summary["forgetting"] is None else f"  forgetting {summary['forgetting']:.2%}"
+    peak = "" if run.peak_bytes is None else f", {run.peak_bytes / 2**30:.1f} GiB at most"
     out = console()
     out.print(
-        f"{told['method']}  accuracy {told['accuracy']:.2%}{forgetting}  "
-        f"{told['rounds']} rounds in {told['seconds']:.1f} s on {told['engine']}, "
-        f"{told['peak_bytes'] / 2**30:.1f} GiB at most",
+        f"{summary['method']}  accuracy {summary['accuracy']:.2%}{forgetting}  "
+        f"{summary['rounds']} rounds in {summary['seconds']:.1f} s on {summary['engine']}{peak}",
         style="bold",
         soft_wrap=True,
     )
-    out.print(f"Run: {told['run']}   (holdfast show, report, export)", soft_wrap=True)
+    out.print(f"Run: {summary['run']}   (holdfast show, report, export)", soft_wrap=True)
 
 
-def _print_comparison(found: Comparison, experiment: Experiment) -> None:
+def _print_comparison(comparison: Comparison, experiment: Experiment) -> None:
     rows = []
-    for row in found.rows:
-        against = "" if row.difference is None else f"{100 * row.difference:+.2f}"
+    for row in comparison.rows:
+        difference = "" if row.difference is None else f"{100 * row.difference:+.2f}"
         rows.append(
             [
                 row.method,
                 _mean([100 * value for value in row.accuracy]),
                 _mean([100 * value for value in row.forgetting]),
-                _reached(row.rounds_to_target),
-                f"{sum(row.seconds) / len(row.seconds):.1f}",
-                f"{sum(row.megabytes) / len(row.megabytes):.1f}",
-                against,
+                _format_rounds(row.rounds_to_target),
+                f"{fmean(row.seconds):.1f}",
+                f"{fmean(row.megabytes):.1f}",
+                difference,
                 "" if row.p_value is None else f"{row.p_value:.3f}",
             ]
         )
     columns = ["method", " accuracy", " forgetting", " rounds", " s", " MB", " vs first", " p"]
     title = (
-        f"{experiment.data}, {experiment.rounds} rounds, {len(found.rows[0].seeds)} seeds: mean ± deviation; "
-        "accuracy and forgetting in %, rounds to target, seconds and MB sent of a run"
+        f"{experiment.data}, {experiment.rounds} rounds, {len(comparison.rows[0].seeds)} seeds: mean ± deviation; "
+        "accuracy and forgetting in %, rounds to the target, seconds and MB sent in a run"
     )
     print_table(title, columns, rows)
-    for note in found.notes:
+    for note in comparison.notes:
         console().print(note, style="dim", soft_wrap=True)
 
 
-def _reached(rounds: Sequence[int | None]) -> str:
-    """Rounds to a target over seeds, of which some may never reach it: ``14 ± 1``, ``15 (2/3)``, ``–``."""
-    known = [one for one in rounds if one is not None]
-    share = f" ({len(known)}/{len(rounds)})" if 0 < len(known) < len(rounds) else ""
-    return _mean(known, digits=0) + share
+def _format_rounds(rounds: Sequence[int | None]) -> str:
+    """Rounds to the target: ``14 ± 1``; ``15 (2/3)`` if two of three seeds reach it; a dash if none does."""
+    reached = [one for one in rounds if one is not None]
+    share = f" ({len(reached)}/{len(rounds)})" if 0 < len(reached) < len(rounds) else ""
+    return _mean(reached, digits=0) + share
 
 
 def _mean(values: Sequence[float], digits: int = 2) -> str:
-    """``87.31 ± 0.42``; a dash where a value is unknown."""
+    """``87.31 ± 0.42``; a dash if any value is unknown."""
     from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
 
     unknown = any(math.isnan(value) for value in values)
@@ -231,7 +235,7 @@ def _mean(values: Sequence[float], digits: int = 2) -> str:
 
 
 def _new_directory(experiment: Experiment) -> Path:
-    """A directory in runs/ that does not exist yet."""
+    """A path in runs/ that does not exist yet, named after data, method and seed."""
     described = experiment.describe()
     name = (
         f"{Path(experiment.data.replace(':', '-')).stem}-{described['method']['name']}-seed{experiment.seed}"
@@ -241,8 +245,8 @@ def _new_directory(experiment: Experiment) -> Path:
 
 
 @contextmanager
-def _stoppable(advice: str) -> Iterator[None]:
-    """Ctrl-C ends the command with advice on how to go on."""
+def _advice_on_interrupt(advice: str) -> Iterator[None]:
+    """On Ctrl-C, exit with a sentence on how to continue."""
     try:
         yield
     except KeyboardInterrupt:

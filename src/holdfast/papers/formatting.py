@@ -1,4 +1,4 @@
-"""How numbers of a table are written, on the command line and on the page alike."""
+"""How a table's numbers are written, on the command line and on the results page."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from holdfast.papers.findings import ResultRow, Value
 from holdfast.papers.measures import Measure
 
 
-def published(value: Value, measure: Measure) -> str:
-    """``52.61 ± 1.20``, ``never``, or a dash."""
+def format_published(value: Value, measure: Measure) -> str:
+    """``52.61 ± 1.20``, ``never``, or a dash if the paper has no number."""
     if value.published is None:
         return UNKNOWN
     return _number(value.published.value, value.published.deviation, measure.digits)
 
 
-def ours(value: Value, measure: Measure, line: ResultRow) -> str:
-    """The same of our runs; ``failed`` where training broke down, a dash where there is nothing yet."""
+def format_ours(value: Value, measure: Measure, row: ResultRow) -> str:
+    """The same for our runs, or ``not measured``, ``failed`` if training diverged, a dash if there is no run."""
+    if measure.not_measured:
+        return "not measured"
     if value.ours is None:
-        return "failed" if line.failed else UNKNOWN
+        return "failed" if row.failed else UNKNOWN
     return _number(value.ours, value.deviation, measure.digits)
 
 
-def difference(value: Value, measure: Measure) -> str:
-    """Ours - theirs, with its sign."""
+def format_difference(value: Value, measure: Measure) -> str:
+    """Ours minus published with its sign, or nothing if either is missing."""
     return "" if value.difference is None else f"{value.difference:+.{measure.digits}f}"
 
 

@@ -1,4 +1,4 @@
-"""``show``, ``export``, ``report``, ``figure``, ``table``, ``ui``: what came of runs."""
+"""``show``, ``export``, ``report``, ``figure``, ``table``, ``ui``: inspect runs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from holdfast.core.errors import HoldfastError
 if TYPE_CHECKING:
     from holdfast.runs import RunDirectory
 
-One = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
-Many = Annotated[
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+RunsArgument = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Run directories, or directories of runs.")
 ]
 
-SPARKS = "▁▂▃▄▅▆▇█"
-FIGURES = (  # said here too, since help must not wait for what draws them
+SPARK_BLOCKS = "▁▂▃▄▅▆▇█"
+FIGURES = (  # repeated here because importing holdfast.report would make help slow
     "accuracy, classes, domains, strip, forgetting, forgetting-degree, in-out-local, consistency, partition, "
     "divergence, feature-drift, alignment, features, stages"
 )
 
 
-def show(run: One, as_json: Json = False) -> None:
-    """Print what a run is and what it came to.
+def show(run: RunArgument, as_json: Json = False) -> None:
+    """Print a run's settings, state and results.
 
     Example:  holdfast show runs/x
     """
@@ -40,48 +40,53 @@ def show(run: One, as_json: Json = False) -> None:
     experiment, records = directory.experiment, directory.records()
     summary = list_runs(run)[0]
     tested = [record for record in records if record.get("accuracy") is not None]
-    told = {"run": str(run), "state": summary.state, "rounds": len(records), **_outcome(tested)}
+    outcome = _outcome(tested)
     if as_json:
-        print_json(told | {"experiment": experiment})
+        state = {"run": str(run), "state": summary.state, "rounds": len(records)}
+        print_json(state | outcome | {"experiment": experiment})
         return
     out = console()
-    of_all = f" of {experiment['rounds']}" if "rounds" in experiment else ""
-    out.print(f"{summary.method}: {summary.state} after {len(records)}{of_all} rounds", style="bold")
+    total = f" of {experiment['rounds']}" if "rounds" in experiment else ""
+    out.print(f"{summary.method}: {summary.state} after {len(records)}{total} rounds", style="bold")
     settings = {key: value for key, value in experiment.items() if key not in ("classes", "shape")}
     print_table(
         "", ["", ""], [[f"  {key}", _short(value)] for key, value in settings.items() if value is not None]
     )
     if not tested:
         return
-    out.print(f"\naccuracy    {told['accuracy']:.2%}   best {told['best_accuracy']:.2%}   {_spark(tested)}")
-    if told["forgetting"] is not None:
-        out.print(f"forgetting  {told['forgetting']:.2%}   (mean over classes of best minus final accuracy)")
+    out.print(
+        f"\naccuracy    {outcome['accuracy']:.2%}   best {outcome['best_accuracy']:.2%}   {_spark(tested)}"
+    )
+    if outcome["forgetting"] is not None:
+        out.print(
+            f"forgetting  {outcome['forgetting']:.2%}   (mean over classes of best minus final accuracy)"
+        )
     by_class = _by_class(experiment, tested[-1])
     if by_class:
         worst = sorted(by_class.items(), key=lambda pair: pair[1])[:3]
-        told_by = "   ".join(f"{label}: {value:.1%}" for label, value in worst)
-        out.print(f"worst       {told_by}", soft_wrap=True)
+        text = "   ".join(f"{label}: {value:.1%}" for label, value in worst)
+        out.print(f"worst       {text}", soft_wrap=True)
     domains = tested[-1].get("domain_accuracy", {})
     if domains:
-        told_by = "   ".join(f"{name}: {value:.1%}" for name, value in domains.items() if value is not None)
-        out.print(f"domains     {told_by}", soft_wrap=True)
+        text = "   ".join(f"{name}: {value:.1%}" for name, value in domains.items() if value is not None)
+        out.print(f"domains     {text}", soft_wrap=True)
 
 
 def export(
-    run: One,
-    file: Annotated[Path, typer.Argument(help="What to write: .safetensors, .pt2 or .csv.")],
+    run: RunArgument,
+    file: Annotated[Path, typer.Argument(help="The file to write: .safetensors, .pt2 or .csv.")],
 ) -> None:
-    """Write a run's model or its metrics to a file others can read.
+    """Write a run's model or its metrics to a file that other programs can read.
 
     .safetensors: the final weights.  .pt2: the final model as a torch.export program, from preprocessed
-    inputs to logits, which runs without Holdfast.  .csv: one line a round.
+    inputs to logits, which runs without Holdfast.  .csv: one line for each round.
 
     Example:  holdfast export runs/x model.pt2
     """
     from holdfast.core import files
     from holdfast.runs import RunDirectory
 
-    writers = {".safetensors": _weights, ".pt2": _program, ".csv": _rounds}
+    writers = {".safetensors": _weights, ".pt2": _exported_program, ".csv": _metrics_csv}
     if file.suffix not in writers:
         raise HoldfastError(f"cannot tell what to export from '{file}'; it must end in {', '.join(writers)}")
     directory = RunDirectory.open(run)
@@ -93,10 +98,12 @@ def export(
 
 
 def report(
-    runs: Many,
-    out: Annotated[Path | None, typer.Option(help="The page (default: report.html in the first).")] = None,
+    runs: RunsArgument,
+    out: Annotated[
+        Path | None, typer.Option(help="The page (default: report.html in the first directory).")
+    ] = None,
 ) -> None:
-    """Write one self-contained HTML page about one run, or a comparison of many.
+    """Write a self-contained HTML page about one run, or comparing several.
 
     Example:  holdfast report runs/fedavg runs/fedntd --out report.html
     """
@@ -109,10 +116,10 @@ def report(
 
 def figure(
     name: Annotated[str, typer.Argument(help=f"Which figure: {FIGURES}.")],
-    runs: Many,
+    runs: RunsArgument,
     out: Annotated[Path, typer.Option(help="A .pdf, .png or .svg file.")] = Path("figure.pdf"),
 ) -> None:
-    """Draw one figure of runs for print.
+    """Draw one figure of runs, for a paper.
 
     Example:  holdfast figure accuracy runs/fedavg runs/fedntd --out accuracy.pdf
     """
@@ -123,10 +130,10 @@ def figure(
 
 
 def table(
-    runs: Many,
+    runs: RunsArgument,
     format: Annotated[str, typer.Option(help="markdown, latex or csv.")] = "markdown",
 ) -> None:
-    """Print the leaderboard of runs as text for a paper.
+    """Print the leaderboard of runs as a table for a paper.
 
     Example:  holdfast table runs/comparison --format latex
     """
@@ -136,14 +143,14 @@ def table(
 
 
 def ui(
-    root: Annotated[Path, typer.Argument(help="The directory that holds the runs.")] = Path("runs"),
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than this machine need a token.")
-    ] = ("127.0.0.1"),
+    root: Annotated[Path, typer.Argument(help="The directory of the runs.")] = Path("runs"),
+    host: Annotated[str, typer.Option(help="Address to listen on; other machines need a token.")] = (
+        "127.0.0.1"
+    ),
     port: Annotated[int, typer.Option(help="Port to listen on.")] = DASHBOARD_PORT,
-    token: Annotated[str | None, typer.Option(help="What visitors from elsewhere must know.")] = None,
+    token: Annotated[str | None, typer.Option(help="The token for access from other machines.")] = None,
 ) -> None:
-    """Serve a dashboard of runs, live while they train. It changes nothing.
+    """Serve a dashboard that shows runs live while they train, read-only.
 
     Example:  holdfast ui runs
     """
@@ -170,13 +177,14 @@ def _outcome(tested: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _by_class(experiment: dict[str, Any], record: dict[str, Any]) -> dict[str, float]:
-    """The accuracies that a record holds by the classes' names, or by their numbers where no names are stored."""
+    """The class accuracies of a record by class name, or by class number if the run has no names."""
     values = record.get("class_accuracy", [])
     names = experiment.get("classes", range(len(values)))
     return {str(name): value for name, value in zip(names, values, strict=False) if value is not None}
 
 
 def _short(value: Any) -> str:
+    """A setting on one line; a mapping as its name and its other entries."""
     if isinstance(value, dict):
         rest = ", ".join(f"{k}={_short(v)}" for k, v in value.items() if k != "name" and v is not None)
         return f"{value.get('name', '')} {rest}".strip()
@@ -184,9 +192,9 @@ def _short(value: Any) -> str:
 
 
 def _spark(tested: list[dict[str, Any]], width: int = 40) -> str:
-    """Accuracy over rounds as a line of blocks, from 0 to 100 %."""
+    """Accuracy over rounds as a line of blocks between 0 and 100 %."""
     step = max(1, len(tested) // width)
-    return "".join(SPARKS[min(7, int(8 * record["accuracy"]))] for record in tested[::step])
+    return "".join(SPARK_BLOCKS[min(7, int(8 * record["accuracy"]))] for record in tested[::step])
 
 
 def _weights(directory: RunDirectory) -> bytes:
@@ -195,7 +203,7 @@ def _weights(directory: RunDirectory) -> bytes:
     return bytes(save(directory.load_model()))
 
 
-def _program(directory: RunDirectory) -> bytes:
+def _exported_program(directory: RunDirectory) -> bytes:
     import torch
 
     from holdfast.training.run import Run
@@ -203,13 +211,13 @@ def _program(directory: RunDirectory) -> bytes:
     run = Run.open(directory.path)
     example = torch.zeros(2, *run.experiment["shape"])
     batch = torch.export.Dim("batch")
-    written = BytesIO()
-    torch.export.save(torch.export.export(run.model, (example,), dynamic_shapes=({0: batch},)), written)
-    return written.getvalue()
+    file = BytesIO()
+    torch.export.save(torch.export.export(run.model, (example,), dynamic_shapes=({0: batch},)), file)
+    return file.getvalue()
 
 
-def _rounds(directory: RunDirectory) -> bytes:
-    """The numbers of every round; accuracies of classes and domains as one column each."""
+def _metrics_csv(directory: RunDirectory) -> bytes:
+    """The numbers of every round, with a column for the accuracy on each class and domain."""
     rows = []
     for record in directory.records():
         row = {key: value for key, value in record.items() if isinstance(value, (int, float))}
@@ -219,8 +227,8 @@ def _rounds(directory: RunDirectory) -> bytes:
         lists = {"clients": "participants", "incidents": "incidents"}
         rows.append(row | {name: len(record[key]) for name, key in lists.items() if key in record})
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    written = StringIO()
-    writer = csv.DictWriter(written, columns)
+    file = StringIO()
+    writer = csv.DictWriter(file, columns)
     writer.writeheader()
     writer.writerows(rows)
-    return written.getvalue().encode()
+    return file.getvalue().encode()

@@ -1,4 +1,4 @@
-"""``methods``, ``datasets``, ``doctor``: what there is."""
+"""``methods``, ``datasets``, ``doctor``: methods, data sets, and the capabilities of this machine."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ EXTRAS = {
     "ray": ("ray",),
     "flower": ("flwr",),
 }
-"""The optional parts of the package, and what must be importable for each."""
+"""The optional parts of Holdfast with the packages that each needs."""
 
-LEGEND = """work: a client's, × FedAvg's; aug.: the same where inputs are augmented
-up, down, keeps: of each client, × the model (2.2 million parameters)
-alone: the server looks at single uploads, which secure aggregation would hide
+LEGEND = """work: of a client, × FedAvg's; aug.: the same with augmented inputs
+up, down, keeps: sent, received and stored by each client, × the model (2.2 million parameters)
+alone: the server needs single uploads, which secure aggregation would hide
 digits, fashion(-mnist): accuracy/forgetting in percent over the last ten rounds, Dirichlet 0.1
 Combine methods: --method fedntd+fedprox:mu=0.1"""
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, with its page.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A method to explain.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the methods with what they cost and learnt, or explain one.
+    """List the methods with their costs and measured accuracy, or explain one.
 
     Example:  holdfast methods fedntd
     """
@@ -41,40 +41,40 @@ def methods(
     from holdfast.methods.registry import METHODS
 
     if name is not None:
-        one = describe(name)
+        method = describe(name)
         if as_json:
-            print_json(one)
+            print_json(method)
         else:
-            _print_method(one)
+            _print_method(method)
         return
     described = [describe(each) for each in METHODS]
     if as_json:
         print_json(described)
         return
-    words = [[d["name"], d["when"], d["privacy"]["leaves"] or "–"] for d in described]
-    print_table("", ["method", "use it when", "leaves a client besides weights and sample count"], words)
+    texts = [[d["name"], d["when"], d["privacy"]["leaves"] or "–"] for d in described]
+    print_table("", ["method", "use it when", "leaves a client besides weights and sample count"], texts)
     numbers = [overview(d) for d in described]
     columns = [column if column == "method" else f" {column}" for column in numbers[0]]
     print_table("\nMeasured", columns, [list(row.values()) for row in numbers])
     console().print(LEGEND, style="dim")
 
 
-def _print_method(one: dict[str, Any]) -> None:
+def _print_method(method: dict[str, Any]) -> None:
     from holdfast.methods.catalogue import costs_in_words
 
     out = console()
-    out.print(f"{one['name']}: {one['about']}\n\nUse it when: {one['when']}.\n", soft_wrap=True)
-    if one["parameters"]:
-        rows = [[p["name"], str(p["default"]), p["about"]] for p in one["parameters"]]
+    out.print(f"{method['name']}: {method['about']}\n\nUse it when: {method['when']}.\n", soft_wrap=True)
+    if method["parameters"]:
+        rows = [[p["name"], str(p["default"]), p["about"]] for p in method["parameters"]]
         print_table("", ["hyper-parameter", "default", "meaning"], rows)
-    print_table("\nCosts and privacy", ["", ""], [list(line) for line in costs_in_words(one).items()])
+    print_table("\nCosts and privacy", ["", ""], [list(line) for line in costs_in_words(method).items()])
     keys = ("method", "data", "split", "accuracy", "forgetting", "seeds")
     columns = ["run as", "data", "split", " accuracy", " forgetting", " seeds"]
-    print_table("\nMeasured, in percent", columns, [[str(r[key]) for key in keys] for r in one["results"]])
+    print_table("\nMeasured, in percent", columns, [[str(r[key]) for key in keys] for r in method["results"]])
 
 
 def datasets(as_json: Json = False) -> None:
-    """List the data sets known by name, and where their files were found.
+    """List the data sets known by name, with the folders in which their files were found.
 
     Example:  holdfast datasets --json
     """
@@ -98,7 +98,7 @@ def datasets(as_json: Json = False) -> None:
     print_table("", ["data set", " classes", " shape", " train", " test", "found"], rows)
     out = console()
     out.print(
-        "Files are looked for in $HOLDFAST_DATA and the cache, then downloaded where they can be.",
+        "Files are looked up in $HOLDFAST_DATA and the cache, then downloaded if possible.",
         style="dim",
     )
     for d in described:
@@ -107,23 +107,23 @@ def datasets(as_json: Json = False) -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine can do: versions, device, engines and which paths are active, and why.
+    """Print the capabilities of this machine: versions, device, and engines with the optimisations they use.
 
     Example:  holdfast doctor
     """
-    found = _examine()
+    capabilities = _capabilities()
     if as_json:
-        print_json(found)
+        print_json(capabilities)
         return
-    for part, rows in found.items():
+    for part, rows in capabilities.items():
         print_table(part.capitalize(), ["", ""], [[f"  {key}", str(value)] for key, value in rows.items()])
 
 
-def _examine() -> dict[str, dict[str, str]]:
+def _capabilities() -> dict[str, dict[str, str]]:
     import torch
 
-    from holdfast import __version__
-    from holdfast.core.device import SIDE_BY_SIDE, takes_turns
+    from holdfast.core.device import MPS_COMMAND, gpu_is_time_sliced
+    from holdfast.core.version import __version__
     from holdfast.data.sources.files import search_roots
 
     cuda = torch.cuda.is_available()
@@ -138,26 +138,26 @@ def _examine() -> dict[str, dict[str, str]]:
         free, total = (value / 2**30 for value in torch.cuda.mem_get_info())
         device["cuda"] = f"{torch.cuda.get_device_name()}, {free:.0f} of {total:.0f} GiB free"
         device["several processes"] = (
-            f"take turns on the GPU; side by side after {SIDE_BY_SIDE}"
-            if takes_turns()
-            else "compute side by side on the GPU: CUDA's multi-process service is at work"
+            f"take turns on the GPU; concurrently after {MPS_COMMAND}"
+            if gpu_is_time_sliced()
+            else "run concurrently on the GPU: CUDA's multi-process service is active"
         )
     else:
         reason = "torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
         device["cuda"] = f"not used: {reason}"
-    engines = _paths(cuda)
+    engines = _engines(cuda)
     extras = {
         extra: "installed"
         if (missing := [p for p in packages if find_spec(p) is None]) == []
         else f"not installed ({', '.join(missing)}): {install(extra)}"
         for extra, packages in EXTRAS.items()
     }
-    roots = {str(root): "there" if root.exists() else "does not exist" for root in search_roots(None)}
+    roots = {str(root): "exists" if root.exists() else "does not exist" for root in search_roots(None)}
     return {"versions": versions, "device": device, "engines": engines, "extras": extras, "data": roots}
 
 
-def _paths(cuda: bool) -> dict[str, str]:
-    """Which ways of computing are open here, and why not the others."""
+def _engines(cuda: bool) -> dict[str, str]:
+    """The engines and their optimisations, each with whether it is used on this machine and why not."""
     import torch
 
     from holdfast.engine.factory import MOST_LANES, MOST_WORKERS, SMALL_STEP
@@ -166,16 +166,16 @@ def _paths(cuda: bool) -> dict[str, str]:
     kernels = unavailable(torch.device("cuda" if cuda else "cpu"), torch.float32)
     workers = min(torch.get_num_threads(), MOST_WORKERS)
     small = f"{SMALL_STEP >> 20} MiB a client"
-    crew = f", {workers} at a time where a step touches more than {small}" if workers > 1 else ""
-    room = "the GPU's memory" if cuda else "RAM"
+    threads = f", {workers} in parallel if a step touches more than {small}" if workers > 1 else ""
+    memory = "the GPU's memory" if cuda else "RAM"
     return {
-        "sequential": "ready: one client after another" + ("" if cuda else crew),
-        "vectorized": "ready: many clients as one batched program",
-        "parallel clients": f"as many as clients a round, at most {MOST_LANES}, that fit {room}",
-        "CUDA graphs": "active: a step of the vectorized engine is captured once"
+        "sequential": "ready: one client after another" + ("" if cuda else threads),
+        "vectorized": "ready: many clients in one batched program",
+        "parallel clients": f"as many as clients a round, at most {MOST_LANES}, that fit into {memory}",
+        "CUDA graphs": "active: a step of the vectorized engine is captured once and replayed"
         if cuda
         else "not used: no CUDA device",
-        "recorded steps": "not used: CUDA graphs are"
+        "recorded steps": "not used: CUDA graphs are used instead"
         if cuda
         else "active: a step of the vectorized engine is recorded once and replayed without vmap",
         "kernels": "active: own convolutions and norms for the vectorized engine"
@@ -183,10 +183,10 @@ def _paths(cuda: bool) -> dict[str, str]:
         else f"not used: {kernels}",
         "channels last": "not used: a layout for CPUs"
         if cuda
-        else "active: convolutions one client after another",
+        else "active: for convolutions of the sequential engine",
         "ray": "ready: clients over a cluster" if find_spec("ray") else "not ready: Ray is not installed",
-        "auto": "vectorized, since there is a GPU"
+        "auto": "vectorized, because there is a GPU"
         if cuda
-        else f"vectorized where a step touches at most {small}, else sequential (no GPU)",
+        else f"vectorized if a step touches at most {small}, else sequential (no GPU)",
         "precision": "TF32 matrix products, float32 elsewhere" if cuda else "float32",
     }

@@ -1,11 +1,11 @@
-"""Several processes on one GPU take no more than their share, each by its own reckoning."""
+"""Several processes on one GPU limit themselves to equal shares of its memory."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from holdfast.core import device as gpu
+from holdfast.core import device
 
 GIB = 2**30
 CUDA = torch.device("cuda")
@@ -13,9 +13,9 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture
 def card(monkeypatch):
-    """A GPU of 80 GiB of which others have 20; this process uses 4 and torch keeps 6 for it."""
+    """A GPU of 80 GiB, of which others use 20; torch has allocated 4 and reserved 6 for this process."""
     limits = []
-    monkeypatch.setattr(gpu, "_processes", 1)
+    monkeypatch.setattr(device, "_gpu_processes", 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * GIB))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (54 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 4 * GIB)
@@ -24,32 +24,31 @@ def card(monkeypatch):
     return limits
 
 
-def test_alone_it_may_take_what_is_free_and_what_torch_keeps_for_it(card):
-    assert gpu.share_bytes(CUDA) == 80 * GIB
-    assert gpu.free_bytes(CUDA) == (54 + 2) * GIB
+def test_a_single_process_may_use_free_and_cached_memory(card):
+    assert device.gpu_share_bytes(CUDA) == 80 * GIB
+    assert device.free_gpu_bytes(CUDA) == (54 + 2) * GIB
 
 
-def test_one_of_eight_has_an_eighth(card):
-    gpu.share_with(8)
+def test_eight_processes_have_equal_shares(card):
+    device.share_gpu(8)
     assert card == [1 / 8]  # torch holds it to that
-    assert gpu.share_bytes(CUDA) == 10 * GIB
-    assert gpu.free_bytes(CUDA) == 6 * GIB  # four of the ten are taken
+    assert device.gpu_share_bytes(CUDA) == 10 * GIB
+    assert device.free_gpu_bytes(CUDA) == 6 * GIB  # four of the ten are taken
 
 
 @pytest.fixture
 def work(monkeypatch):
-    """A sweep's worker without its work, on a device; and the shares that were taken."""
-    from holdfast.engine import factory as choice
+    """A function that starts a sweep's worker without work on a device, and the list of shares it takes."""
     from holdfast.papers import sweep
 
     shares = []
-    monkeypatch.setattr(choice, "choose_device", torch.device)
-    monkeypatch.setattr(gpu, "share_with", shares.append)
+    monkeypatch.setattr(device, "choose_device", torch.device)
+    monkeypatch.setattr(device, "share_gpu", shares.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(sweep.Sweep, "work_off", lambda *_: True)
+    monkeypatch.setattr(sweep.Sweep, "run_cells", lambda *_: True)
 
-    def work(device, tell=print, speaks=False):
-        one = sweep.Sweep(results=None, work=None, device=device, beside=12)
+    def work(name, tell=print, speaks=False):
+        one = sweep.Sweep(results=None, work=None, device=name, processes=12)
         sweep._worker(one, [], tell, 1, speaks)
 
     return work, shares
@@ -57,12 +56,12 @@ def work(monkeypatch):
 
 def test_workers_of_a_sweep_on_a_gpu_share_it(work):
     begin, shares = work
-    for device in ("cpu", "cuda"):
-        begin(device)
+    for name in ("cpu", "cuda"):
+        begin(name)
     assert shares == [12]
 
 
-def test_one_worker_says_that_they_take_turns(work, monkeypatch, tmp_path):
+def test_one_worker_reports_time_slicing(work, monkeypatch, tmp_path):
     begin, _ = work
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))  # where no daemon listens
     told = []
@@ -72,7 +71,7 @@ def test_one_worker_says_that_they_take_turns(work, monkeypatch, tmp_path):
     begin("cuda", told.append, speaks=True)
     assert len(told) == 1
     assert "take turns" in told[0]
-    assert gpu.SIDE_BY_SIDE in told[0]
+    assert device.MPS_COMMAND in told[0]
     (tmp_path / "control").touch()  # as the daemon makes it
     begin("cuda", told.append, speaks=True)
     assert len(told) == 1

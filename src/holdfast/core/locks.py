@@ -1,0 +1,97 @@
+"""Locks between processes, on files: the operating system drops a lock when its holder ends, however it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from holdfast.core import files
+from holdfast.core.errors import HoldfastError
+
+POLL_SECONDS = 0.01
+PATIENCE = (
+    0.2  # seconds; `is_held` takes a lock for a moment, which must not make the holder's own attempt fail
+)
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Hold the lock file ``path``, after waiting for any other holder."""
+    lock = _new_lock(path)
+    with files.writing(path):
+        lock.acquire(poll_interval=POLL_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def hold_or_refuse(path: Path) -> Iterator[None]:
+    """Hold the lock file ``path``, or raise ``HoldfastError`` with the id of the process that holds it."""
+    lock = _new_lock(path)
+    holder = path.with_name(f"{path.name}.pid")  # a file of its own: filelock may truncate the lock file
+    with files.writing(path):
+        try:
+            lock.acquire(PATIENCE, poll_interval=POLL_SECONDS)
+        except Timeout:
+            raise HoldfastError(
+                f"{path.parent} is in use by process {_read_pid(holder)}; "
+                "wait for it to end or choose another --out"
+            ) from None
+    try:
+        with files.writing(holder):
+            holder.write_text(f"{os.getpid()}\n")
+        yield
+    finally:
+        lock.release()
+
+
+def _new_lock(path: Path) -> FileLock:
+    return FileLock(path, thread_local=False)  # the thread that ends a run may not be the one that began it
+
+
+def _read_pid(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
+if sys.platform == "win32":
+
+    def is_held(path: Path) -> bool:
+        """Whether a process holds the lock file ``path``. Creates no file."""
+        if not path.exists():
+            return False
+        try:
+            with _new_lock(path).acquire(0):
+                return False
+        except OSError:  # Timeout is one
+            return True
+
+else:
+    import fcntl
+
+    def is_held(path: Path) -> bool:
+        """Whether a process holds the lock file ``path``. Writes nothing, so it needs no right to write.
+
+        filelock can only try to take the lock, for which it opens the file for writing. A shared ``flock``, which
+        conflicts with filelock's exclusive one, needs no more than reading.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)

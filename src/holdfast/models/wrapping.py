@@ -1,0 +1,68 @@
+"""Wrapping of a model, by name or of the user's own, as a `Network`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.models.network import BatchNormPolicy, Network, find_classifier
+from holdfast.models.registry import ModelSpec
+
+
+def build_network(
+    model: ModelSpec | nn.Module, shape: tuple[int, ...], num_classes: int, seed: int, device: torch.device,
+    dtype: torch.dtype, classifier: str | None, batchnorm: BatchNormPolicy,
+) -> Network:  # fmt: skip
+    """The network for samples of that ``shape``; a module of the user's own is copied."""
+    if isinstance(model, ModelSpec):
+        return Network(model.build(shape, num_classes, seed).to(device, dtype), classifier, batchnorm)
+    net = copy.deepcopy(unwrap_module(model)).to(device, dtype)
+    return Network(net, classifier, batchnorm, unused_parameters(net, shape, classifier))
+
+
+def unwrap_module(module: nn.Module) -> nn.Module:
+    """The module inside ``torch.compile`` and data-parallel wrappers."""
+    while True:
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):  # by torch.compile
+            module = inner
+        else:
+            return module
+
+
+def unused_parameters(module: nn.Module, shape: tuple[int, ...], classifier: str | None) -> frozenset[str]:
+    """The names of parameters that require a gradient but get none, on samples of that ``shape``.
+
+    Torch's optimisers do not change them. Empty if the classifier's are among them: that is an error, which the first
+    forward pass reports.
+    """
+    trial = copy.deepcopy(module).train()
+    params = {name: p for name, p in trial.named_parameters() if p.requires_grad}
+    if not params:
+        return frozenset()
+    first = next(iter(params.values()))
+    unused = set(params)
+    for x in _trial_inputs(shape, first):
+        try:
+            with torch.random.fork_rng([first.device] if first.is_cuda else []):
+                loss = trial(x).square().sum()
+                grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+            continue  # the first forward pass reports inputs that the model does not accept
+        unused -= {name for name, grad in zip(params, grads, strict=True) if grad is not None}
+    head = {id(p) for p in find_classifier(trial, classifier)[1].parameters()}
+    return frozenset() if any(id(params[name]) in head for name in unused) else frozenset(unused)
+
+
+def _trial_inputs(shape: tuple[int, ...], like: Tensor) -> Iterator[Tensor]:
+    """Batches of zeros, of normal, of positive and of negative values: a model may use other parameters for each.
+
+    Zeros are also valid indices, for models that begin with an embedding.
+    """
+    rng = torch.Generator().manual_seed(0)
+    normal = torch.randn((4, *shape), generator=rng, dtype=like.dtype).to(like.device)
+    yield from (torch.zeros_like(normal), normal, normal.abs(), -normal.abs())
