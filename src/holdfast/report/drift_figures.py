@@ -38,7 +38,7 @@ def divergence(groups: Sequence[RunGroup]) -> FigureContent:
         )
     distance, moved = "distribution distance", "weight divergence"
     panels: list[Panel] = [
-        Scatter("One dot per client and round, later rounds more opaque", distance, moved, point_sets),
+        Scatter("Clients, later rounds more opaque", distance, moved, point_sets),
         _mean_over_clients(groups, moved),
         _mean_over_clients(groups, distance),
     ]

@@ -42,9 +42,7 @@ def accuracy(groups: Sequence[RunGroup]) -> FigureContent:
     panels = [Lines("Test accuracy of the global model", "round", "accuracy", lines)]
     personal = recorded_lines(groups, "local_in")
     if personal:
-        panels.append(
-            Lines("Clients' own models on the classes they hold, mean", "round", "accuracy", personal)
-        )
+        panels.append(Lines("Personal accuracy, mean of clients", "round", "accuracy", personal))
     loss = recorded_lines(groups, "loss")
     if loss:
         panels.append(Lines("Test loss of the global model", "round", "cross-entropy", loss, percent=False))
