@@ -408,7 +408,7 @@ def test_sgd_step(momentum, mu):
     lr = torch.tensor(0.1, device=DEVICE)
     sgd_(
         w, g, v if momentum else [], lr=lr, momentum=momentum, weight_decay=0.01, kernels=True, proximal_mu=mu,
-        sent=sent,
+        global_params=sent,
     )  # fmt: skip
     for i, (weight, step) in enumerate(expected):
         assert relative(w[i], weight) < 1e-6

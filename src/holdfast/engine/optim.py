@@ -17,14 +17,14 @@ def sgd_(
     momentum: float,
     weight_decay: float,
     proximal_mu: float = 0.0,
-    sent: Sequence[Tensor] = (),
+    global_params: Sequence[Tensor] = (),
     kernels: bool = False,
     taps: Sequence[range | None] | None = None,
     fp16_copies: Sequence[Tensor | None] | None = None,
 ) -> None:
-    """v <- momentum v + (g + proximal_mu (w - sent) + weight_decay w);  w <- w - lr v.
+    """v <- momentum v + (g + proximal_mu (w - s) + weight_decay w);  w <- w - lr v.
 
-    ``momentum_buffers`` (v) may be empty without momentum, and ``sent`` without ``proximal_mu``. Tensors
+    ``momentum_buffers`` (v) may be empty without momentum, and ``global_params`` (s) without ``proximal_mu``. Tensors
     ``[lanes, ...]`` may have their own learning rates, ``lr`` [lanes, tensors]; one with rate 0 is skipped, with v.
 
     The step is PyTorch's fused kernel, the one behind ``torch.optim.SGD(fused=True)``. On a GPU that takes a learning
@@ -36,17 +36,17 @@ def sgd_(
     if kernels and isinstance(lr, Tensor):
         from holdfast.kernels.sgd import sgd_step_, supported
 
-        if supported(params, [*grads, *momentum_buffers], sent):
+        if supported(params, [*grads, *momentum_buffers], global_params):
             none = [None] * len(params)
             sgd_step_(
                 params, grads, momentum_buffers if momentum else [], lr, momentum, weight_decay, taps or none,
-                fp16_copies or none, proximal_mu, sent,
+                fp16_copies or none, proximal_mu, global_params,
             )  # fmt: skip
             return
     assert taps is fp16_copies is None, (
         "only Holdfast's own kernel updates some taps alone or writes fp16 copies"
     )
-    grads = add_proximal_term(params, grads, sent, proximal_mu)
+    grads = add_proximal_term(params, grads, global_params, proximal_mu)
     if isinstance(lr, Tensor) and (lr.dim() > 0 or lr.dtype == torch.float64):
         for i, (w, g) in enumerate(zip(params, grads, strict=True)):
             step = g.add(w, alpha=weight_decay)
@@ -76,12 +76,12 @@ def _with_strides_of(w: Tensor, g: Tensor) -> Tensor:
 
 
 def add_proximal_term(
-    params: Sequence[Tensor], grads: Sequence[Tensor], sent: Sequence[Tensor], mu: float
+    params: Sequence[Tensor], grads: Sequence[Tensor], global_params: Sequence[Tensor], mu: float
 ) -> list[Tensor]:
-    """The gradients plus that of the proximal term (mu/2) ‖w - sent‖²; ``sent`` may be empty if ``mu`` is 0."""
+    """The gradients plus that of the proximal term (mu/2) ‖w - s‖²; ``global_params`` (s) may be empty if mu is 0."""
     if mu == 0:
         return list(grads)
-    return [g + mu * (w - s) for w, g, s in zip(params, grads, sent, strict=True)]
+    return [g + mu * (w - s) for w, g, s in zip(params, grads, global_params, strict=True)]
 
 
 def clip(grads: Sequence[Tensor], max_norm: float) -> list[Tensor]:

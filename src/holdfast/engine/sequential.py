@@ -174,7 +174,7 @@ class SequentialEngine:
                 momentum=self.settings.momentum,
                 weight_decay=self.settings.weight_decay,
                 proximal_mu=self.pull,
-                sent=[sent[i] for i in chosen] if sent else [],
+                global_params=[sent[i] for i in chosen] if sent else [],
             )
 
     def _whole_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:

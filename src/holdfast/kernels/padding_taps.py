@@ -60,21 +60,21 @@ def prepare_gradient(dw: Tensor, taps: range) -> None:
 
 
 def update_padding_taps_(
-    w: Tensor, taps: range, factors: Sequence[tuple[float, float]], sent: Tensor
+    w: Tensor, taps: range, factors: Sequence[tuple[float, float]], global_params: Tensor
 ) -> None:
-    """Set the padding taps of filters ``w`` [L, O, C, R, S] to a w + b sent, with ``factors`` (a, b) for each lane.
+    """Set the padding taps of filters ``w`` [L, O, C, R, S] to a w + b s, with ``factors`` (a, b) for each lane.
 
-    ``taps`` are the used rows and columns, which stay as they are; ``sent`` is [O, C, R, S].
+    ``taps`` are the used rows and columns, which stay as they are; s is ``global_params`` [O, C, R, S].
     """
     by_lane = torch.tensor(factors, dtype=w.dtype).T
     masked = by_lane.view(2, -1, 1, 1, 1, 1).repeat(1, 1, 1, 1, *w.shape[3:])
     for factor, identity in zip(masked, (1, 0), strict=True):
         factor[..., taps.start : taps.stop, taps.start : taps.stop] = identity
     on_gpu = w.device.type == "cuda"  # copied from pinned memory, so that the host does not wait
-    of_w, of_sent = (masked.pin_memory() if on_gpu else masked).to(w.device, non_blocking=True)
+    of_w, of_global = (masked.pin_memory() if on_gpu else masked).to(w.device, non_blocking=True)
     w.mul_(of_w)
     if any(b for _, b in factors):
-        w.addcmul_(of_sent, sent)
+        w.addcmul_(of_global, global_params)
 
 
 def padding_tap_factors(
@@ -86,5 +86,5 @@ def padding_tap_factors(
     """
     velocity = np.array([weight_decay + proximal_mu, momentum, -proximal_mu])  # the new v, from (w, v, s)
     step = np.array([[1, 0, 0] - lr * velocity, velocity, [0, 0, 1]])
-    of_w, _, of_sent = np.linalg.matrix_power(step, steps)[0]
-    return float(of_w), float(of_sent)
+    of_w, _, of_global = np.linalg.matrix_power(step, steps)[0]
+    return float(of_w), float(of_global)

@@ -50,12 +50,12 @@ def _sgd_step(
                     + run % RUNS[i] * RUN_STRIDES[i]
                     + offsets % RUN_LENGTHS[i]
                 )
-            sent_offsets = offsets
+            lane_offsets = offsets
             offsets += lane * SIZES[i]
             weight = tl.load(ws[i] + offsets, mask=valid)
             step = tl.load(gs[i] + offsets, mask=valid)
             if PROXIMAL:
-                step += proximal_mu * (weight - tl.load(ss[i] + sent_offsets, mask=valid))
+                step += proximal_mu * (weight - tl.load(ss[i] + lane_offsets, mask=valid))
             step += weight_decay * weight
             if HAS_MOMENTUM:
                 step += momentum * tl.load(vs[i] + offsets, mask=valid)
@@ -66,18 +66,18 @@ def _sgd_step(
                 tl.store(fp16_copy, (weight * WEIGHT_SCALE).to(tl.float16), mask=valid)
 
 
-def supported(ws: Sequence[Tensor], others: Sequence[Tensor], sent: Sequence[Tensor] = ()) -> bool:
+def supported(ws: Sequence[Tensor], others: Sequence[Tensor], global_params: Sequence[Tensor] = ()) -> bool:
     """Whether the kernel can update these parameters ``ws`` [L, ...].
 
     Each must be dense, lane after lane; the ``others``, gradients and momenta of all parameters in turn, must have
-    the strides of their parameters, and ``sent`` those of a lane of them.
+    the strides of their parameters, and ``global_params`` those of a lane of them.
     """
     return (
         _TAKES_TUPLES
         and all(
             other.stride() == w.stride() and _is_dense(w) for w, other in zip(cycle(ws), others, strict=False)
         )
-        and all(s.stride() == w.stride()[1:] for w, s in zip(ws, sent, strict=False))
+        and all(s.stride() == w.stride()[1:] for w, s in zip(ws, global_params, strict=False))
     )
 
 
@@ -89,19 +89,19 @@ def _is_dense(w: Tensor) -> bool:
 def sgd_step_(
     ws: Sequence[Tensor], gs: Sequence[Tensor], vs: Sequence[Tensor], lr: Tensor, momentum: float, weight_decay: float,
     taps: Sequence[range | None], fp16_copies: Sequence[Tensor | None], proximal_mu: float = 0.0,
-    sent: Sequence[Tensor] = (),
+    global_params: Sequence[Tensor] = (),
 ) -> None:  # fmt: skip
     """Update parameters ``ws`` [L, ...] and momenta ``vs`` in place, with gradients ``gs``.
 
-    ``vs`` may be empty without momentum, and ``sent`` [...] without ``proximal_mu``. ``lr`` is float32 on the device:
-    a scalar, or ``[L, tensors]``, where a tensor with rate 0 is skipped with its momentum. Of filters with ``taps``
-    only those rows and columns are updated. The updated values of a tensor with an fp16 copy are also written there,
-    as `holdfast.kernels.conv.copy_to_fp16_` does.
+    ``vs`` may be empty without momentum, and ``global_params`` [...] without ``proximal_mu``. ``lr`` is float32 on the
+    device: a scalar, or ``[L, tensors]``, where a tensor with rate 0 is skipped with its momentum. Of filters with
+    ``taps`` only those rows and columns are updated. The updated values of a tensor with an fp16 copy are also written
+    there, as `holdfast.kernels.conv.copy_to_fp16_` does.
     """
     per_tensor = lr.dim() > 0
     for first in range(0, len(ws), _TENSORS_PER_LAUNCH):
         last = first + _TENSORS_PER_LAUNCH
-        w, g, v, s = (tuple(tensors[first:last]) for tensors in (ws, gs, vs, sent))
+        w, g, v, s = (tuple(tensors[first:last]) for tensors in (ws, gs, vs, global_params))
         sizes = tuple(tensor[0].numel() for tensor in w)
         used_runs = [_used_runs(*pair) for pair in zip(w, taps[first:last], strict=True)]
         used, runs, lengths, strides, starts, filter_sizes = zip(*used_runs, strict=True)

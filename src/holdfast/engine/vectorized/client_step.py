@@ -22,8 +22,8 @@ from holdfast.models.network import Output
 class ClientStep:
     """One client's step; its batch, weights and memory have no lane dimension here.
 
-    What all lanes share is read directly: the weights that the server ``sent``, and the learning rate ``lr``, a scalar
-    tensor. The arguments ``lane`` of the methods are what `VectorizedEngine._load_step` returns.
+    What all lanes share is read directly: the ``global_params`` and the learning rate ``lr``, a scalar tensor. The
+    arguments ``lane`` of the methods are what `VectorizedEngine._load_step` returns.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class ClientStep:
         context: RunContext,
         settings: Settings,
         cache_teachers: bool,
-        sent: Tensors,
+        global_params: Tensors,
         lr: Tensor,
     ) -> None:
         """``cache_teachers``: the outputs of teachers are in the batch's tables."""
         self.method, self.context, self.settings = method, context, settings
-        self.cache_teachers, self.sent, self.lr = cache_teachers, sent, lr
+        self.cache_teachers, self.global_params, self.lr = cache_teachers, global_params, lr
         self.loss_reads_weights = False  # whether the method's loss has read the weights themselves
 
     def _batch(
@@ -48,9 +48,9 @@ class ClientStep:
         if self.cache_teachers:
             teacher = teacher_outputs(tables, self.method.teachers)
         else:
-            network = self.context.network
+            pure = self.context.network.pure
             teacher = {
-                name: network.pure(teachers.get(name, self.sent), frozen, x, sample_mask, train=False)[0]
+                name: pure(teachers.get(name, self.global_params), frozen, x, sample_mask, train=False)[0]
                 for name in self.method.teachers
             }
         return Batch(x, y, epoch, sample_mask, teacher, tables)
@@ -72,7 +72,7 @@ class ClientStep:
             if extra is not None:
                 out = split_extra(out, len(extra))
             loss = self._task_loss(out, batch, carry)
-            local = _TrackedLocal(w, self.sent)
+            local = _TrackedLocal(w, self.global_params)
             term = method.loss(out, batch, carry, local)
             self.loss_reads_weights |= local.params_read
             changed = changes(new_buffers, buffers)
@@ -80,12 +80,12 @@ class ClientStep:
 
         grads, (loss, (features, logits, changed)) = grad_and_value(objective, has_aux=True)(params)
         if method.overrides("edit_gradient"):
-            grads = method.edit_gradient(grads, carry, Local(params, self.sent))
+            grads = method.edit_gradient(grads, carry, Local(params, self.global_params))
         if settings.max_grad_norm is not None:
-            weights, gradients, sent = (
-                [tensors[k] for k in params] for tensors in (params, grads, self.sent)
+            weights, gradients, global_params = (
+                [tensors[k] for k in params] for tensors in (params, grads, self.global_params)
             )
-            gradients = add_proximal_term(weights, gradients, sent, method.proximal_mu())
+            gradients = add_proximal_term(weights, gradients, global_params, method.proximal_mu())
             clipped = clip(gradients, settings.max_grad_norm)
             grads = dict(zip(params, clipped, strict=True))
         return grads, loss, features, logits, changed
@@ -111,7 +111,7 @@ class ClientStep:
         """New weights, loss and changed buffers, for a method that computes the whole step itself."""
         batch, key = self._batch(*lane), lane[4]
         trainer = _Trainer(self, buffers, batch.mask, key)
-        new = self.method.step(trainer, params, batch, carry, Local(params, self.sent))
+        new = self.method.step(trainer, params, batch, carry, Local(params, self.global_params))
         assert new is not None
         assert trainer.loss is not None
         return new, trainer.loss, changes(trainer.buffers, buffers)

@@ -29,12 +29,12 @@ class ConvFilters:
     """The filters among stacked parameters ``[L, ...]``."""
 
     def __init__(
-        self, method: Method, settings: Settings, params: Tensors, momentum: Tensors, sent: Tensors
+        self, method: Method, settings: Settings, params: Tensors, momentum: Tensors, global_params: Tensors
     ) -> None:
-        """``sent`` are the weights that the server sent, the centre of the proximal term."""
+        """``global_params`` are not stacked: all lanes share them."""
         self.method, self.settings = method, settings
         self.proximal_mu = proximal_mu_of(method, settings)
-        self.params, self.momentum, self.sent = params, momentum, sent
+        self.params, self.momentum, self.global_params = params, momentum, global_params
         self.used_taps: UsedTaps | None = None  # of the filters whose padding taps the optimiser skips
         self.fp16_copies: dict[str, tuple[range, Tensor]] | None = (
             None  # of filters at these taps, for all lanes
@@ -83,7 +83,7 @@ class ConvFilters:
         from holdfast.kernels.sgd import supported
 
         params, momentum = (list(tensors.values()) for tensors in (self.params, self.momentum))
-        if not supported(params, momentum, [self.sent[k] for k in self.params]):
+        if not supported(params, momentum, [self.global_params[k] for k in self.params]):
             return {}
         copies = {}
         for name, w in self.params.items():
@@ -121,4 +121,4 @@ class ConvFilters:
                 count, lr, settings.momentum, settings.weight_decay, self.proximal_mu
             )
         for name, taps in self.used_taps.items():
-            update_padding_taps_(self.params[name], taps, factors, self.sent[name])
+            update_padding_taps_(self.params[name], taps, factors, self.global_params[name])

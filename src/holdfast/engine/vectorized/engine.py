@@ -74,7 +74,9 @@ class VectorizedEngine:
             self.data = data.made_ready()
         self.next_schedule: RoundSchedule | None = None  # prepared while the GPU was busy
         self.step_cache = StepCache(self.graphs)
-        self.sent = {k: self._empty_lanes(v, 1)[0].copy_(v) for k, v in context.network.params.items()}
+        self.global_params = {
+            k: self._empty_lanes(v, 1)[0].copy_(v) for k, v in context.network.params.items()
+        }
         self.params = {k: self._empty_lanes(v, lanes) for k, v in context.network.params.items()}
         self.buffers = {k: self._empty_lanes(v, lanes) for k, v in context.network.buffers.items()}
         self.frozen_buffers = {k: v.clone() for k, v in self.buffers.items()}  # as each client started
@@ -83,8 +85,10 @@ class VectorizedEngine:
         self.zero = self.loss.new_zeros(())
         self.lr = torch.zeros((), dtype=torch.float64 if context.dtype == torch.float64 else torch.float32,
                               device=context.device)  # fmt: skip
-        self.client_step = ClientStep(method, context, settings, self.side.cache_teachers, self.sent, self.lr)
-        self.conv_filters = ConvFilters(method, settings, self.params, self.momentum, self.sent)
+        self.client_step = ClientStep(
+            method, context, settings, self.side.cache_teachers, self.global_params, self.lr
+        )
+        self.conv_filters = ConvFilters(method, settings, self.params, self.momentum, self.global_params)
         # The learning rate of each epoch and parameter, if the method sets them.
         self.rates = self.lr.new_zeros((settings.local_epochs, len(self.params)))
         self.cursor = torch.zeros(1, dtype=torch.int64, device=context.device)  # the current step's number
@@ -113,7 +117,7 @@ class VectorizedEngine:
         """Train all clients and yield their results as they finish, always in the same order."""
         schedule = self._schedule(sent.round, jobs)
         slots = schedule.slots
-        copy_(self.sent, sent.params)
+        copy_(self.global_params, sent.params)
         lr = self.settings.lr_at(sent.round)
         self.lr.fill_(lr)
         if self.method.overrides("learning_rate"):
@@ -248,7 +252,7 @@ class VectorizedEngine:
             # The global model, the same teacher for every client, is not stacked but read directly.
             if weights is not prepared.client.global_params and name not in self.teachers:
                 self.step_cache.clear()
-                initial = {**self.frozen_buffers, **self.sent}
+                initial = {**self.frozen_buffers, **self.global_params}
                 model = {**prepared.client.buffers, **weights}
                 self.teachers[name] = {
                     k: self._empty_lanes(v, self.lanes).copy_(initial[k]) for k, v in model.items()
@@ -332,7 +336,7 @@ class VectorizedEngine:
                 momentum=settings.momentum,
                 weight_decay=settings.weight_decay,
                 proximal_mu=self.conv_filters.proximal_mu,
-                sent=[self.sent[k] for k in params],
+                global_params=[self.global_params[k] for k in params],
                 kernels=self.context.network.uses_kernels,
                 taps=self.conv_filters.updated_taps(),
                 fp16_copies=self.conv_filters.fp16_copies_of(n),
