@@ -82,7 +82,7 @@ def traffic(method: Method) -> dict[str, Any]:
     for number in range(1, ROUND + 1):
         record = loop.round(number)
     server = loop.server
-    survey = loop.side.survey(
+    final_statistics = loop.runner.final_statistics(
         Job(0, loop.federation.client(0)), Broadcast(ROUND, server.params, server.buffers, {})
     )
     return {
@@ -91,9 +91,9 @@ def traffic(method: Method) -> dict[str, Any]:
         "down": record["bytes_down"] // CLIENTS,
         "state": size_in_bytes(states.get(0) or {}),
         "server_state": size_in_bytes(server.state),
-        "up_at_the_end": size_in_bytes(survey),
+        "up_at_the_end": size_in_bytes(final_statistics),
         "sends": sorted(watched.sends),
-        "surveyed": sorted(survey),
+        "surveyed": sorted(final_statistics),
     }
 
 

@@ -21,7 +21,7 @@ from holdfast.data.partitions import IID, Dirichlet
 from holdfast.data.streams import stream
 
 
-def labelled(samples: int, classes: int = 10) -> Dataset:
+def read_labelled(samples: int, classes: int = 10) -> Dataset:
     """Labels without images, which partitions do not use."""
     y = torch.arange(samples) % classes
     return Dataset(
@@ -67,7 +67,7 @@ def peak_mib() -> float:
 
 def measure(name: str, results: Connection) -> None:
     samples, build = CASES[name]
-    data = labelled(samples)
+    data = read_labelled(samples)
     before, wall, cpu = peak_mib(), time.perf_counter(), time.process_time()
     federation = build(data)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

@@ -161,7 +161,7 @@ def test_a_broken_update_is_recorded_and_left_out(how: str, engine: str) -> None
 def test_a_refused_client_remembers_nothing_of_the_round() -> None:
     rounds = loop(Spoilt())
     rounds.round(1)
-    remembered = [rounds.memories.get(k) is not None for k in range(len(SIZES))]
+    remembered = [rounds.client_states.get(k) is not None for k in range(len(SIZES))]
     assert remembered == [k not in NOT_HERE for k in range(len(SIZES))]
 
 

@@ -152,7 +152,7 @@ def test_private_models_are_the_global_body_under_the_clients_own_head(method: h
     record = loop.round(1)
     taken_part = record["participants"]
     for k in range(4):
-        head = (loop.memories.get(k) or {}).get("head", {})
+        head = (loop.client_states.get(k) or {}).get("head", {})
         assert bool(head) == (k in taken_part)
         private = loop.server.params | head
         expected = loop.local_test.evaluate(private, {}, lambda out: out.logits).class_accuracy
@@ -170,7 +170,7 @@ def test_who_sits_an_epoch_out_is_tested_with_the_head_it_will_begin_with():
     assert offline
     for k in online[0] | online[2]:
         params, _, _ = loop.stream._private(k, 4)
-        own = loop.memories.get(k)["head"]["2.weight"]
+        own = loop.client_states.get(k)["head"]["2.weight"]
         average = loop.server.params["2.weight"]
         assert not torch.equal(own, average)
         assert torch.equal(params["2.weight"], average if k in offline else own)
@@ -187,7 +187,7 @@ def test_the_private_model_of_a_method_that_mixes_is_the_mixture():
         loop.round(1)
     head, average = (loop.stream._private(0, 1)[0]["2.weight"] for loop in (learning, resting))
     assert torch.equal(average, resting.server.params["2.weight"])  # weights of 1 take the global model
-    own = learning.memories.get(0)["head"]["2.weight"]
+    own = learning.client_states.get(0)["head"]["2.weight"]
     between = (head - own) / (learning.server.params["2.weight"] - own)
     assert ((between > -1e-4) & (between < 1 + 1e-4)).all()
     assert between.min() < 0.99 < between.max()
@@ -203,7 +203,7 @@ def test_private_models_have_the_batch_norm_that_stays_with_a_client():
     loop.round(1)
     for k in range(3):
         params, buffers, _ = loop.stream._private(k, 1)
-        kept = loop.memories.get(k)["norm"]
+        kept = loop.client_states.get(k)["norm"]
         assert {"1.weight", "1.bias", "1.running_mean", "1.running_var"} <= kept.keys()
         assert all(torch.equal({**params, **buffers}[name], value) for name, value in kept.items())
         assert torch.equal(params["0.weight"], loop.server.params["0.weight"])

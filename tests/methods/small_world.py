@@ -56,11 +56,11 @@ def prepared(
 
 def rounds(training: Training, number: int) -> tuple[RoundLoop, StateCache]:
     """The rounds' server and the clients' memories after ``number`` rounds."""
-    memories = StateCache(None, None)
-    loop = training.loop(memories)
+    client_states = StateCache(None, None)
+    loop = training.loop(client_states)
     for round in range(1, number + 1):
         loop.round(round)
-    return loop, memories
+    return loop, client_states
 
 
 def learnt(method: Method, federation: Federation, number: int = 2, **settings: Any) -> Tensors:
@@ -72,9 +72,9 @@ def begun(training: Training, k: int = 0, state: Tree | None = None, round: int 
     """Client ``k`` as the hooks see it, and what it carries into the first step of the first round."""
     method, loop = training.method, training.loop(StateCache(None, None))
     loop.server.round = round
-    side = ClientRunner(method, training.context, training.data, training.settings)
+    runner = ClientRunner(method, training.context, training.data, training.settings)
     sent = Broadcast(round, loop.server.params, loop.server.buffers, method.broadcast(loop.server))
-    client = side.client(side.plan(Job(k, training.federation.client(k)), round), sent)
+    client = runner.client(runner.plan(Job(k, training.federation.client(k)), round), sent)
     state = method.init_client_state(client) if state is None else state
     return client, method.client_init(sent.payload, state, client)
 

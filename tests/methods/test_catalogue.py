@@ -81,15 +81,15 @@ def test_bytes_are_what_a_round_measures(name):
     training = Training(
         method, parse_model("ntd-cifar"), federation, settings, engine="sequential", device="cpu"
     )
-    memories = StateCache(None, None)
-    loop = training.loop(memories)
+    client_states = StateCache(None, None)
+    loop = training.loop(client_states)
     for number in (1, 2):
         record = loop.round(number)
     costs = describe(name)["costs"]
     assert record["bytes_up"] == clients * costs["up"]
     few = 0 if name != "fedmlp" else ROWS  # as many semantic prototypes as there are clusters
     assert record["bytes_down"] == pytest.approx(clients * costs["down"], abs=clients * few, rel=0)
-    assert size_in_bytes(memories.get(0) or {}) == costs["state"]
+    assert size_in_bytes(client_states.get(0) or {}) == costs["state"]
 
 
 def test_privacy_agrees_with_what_is_sent():

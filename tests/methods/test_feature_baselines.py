@@ -137,8 +137,8 @@ def test_fedproc_fa_keeps_its_anchors() -> None:
 
 
 def test_fedproto_clients_train_their_own_models() -> None:
-    loop, memories = rounds(prepared(FedProto(lam=0), MISSING), 2)
-    models = [memories.get(k)["method"]["params"] for k in range(3)]
+    loop, client_states = rounds(prepared(FedProto(lam=0), MISSING), 2)
+    models = [client_states.get(k)["method"]["params"] for k in range(3)]
     assert close(models[0], learnt(FedAvg(), world([0] * 5 + [1, 1]), 2))  # as if it were alone
     for name, mean in loop.server.params.items():
         torch.testing.assert_close(mean, torch.stack([m[name] for m in models]).mean(0))
@@ -146,10 +146,10 @@ def test_fedproto_clients_train_their_own_models() -> None:
 
 
 def test_fedproto_predicts_only_classes_it_knows() -> None:
-    loop, memories = rounds(prepared(FedProto(), MISSING), 1)
+    loop, client_states = rounds(prepared(FedProto(), MISSING), 1)
     out = said(torch.rand(50, 6, generator=torch.Generator().manual_seed(0)).double())
     assert 3 not in loop.method.global_logits(out, loop.server).argmax(-1)
-    own = loop.method.personal_logits(out, memories.get(1)["method"])
+    own = loop.method.personal_logits(out, client_states.get(1)["method"])
     assert (own.argmax(-1) == 2).all()
     assert own.isfinite().all()
 
@@ -164,8 +164,8 @@ def test_fedproto_puts_unknown_classes_behind_the_farthest_known() -> None:
 
 
 def test_fedproto_global_prototypes_are_unweighted_means_of_holders() -> None:
-    loop, memories = rounds(prepared(FedProto(), MISSING), 1)
-    held = [memories.get(k)["method"]["prototypes"] for k in range(3)]
+    loop, client_states = rounds(prepared(FedProto(), MISSING), 1)
+    held = [client_states.get(k)["method"]["prototypes"] for k in range(3)]
     prototypes = loop.server.state["prototypes"]
     torch.testing.assert_close(prototypes[1], (held[0][1] + held[2][1]) / 2)
     torch.testing.assert_close(prototypes[2], (held[1][2] + held[2][2]) / 2)
@@ -178,12 +178,12 @@ def test_fedproto_prototypes_are_means_over_what_was_visited(seed: int) -> None:
     """Seven samples in batches of three: drop_last leaves one out, with seed 6 the only one of class 2."""
     federation = world([0, 0, 0, 0, 1, 1, 2])
     training = prepared(FedProto(), federation, local_epochs=1, lr=1e-15, drop_last=True, seed=seed)
-    loop, memories = rounds(training, 1)
-    visited = loop.side.plan(Job(0, federation.client(0)), 1).plan.order
+    loop, client_states = rounds(training, 1)
+    visited = loop.runner.plan(Job(0, federation.client(0)), 1).plan.order
     client, _ = begun(training)
     h, y = client.forward(client.global_params).features.numpy()[visited], client.labels[visited]
     assert len(visited) == 6
-    for told in (loop.server.state, memories.get(0)["method"]):
+    for told in (loop.server.state, client_states.get(0)["method"]):
         assert told["known"].tolist() == [float(c in y) for c in range(4)]
         for c in np.unique(y):
             np.testing.assert_allclose(told["prototypes"][c], h[y == c].mean(0))

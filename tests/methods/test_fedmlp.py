@@ -71,25 +71,25 @@ def test_prototypes_are_plain_means_over_owners() -> None:
 
 def test_prototypes_are_those_of_the_trained_model_in_evaluation_mode() -> None:
     federation = world([0, 0, 1, 1, 1])
-    loop, memories = rounds(prepared(FedMLP(), federation), 1)
+    loop, client_states = rounds(prepared(FedMLP(), federation), 1)
     model = prepared(FedMLP(), federation).context.network.module().double()
     model.load_state_dict(loop.server.params)
     x = federation.dataset.preprocess(federation.dataset.x_train[:5], dtype=torch.float64)
     features = model[:3](x).detach()  # type: ignore[index]
     expected = torch.stack([features[:2].mean(0), features[2:].mean(0)])
     assert torch.allclose(loop.server.state["prototypes"][:2], expected)
-    remembered = memories.get(0)["method"]  # type: ignore[index]
+    remembered = client_states.get(0)["method"]  # type: ignore[index]
     assert torch.allclose(remembered["memory"][:2], expected)
     assert remembered["remembered"].tolist() == [True, True, False, False]
 
 
 def test_the_memory_collects_the_classes_of_all_tasks() -> None:
-    _, memories = rounds(prepared(FedMLP(), stream(), rounds=4), 1)
-    first = memories.get(0)["method"]["remembered"].tolist()  # type: ignore[index]
-    loop, memories = rounds(prepared(FedMLP(), stream(), rounds=4), 4)
+    _, client_states = rounds(prepared(FedMLP(), stream(), rounds=4), 1)
+    first = client_states.get(0)["method"]["remembered"].tolist()  # type: ignore[index]
+    loop, client_states = rounds(prepared(FedMLP(), stream(), rounds=4), 4)
     assert first == [True, True, False, False]
-    assert memories.get(0)["method"]["remembered"].all()  # type: ignore[index]
-    assert memories.get(1)["method"]["remembered"].tolist() == [True, False, True, True]  # type: ignore[index]
+    assert client_states.get(0)["method"]["remembered"].all()  # type: ignore[index]
+    assert client_states.get(1)["method"]["remembered"].tolist() == [True, False, True, True]  # type: ignore[index]
     assert finite(loop.server.params)
 
 
@@ -171,8 +171,8 @@ def test_equally_frequent_classes_have_no_minority() -> None:
 def test_a_personal_head_stays_and_the_next_round_starts_from_it() -> None:
     method = replace(OFF, head="personal")
     training = prepared(method, FEDERATION)
-    loop, memories = rounds(training, 1)
-    own = memories.get(0)["method"]["head"]  # type: ignore[index]
+    loop, client_states = rounds(training, 1)
+    own = client_states.get(0)["method"]["head"]  # type: ignore[index]
     assert not torch.equal(own["3.weight"], loop.server.params["3.weight"])
     client, _ = begun(training)
     start = method.initial_params(loop.server.params, {}, {"head": own}, client)
@@ -186,8 +186,8 @@ def test_a_personal_head_stays_and_the_next_round_starts_from_it() -> None:
 def test_a_head_of_an_epoch_is_kept_through_the_stages_and_then_begins_as_the_average() -> None:
     method = replace(OFF, head="epoch")
     training = prepared(method, stream(), rounds=4)
-    loop, memories = rounds(training, 2)
-    state = memories.get(0)["method"]  # type: ignore[index]
+    loop, client_states = rounds(training, 2)
+    state = client_states.get(0)["method"]  # type: ignore[index]
     client, _ = begun(training)
     average = loop.server.params
     for stage, expected in ((1, state["head"]["3.weight"]), (0, average["3.weight"])):

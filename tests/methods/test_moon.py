@@ -32,14 +32,14 @@ def features(weights: Tensors, x: Tensor) -> Tensor:
 
 def started(training: Training, sent: Broadcast, memory: Tree | None) -> PreparedClient:
     """Client 0 before its first step in a round."""
-    side = training.engine.side  # type: ignore[attr-defined]
-    (one,) = side.start([side.plan(Job(0, FEDERATION.client(0), memory=memory), sent.round)], sent)
+    runner = training.engine.runner  # type: ignore[attr-defined]
+    (one,) = runner.start([runner.plan(Job(0, FEDERATION.client(0), memory=memory), sent.round)], sent)
     return one  # type: ignore[no-any-return]
 
 
 def test_the_previous_model_keeps_its_own_statistics() -> None:
     training = prepared(Moon(), FEDERATION, normed())
-    loop, memories = rounds(training, 0)
+    loop, client_states = rounds(training, 0)
     jobs = [Job(k, FEDERATION.client(k)) for k in range(2)]
     first = Broadcast(1, loop.server.params, loop.server.buffers, {})
     trained = next(iter(training.engine.train(first, jobs)))
@@ -48,7 +48,7 @@ def test_the_previous_model_keeps_its_own_statistics() -> None:
     sent = Broadcast(2, loop.server.params, loop.server.buffers, {})
     assert not torch.allclose(own["2.running_mean"], sent.buffers["2.running_mean"], atol=1e-3)
 
-    one = started(training, sent, memories.get(0))
+    one = started(training, sent, client_states.get(0))
     for name, weights in (("previous", own), ("global", {**sent.params, **sent.buffers})):
         told = one.tables[f"teacher/{name}/features"]
         torch.testing.assert_close(told, features(weights, one.client.x), rtol=1e-12, atol=1e-12)

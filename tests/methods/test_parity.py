@@ -112,13 +112,13 @@ def after_two_rounds(
         parallel_clients=parallel_clients,
         **options,
     )
-    memories = StateCache(None, None)
-    loop = training.loop(memories)
+    client_states = StateCache(None, None)
+    loop = training.loop(client_states)
     for number in (1, 2):
         loop.round(number)
     server = loop.server
     learnt = {"params": server.params, "buffers": server.buffers, "state": server.state}
-    learnt |= {f"client {k}": memories.get(k) or {} for k in range(federation.clients)}
+    learnt |= {f"client {k}": client_states.get(k) or {} for k in range(federation.clients)}
     return dict(leaves(learnt))
 
 

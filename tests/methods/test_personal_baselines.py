@@ -37,8 +37,8 @@ def test_two_classes_and_a_single_participant(method: Method) -> None:
 
 def test_fedrep_keeps_heads_apart_and_tests_their_mean() -> None:
     training = prepared(FedRep(), MISSING, momentum=0.9, weight_decay=0.1)
-    loop, memories = rounds(training, 2)
-    heads = [memories.get(k)["method"]["head"] for k in range(3)]
+    loop, client_states = rounds(training, 2)
+    heads = [client_states.get(k)["method"]["head"] for k in range(3)]
     for name in ("3.weight", "3.bias"):
         assert not torch.equal(heads[0][name], heads[2][name])
         mean = (7 * heads[0][name] + heads[1][name] + 3 * heads[2][name]) / 11
@@ -75,8 +75,8 @@ def test_fedala_that_does_not_learn_takes_the_global_model() -> None:
 
 def test_fedala_weights_stay_between_0_and_1_and_below_them_all_is_global() -> None:
     training = prepared(FedALA(eta=50.0), MISSING)
-    _, memories = rounds(training, 3)
-    weights = memories.get(0)["method"]["weights"]
+    _, client_states = rounds(training, 3)
+    weights = client_states.get(0)["method"]["weights"]
     assert set(weights) == {"3.weight", "3.bias"}
     flat = torch.cat([w.flatten() for w in weights.values()])
     assert flat.min() >= 0
@@ -88,8 +88,8 @@ def test_fedala_weights_stay_between_0_and_1_and_below_them_all_is_global() -> N
 
 
 def test_fedrod_client_predicts_with_both_heads() -> None:
-    loop, memories = rounds(prepared(FedRoD(), MISSING), 1)
-    state = memories.get(0)["method"]
+    loop, client_states = rounds(prepared(FedRoD(), MISSING), 1)
+    state = client_states.get(0)["method"]
     features = torch.rand(5, 6, generator=torch.Generator().manual_seed(0)).double()
     generic = torch.rand(5, 4, generator=torch.Generator().manual_seed(1)).double()
     said = loop.method.personal_logits(Output(features, generic), state).numpy()
@@ -101,10 +101,10 @@ def test_fedrod_client_predicts_with_both_heads() -> None:
 def test_fedrod_of_a_client_with_one_class_learns_nothing_generic() -> None:
     # Under the balanced softmax a client with one class has no error to learn from.
     federation = world([2, 2, 2])
-    loop, memories = rounds(prepared(FedRoD(), federation), 2)
+    loop, client_states = rounds(prepared(FedRoD(), federation), 2)
     initial = loop.context.network.params
     assert all(torch.allclose(p, initial[k], atol=1e-9) for k, p in loop.server.params.items())
-    head = memories.get(0)["method"]["head"]
+    head = client_states.get(0)["method"]["head"]
     assert not torch.allclose(head[:, :6], initial["3.weight"])
 
 
@@ -159,8 +159,8 @@ def test_fedfomo_testing_one_held_out_sample_leaves_batch_norm_alone() -> None:
 
 def test_fedfomo_global_model_is_the_mean_of_all_stored() -> None:
     training = prepared(FedFomo(), MISSING, clients_per_round=1)
-    loop, memories = rounds(training, 6)
-    kept = {k: memories.get(k) for k in range(3) if memories.get(k) is not None}
+    loop, client_states = rounds(training, 6)
+    kept = {k: client_states.get(k) for k in range(3) if client_states.get(k) is not None}
     assert len(kept) > 1
     trained = np.array([{0: 6, 1: 1, 2: 2}[k] for k in kept], float)  # less a fifth, at least one
     for name, mean in loop.server.params.items():

@@ -172,7 +172,7 @@ def test_fedala(top: int, eta: float) -> None:
 @pytest.mark.parametrize(("models", "sample"), [(5, None), (2, None), (2, 2)])
 def test_fedfomo(models: int, sample: int | None) -> None:
     done = run(FedFomo(models=models), rounds=4, clients_per_round=sample)
-    plans = [done.training.engine.side.plan(Job(k, PARTS[k]), 1) for k in CLIENTS]  # type: ignore[attr-defined]
+    plans = [done.training.engine.runner.plan(Job(k, PARTS[k]), 1) for k in CLIENTS]  # type: ignore[attr-defined]
     assert [len(plan.heldout) for plan in plans] == [1, 1, 0]
     w = initial_weights()
     own, old = [w] * len(PARTS), [w] * len(PARTS)

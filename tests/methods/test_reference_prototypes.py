@@ -405,13 +405,13 @@ def test_fedmlp(options: dict[str, Any], stream: Stream) -> None:
     done = run(method, rounds=4, among=stream.federation())
     w = initial_weights(stream.classes)
     heads = [{name: w[name] for name in HEAD} for _ in CLIENTS]
-    shared, memories = Prototypes({}), [Prototypes({}) for _ in CLIENTS]
+    shared, client_states = Prototypes({}), [Prototypes({}) for _ in CLIENTS]
     choices = 0
     for t, got in enumerate(done.rounds, start=1):
         parts = stream.stages[(t - 1) % 2]
         local, means = [], []
         for k, ids in enumerate(parts):
-            memory = memories[k]
+            memory = client_states[k]
             clusters = {tuple(o) for o in memory.semantic().values()}
             choices += len(clusters) > 1 and not set(labels[ids].tolist()) <= memory.of.keys()
             term = partial(fedmlp_term, method=method, shared=shared, memory=memory, minority=minority)
@@ -421,7 +421,7 @@ def test_fedmlp(options: dict[str, Any], stream: Stream) -> None:
             means.append(class_means(forward(local[k], SAMPLES[ids]).h, labels[ids]))
             half = method.memory == "ema"
             mixed = {c: (memory.of[c] + m) / 2 if half and c in memory.of else m for c, m in means[k].items()}
-            memories[k] = Prototypes(memory.of | mixed)
+            client_states[k] = Prototypes(memory.of | mixed)
         w = mean(local, [float(len(ids)) for ids in parts])
         seen = {c for m in means for c in m}
         fresh = {c: np.mean([m[c] for m in means if c in m], axis=0) for c in seen}  # clients alike
@@ -430,7 +430,7 @@ def test_fedmlp(options: dict[str, Any], stream: Stream) -> None:
         if method.use_prototype:
             check_shared(got, shared)
         for k in CLIENTS if method.use_inter_task else ():
-            for c, m in memories[k].of.items():
+            for c, m in client_states[k].of.items():
                 np.testing.assert_allclose(got.clients[k].memory["memory"][c], m, rtol=1e-9, atol=1e-12)
     assert (choices > 0) == (stream is MANY_CLASSES)
 

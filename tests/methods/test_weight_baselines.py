@@ -70,9 +70,9 @@ def test_fedcurv_has_no_penalty_in_round_1_nor_ever_for_a_single_client() -> Non
 
 
 def test_fedcurv_server_holds_the_sum_of_what_clients_remember() -> None:
-    loop, memories = rounds(prepared(FedCurv(lam=0.1), UNEQUAL, clients_per_round=2), 4)
+    loop, client_states = rounds(prepared(FedCurv(lam=0.1), UNEQUAL, clients_per_round=2), 4)
     for part in ("u", "v"):
-        held = [memories.get(k) for k in range(3)]
+        held = [client_states.get(k) for k in range(3)]
         for name, total in loop.server.state[part].items():
             parts = [m["method"][part][name] for m in held if m is not None]
             torch.testing.assert_close(total, torch.stack(parts).sum(0), rtol=1e-10, atol=1e-14)
@@ -94,7 +94,7 @@ def test_fedcurv_as_in_fedntd_stops_once_it_has_seen_more_than_500_samples(
     """The client holds its samples class by class; batches are mixed, and no class is left out."""
     by_class = np.repeat(range(4), (200, 200, 200, 20))
     training = prepared(FedCurv(lam=0.1, variant="ntd"), world(by_class), batch_size=batch_size)
-    loop, memories = rounds(training, 1)
+    loop, client_states = rounds(training, 1)
     client, _ = begun(training)
     order = generator(0, "fisher batches", 1, 0).permutation(620)[:looked_at]
     assert set(by_class[order]) == {0, 1, 2, 3}
@@ -107,7 +107,7 @@ def test_fedcurv_as_in_fedntd_stops_once_it_has_seen_more_than_500_samples(
         loss = F.cross_entropy(network(client.x[chosen]), client.y[chosen])
         for total, g in zip(expected, torch.autograd.grad(loss, list(network.parameters())), strict=True):
             total += g**2 / len(batches)
-    remembered = memories.get(0)
+    remembered = client_states.get(0)
     assert remembered is not None
     torch.testing.assert_close(list(remembered["method"]["u"].values()), expected)
 

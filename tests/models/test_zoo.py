@@ -203,7 +203,7 @@ def test_the_stem_decides_the_size_of_the_maps(stem, sides):
             lambda *call: seen.append(call[2].shape[1:])
         )
     model(images(CIFAR, batch=1))
-    assert seen == [(256 << stage, side, side) for stage, side in enumerate(sides)]
+    assert seen == [(256 << stage, runner, runner) for stage, runner in enumerate(sides)]
 
 
 @pytest.mark.parametrize("factory", [resnet18, resnet50])

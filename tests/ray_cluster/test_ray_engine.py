@@ -91,12 +91,12 @@ def learnt(
         device="cpu",
         precision="float64",
     )
-    memories = StateCache(None, None)
-    loop = training.loop(memories)
+    client_states = StateCache(None, None)
+    loop = training.loop(client_states)
     records = [loop.round(number) for number in range(1, rounds + 1)]
     server = loop.server
     known = {"params": server.params, "buffers": server.buffers, "state": server.state}
-    known |= {f"client {k}": memories.get(k) or {} for k in range(len(SIZES))}
+    known |= {f"client {k}": client_states.get(k) or {} for k in range(len(SIZES))}
     return {path: value.clone() for path, value in leaves(known)}, records
 
 

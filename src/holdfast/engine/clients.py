@@ -40,11 +40,11 @@ class DeviceData:
             self.x.index_select(0, torch.from_numpy(ids).to(self.x.device)), dtype=self.dtype
         )
 
-    def made_ready(self) -> DeviceData:
+    def preprocessed(self) -> DeviceData:
         """The same samples, not augmented, stored as the model takes them."""
         return replace(self, x=self.preprocess(self.x, dtype=self.dtype), preprocess=Preprocess())
 
-    def labelled(self, ids: np.ndarray) -> tuple[Tensor, Tensor]:
+    def read_labelled(self, ids: np.ndarray) -> tuple[Tensor, Tensor]:
         """The same, with their labels."""
         return self.read(ids), self.y[torch.from_numpy(ids).to(self.y.device)]
 
@@ -162,8 +162,8 @@ class ClientRunner:
         # Outputs of a frozen model on inputs that never change are computed once a round, not once a step.
         self.cache_teachers = not data.preprocess.augments
         self.merge_single = context.network.has_batch_norm
-        self.home = private_names(method, context)
-        self.remembered = context.network.kept_local | (self.home & context.network.buffers.keys())
+        self.private = private_names(method, context)
+        self.stateful = context.network.kept_local | (self.private & context.network.buffers.keys())
 
     def plan(self, job: Job, round: int) -> PlannedClient:
         """Which samples the client trains on, and in which order."""
@@ -206,7 +206,7 @@ class ClientRunner:
             heldout_labels=self.data.labels[heldout],
         )
 
-    def survey(self, job: Job, sent: Broadcast) -> Tree:
+    def final_statistics(self, job: Job, sent: Broadcast) -> Tree:
         """What the client says of a model when asked after the last round."""
         return self.method.final_statistics(sent.params, self.client(self.plan(job, sent.round), sent)) or {}
 
@@ -214,7 +214,7 @@ class ClientRunner:
         """Everything before the first step, for clients that start together."""
         started = [self._start(each, sent) for each in planned]
         if self.cache_teachers:
-            self._ask_teachers(started)
+            self._cache_teacher_outputs(started)
         return started
 
     def _start(self, planned: PlannedClient, sent: Broadcast) -> PreparedClient:
@@ -231,7 +231,7 @@ class ClientRunner:
         momentum = memory.get("momentum", {})
         return PreparedClient(client, params, carry, planned.plan, tables, teachers, momentum)
 
-    def _ask_teachers(self, started: Sequence[PreparedClient]) -> None:
+    def _cache_teacher_outputs(self, started: Sequence[PreparedClient]) -> None:
         """What each teacher says of its client's samples goes to the tables; one forward pass for one model."""
         asked: dict[tuple[int, ...], list[tuple[str, PreparedClient]]] = {}
         for one in started:
@@ -279,8 +279,8 @@ class ClientRunner:
                 tensors_only(given, self.method.name, "client_final")
             shared = self.method.upload_params(params, carry, client)
         memory: Tree = {"method": state} if state else {}
-        if self.remembered:
-            memory["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in self.remembered}
+        if self.stateful:
+            memory["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in self.stateful}
         if self.settings.keep_momentum and momentum:
             memory["momentum"] = {k: v.clone() for k, v in momentum.items()}
         if self.context.stages > 1:  # on a stream a client is also tested with its own head

@@ -54,15 +54,15 @@ class RoundLoop:
         federation: Federation,
         engine: Engine,
         settings: Settings,
-        memories: ClientStateStore,
+        client_states: ClientStateStore,
         test: TestSet,
         local_test: TestSet,
-        side: ClientRunner,
+        runner: ClientRunner,
         probe_batch: TestSet | None = None,
     ) -> None:
         self.method, self.context, self.federation = method, context, federation
-        self.engine, self.settings, self.memories = engine, settings, memories
-        self.test, self.local_test, self.side = test, local_test, side
+        self.engine, self.settings, self.client_states = engine, settings, client_states
+        self.test, self.local_test, self.runner = test, local_test, runner
         self.probe_batch = probe_batch
         self.sampler = ClientSampler(federation, settings)
         state = tensors_only(method.init_server_state(context), method.name, "init_server_state")
@@ -71,7 +71,9 @@ class RoundLoop:
         self.before_local: np.ndarray | None = None  # of the model to be sent, on the samples of local tests
         self.probe_features: dict[str, Any] | None = None  # of the last probe, for the report
         # A reference to the loop would keep a run's tensors alive until Python collects cycles.
-        self.stream = StreamEvaluation(weakref.proxy(self), side) if federation.schedule is not None else None
+        self.stream = (
+            StreamEvaluation(weakref.proxy(self), runner) if federation.schedule is not None else None
+        )
         self._last: PendingRound | None = None
 
     def stage(self, round: int) -> int:
@@ -122,7 +124,7 @@ class RoundLoop:
         if uploads.weight:
             self._aggregate(uploads)
         model = {**server.params, **server.buffers}
-        model_bytes = size_in_bytes({k: v for k, v in model.items() if k not in self.side.home})
+        model_bytes = size_in_bytes({k: v for k, v in model.items() if k not in self.runner.private})
         down = size_in_bytes(sent.payload) + model_bytes
         record = {"round": number, "stage": stage, "lr": settings.lr_at(number), **local.record()} | {
             "bytes_down": down * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
@@ -161,7 +163,9 @@ class RoundLoop:
         payload = tensors_only(
             self.method.broadcast_to(self.server, client), self.method.name, "broadcast_to"
         )
-        return Job(client, self.federation.client(client, stage), stage, payload, self.memories.get(client))
+        return Job(
+            client, self.federation.client(client, stage), stage, payload, self.client_states.get(client)
+        )
 
     def _new_probe(self, number: int) -> Probe | None:
         """A probe in every ``probe_every``-th round and in the last."""
@@ -190,7 +194,7 @@ class RoundLoop:
                 incidents.append(Incident(result.client, wrong))
                 continue
             uploads.add(result)
-            self.memories.put(result.client, result.memory)
+            self.client_states.put(result.client, result.memory)
             local.add(result, self.server)
             if probe is not None:
                 ids = self.federation.client(result.client, self.stage(sent.round))

@@ -35,7 +35,7 @@ class SequentialEngine:
 
     def __init__(self, method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
         self.method, self.context, self.settings = method, context, settings
-        self.side = ClientRunner(method, context, data, settings)
+        self.runner = ClientRunner(method, context, data, settings)
         self.data, self.pull = data, proximal_mu_of(method, settings)
         self.net = context.network.net
         if context.network.channels_last:
@@ -57,7 +57,7 @@ class SequentialEngine:
     ) -> Iterator[ClientResult]:
         """Train each client in turn; a result's tensors are valid until the next one is asked for."""
         for job in jobs:
-            (started,) = self.side.start([self.side.plan(job, sent.round)], sent)
+            (started,) = self.runner.start([self.runner.plan(job, sent.round)], sent)
             yield self._train_one(started, sent)
 
     def _train_one(self, started: PreparedClient, sent: Broadcast) -> ClientResult:
@@ -90,7 +90,7 @@ class SequentialEngine:
         params = {name: p.detach() for name, p in self.params.items()}
         finite = bool(torch.isfinite(torch.stack([p.sum() for p in params.values()]).sum()))
         momentum = dict(zip(self.params, self.momentum, strict=True)) if self.momentum else {}
-        return self.side.finish(started, params, self.buffers, momentum, carry, loss_mean, finite)
+        return self.runner.finish(started, params, self.buffers, momentum, carry, loss_mean, finite)
 
     def _batch(self, started: PreparedClient, ids: Tensor, index: int) -> Batch:
         plan, device = started.plan, self.context.device
@@ -101,7 +101,7 @@ class SequentialEngine:
             self.data.x.index_select(0, ids[rows].to(device)), draws, dtype=self.data.dtype
         )
         table = {name: values.index_select(0, where) for name, values in started.tables.items()}
-        if self.side.cache_teachers:
+        if self.runner.cache_teachers:
             teacher = teacher_outputs(table, self.method.teachers)
         else:
             teacher = {name: self._teach(weights, started, x) for name, weights in started.teachers.items()}

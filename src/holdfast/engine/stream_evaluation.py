@@ -28,8 +28,8 @@ PrivateModel = tuple[Tensors, Tensors, Scores]
 class StreamEvaluation:
     """A client's private model is the global body with its own head, or what its method starts it from."""
 
-    def __init__(self, loop: RoundLoop, side: ClientRunner) -> None:
-        self.loop, self.side = loop, side
+    def __init__(self, loop: RoundLoop, runner: ClientRunner) -> None:
+        self.loop, self.runner = loop, runner
         self.minority = minority_classes(loop.federation.class_counts)
         stages = loop.federation.stages
         self.tasks = replace(loop.federation, cumulative=False)  # each stage's own samples
@@ -133,7 +133,7 @@ class StreamEvaluation:
         at_once = (
             group if self.loop.method.overrides("initial_params") else len(clients)
         )  # else they share one body
-        trained = [k for k in clients if self.loop.memories.get(k)]
+        trained = [k for k in clients if self.loop.client_states.get(k)]
         # A client that never took part has the global model, which is tested once for all of them.
         accuracy = {}
         if len(trained) < len(clients):
@@ -149,7 +149,7 @@ class StreamEvaluation:
     def _private(self, k: int, number: int) -> PrivateModel:
         """The private model of a client that has taken part."""
         loop, method, server = self.loop, self.loop.method, self.loop.server
-        memory = to_device(loop.memories.get(k) or {}, loop.context.device)
+        memory = to_device(loop.client_states.get(k) or {}, loop.context.device)
         params = server.params | memory.get("head", {})
         state: Tree = memory.get("method", {})
         if state and method.overrides("initial_params"):
@@ -157,7 +157,7 @@ class StreamEvaluation:
             payload = {**method.broadcast(server), **method.broadcast_to(server, k)}
             sent = Broadcast(number, server.params, server.buffers, payload)
             job = Job(k, loop.federation.client(k, stage), stage, memory=memory)
-            client = self.side.client(self.side.plan(job, number), sent)
+            client = self.runner.client(self.runner.plan(job, number), sent)
             params = method.initial_params(server.params, payload, state, client)
         params = params | {n: v for n, v in memory.get("norm", {}).items() if n in params}
         buffers = server.buffers | {n: v for n, v in memory.get("norm", {}).items() if n in server.buffers}

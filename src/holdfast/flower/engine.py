@@ -171,7 +171,7 @@ class FlowerEngine:
         dummy = Job(job.client, ids, job.stage, job.payload)
         engine = SequentialEngine(self.method, self.context, self.data, self.app_config.settings)
         if kind == STATISTICS:
-            tree = engine.side.survey(dummy, sent)
+            tree = engine.runner.final_statistics(dummy, sent)
         else:
             result = next(engine.train(sent, [dummy]))
             tree = build_upload(result, self.method, self.context, self.app_config)

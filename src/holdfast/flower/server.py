@@ -96,7 +96,7 @@ class FlowerTraining(Training):
         """Samples by id, with labels: the server's own, or one of each class from the sites that allow it."""
         first = len(self.data.x)
         if ids.max(initial=-1) < first:
-            return self.data.labelled(ids)
+            return self.data.read_labelled(ids)
         positions = [self.population.locate(int(i) - first) for i in ids]
         self.nodes.refresh()
         owners = [self.nodes.of_client.get(position["client"]) for position in positions]
@@ -120,7 +120,9 @@ class FlowerTraining(Training):
         x = torch.stack([next(rows[owner]) for owner in owners if owner is not None]).to(self.device)
         return dataset.preprocess(x, dtype=self.data.dtype), self.data.y[torch.from_numpy(ids)]
 
-    def survey(self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree | Incident]:
+    def final_statistics(
+        self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]
+    ) -> Iterator[Tree | Incident]:
         """Each client's statistics under the final model, or the incident that prevents them."""
         assert isinstance(self.engine, FlowerEngine)
         return self.engine.statistics(sent, jobs)

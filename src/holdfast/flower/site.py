@@ -195,17 +195,17 @@ class RoundWork:
         )
         self.method = app_config.method
         self.engine = SequentialEngine(self.method, self.context, data, settings)
-        self.memories = SiteClientStates(node, request.run)
+        self.client_states = SiteClientStates(node, request.run)
         self.content = message.content
         self.sent = self._broadcast()
 
     def train(self, client: int, memory_round: int) -> dict[str, Any]:
         """Train one client; returns the records of its reply."""
         request = self.request
-        memory = self.memories.get(client, memory_round) if memory_round else None
+        memory = self.client_states.get(client, memory_round) if memory_round else None
         job = Job(client, self.site.ids(client, request.stage), request.stage, self._payload(client), memory)
         result = next(self.engine.train(self.sent, [job]))
-        self.memories.put(client, request.round, to_device(result.memory, "cpu"), memory_round)
+        self.client_states.put(client, request.round, to_device(result.memory, "cpu"), memory_round)
         fields = {
             "round": request.round,
             "samples": result.samples,
@@ -221,7 +221,7 @@ class RoundWork:
     def statistics(self, client: int) -> dict[str, Any]:
         """One client's statistics under the final model."""
         job = Job(client, self.site.ids(client, self.request.stage), self.request.stage)
-        return {f"client {client}": tree_to_record(self.engine.side.survey(job, self.sent))}
+        return {f"client {client}": tree_to_record(self.engine.runner.final_statistics(job, self.sent))}
 
     def _broadcast(self) -> Broadcast:
         network = self.context.network

@@ -36,7 +36,7 @@ class ConvNet:
         for number, (channels_in, channels_out) in enumerate(pairwise((inputs, *self.channels)), start=1):
             layers[f"conv{number}"] = nn.Conv2d(channels_in, channels_out, self.kernel, padding=self.padding)
             layers[f"conv{number}_relu"] = nn.ReLU()
-            height, width = (side + 2 * self.padding - self.kernel + 1 for side in (height, width))
+            height, width = (runner + 2 * self.padding - self.kernel + 1 for runner in (height, width))
             if number <= self.pools:
                 layers[f"pool{number}"] = nn.MaxPool2d(2)
                 height, width = height // 2, width // 2

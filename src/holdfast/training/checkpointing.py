@@ -19,7 +19,7 @@ from holdfast.runs.tensors import State
 Snapshot = tuple[int, State, dict[str, Any], Mapping[int, State]]  # what `save_checkpoint` takes
 
 
-def snapshot(loop: RoundLoop, memories: StateCache, made_of: dict[str, Any]) -> Snapshot:
+def snapshot(loop: RoundLoop, client_states: StateCache, run_identity: dict[str, Any]) -> Snapshot:
     """What a checkpoint holds: the round, tensors on the host, what the run is made of, and what clients remember."""
     server = loop.server
     tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
@@ -28,7 +28,7 @@ def snapshot(loop: RoundLoop, memories: StateCache, made_of: dict[str, Any]) -> 
     # Nobody trains again after the last round: what is still of use then are models of the clients' own.
     own_models = loop.method.overrides("initial_params") or loop.method.overrides("personal_logits")
     wanted = server.round < loop.settings.rounds or own_models
-    return server.round, tensors, {"made_of": made_of}, memories.changed() if wanted else {}
+    return server.round, tensors, {"made_of": run_identity}, client_states.changed() if wanted else {}
 
 
 def close(directory: RunDirectory, last: Snapshot | None, model: State, opened: ExitStack) -> None:

@@ -19,7 +19,7 @@ IDENTITY = (*settings_with(Role.RESULT), "engine", "hash")
 CHECKPOINTED = (*IDENTITY, "preprocess", "stream")
 
 
-def made_of(described: Mapping[str, Any]) -> dict[str, Any]:
+def run_identity(described: Mapping[str, Any]) -> dict[str, Any]:
     """The identity of the run that a checkpoint belongs to, as JSON stores it."""
     kept: dict[str, Any] = json.loads(json.dumps({key: plain(described[key]) for key in CHECKPOINTED}))
     return kept
@@ -36,7 +36,7 @@ def refuse_change(out: str | Path, then: Mapping[str, Any], now: Mapping[str, An
             )
 
 
-def where_to_go_on(directory: RunDirectory, identity: Mapping[str, Any]) -> Checkpoint | None:
+def find_checkpoint(directory: RunDirectory, identity: Mapping[str, Any]) -> Checkpoint | None:
     """The last checkpoint; None where the run is to begin."""
     checkpoint = directory.load_checkpoint()
     rounds = [record["round"] for record in directory.records()]

@@ -56,7 +56,7 @@ from holdfast.training.checks import (
     warn_of_unused,
 )
 from holdfast.training.description import describe_federation, machine, write_federation
-from holdfast.training.resuming import IDENTITY, made_of, refuse_change, where_to_go_on
+from holdfast.training.resuming import IDENTITY, find_checkpoint, refuse_change, run_identity
 from holdfast.training.run import Run
 
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
@@ -141,7 +141,7 @@ class Training:
 
     def reader(self) -> Callable[[np.ndarray], tuple[torch.Tensor, torch.Tensor]]:
         """What gives training samples, ready for the model, and their labels, by id."""
-        return self.data.labelled
+        return self.data.read_labelled
 
     def describe(self) -> dict[str, Any]:
         """The settings of the run as in an experiment file, and the entries of `RECORDED`."""
@@ -173,14 +173,14 @@ class Training:
             "machine": machine(self.device),
         }
 
-    def loop(self, memories: StateCache) -> RoundLoop:
+    def loop(self, client_states: StateCache) -> RoundLoop:
         """The rounds, with the server at its start."""
         dataset, settings = self.federation.dataset, self.settings
         test = TestSet(dataset, self.context)
         limit = settings.local_test_samples or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)
         few = settings.evaluate_locals and limit is not None and limit < len(test)
         local_test = TestSet(dataset, self.context, limit, settings.seed) if few else test
-        side = ClientRunner(self.method, self.context, self.data, settings)
+        runner = ClientRunner(self.method, self.context, self.data, settings)
         samples = PER_CLASS * dataset.num_classes
         probe = TestSet(dataset, self.context, samples, settings.seed) if settings.probe_every else None
         return RoundLoop(
@@ -189,10 +189,10 @@ class Training:
             self.federation,
             self.engine,
             settings,
-            memories,
+            client_states,
             test,
             local_test,
-            side,
+            runner,
             probe,
         )
 
@@ -211,16 +211,16 @@ class Training:
         """
         with ExitStack() as stack:
             directory, checkpoint, records = None, None, []
-            identity = made_of(self.describe())
+            identity = run_identity(self.describe())
             if out is not None:
                 directory = self._directory(out, experiment, resume)
                 stack.enter_context(directory.lock())
-                checkpoint = where_to_go_on(directory, identity)
+                checkpoint = find_checkpoint(directory, identity)
                 directory.rewind(0 if checkpoint is None else checkpoint.round)
                 records = directory.records()
                 write_federation(directory.path, self.federation)
-            memories = StateCache(directory, checkpoint)
-            loop = self.loop(memories)
+            client_states = StateCache(directory, checkpoint)
+            loop = self.loop(client_states)
             if checkpoint is not None:
                 restore(loop, checkpoint, self.device)
                 if checkpoint.warning is not None:
@@ -232,12 +232,14 @@ class Training:
             def keep(pending: PendingRound, save: bool) -> None:
                 record = loop.finish_round(pending)
                 if record["round"] == self.settings.rounds:
-                    self._conclude(loop, record)
+                    self._finalize(loop, record)
                 records.append(record)
                 if directory is not None:
                     directory.append(record)
                     if save:
-                        memories.committed(directory.save_checkpoint(*snapshot(loop, memories, identity)))
+                        client_states.committed(
+                            directory.save_checkpoint(*snapshot(loop, client_states, identity))
+                        )
                 for tracker in trackers:
                     tracker.log(record)
                 if on_round is not None:
@@ -251,7 +253,7 @@ class Training:
             run = Run(experiment, records, model, None, peak_bytes(self.device))
             if directory is not None:
                 run.path = directory.path
-                last = snapshot(loop, memories, identity) if len(records) > done else None
+                last = snapshot(loop, client_states, identity) if len(records) > done else None
                 ending = partial(close, directory, last, model.state_dict(), stack.pop_all())
                 ending() if submit_final_write is None else submit_final_write(ending)
             return run
@@ -276,7 +278,7 @@ class Training:
                 if late and number < self.settings.rounds:
                     keep(pending, True)
                     saved = time.monotonic()
-                elif self._runs_ahead:
+                elif self._overlaps_rounds:
                     waiting.append(pending)
                 else:
                     keep(pending, False)
@@ -284,7 +286,7 @@ class Training:
             keep_last()  # a round that went well is kept when the next one does not
 
     @property
-    def _runs_ahead(self) -> bool:
+    def _overlaps_rounds(self) -> bool:
         """Whether a round begins while the last one's model is still tested; not where it needs what tests find."""
         return self.device.type == "cuda" and not self.settings.evaluate_locals
 
@@ -295,7 +297,7 @@ class Training:
         refuse_change(out, directory.experiment, {key: experiment[key] for key in IDENTITY})
         return directory
 
-    def _conclude(self, loop: RoundLoop, record: dict[str, Any]) -> None:
+    def _finalize(self, loop: RoundLoop, record: dict[str, Any]) -> None:
         """What a method does once after the last round, over all clients (CCVR); it belongs to that round's record."""
         if not self.method.overrides("final_statistics"):
             return
@@ -306,7 +308,7 @@ class Training:
         holders = np.flatnonzero(self.federation.sizes(stage)).tolist()
         jobs = [Job(k, self.federation.client(k, stage), stage) for k in holders]
         usable, incidents = 0, []
-        for said in self.survey(loop, sent, jobs):
+        for said in self.final_statistics(loop, sent, jobs):
             if isinstance(said, Incident):
                 incidents.append(said)
             else:
@@ -318,10 +320,12 @@ class Training:
         record["incidents"] += [incident.record() for incident in incidents]
         record |= loop.evaluate_final()
 
-    def survey(self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree | Incident]:
+    def final_statistics(
+        self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]
+    ) -> Iterator[Tree | Incident]:
         """What each client says of the final model, or why it says nothing."""
         for job in jobs:
-            yield loop.side.survey(job, sent)
+            yield loop.runner.final_statistics(job, sent)
 
     def _final_model(self, loop: RoundLoop) -> nn.Module:
         net = self.context.network.module()

@@ -65,13 +65,13 @@ class VectorizedEngine:
     ) -> None:
         """``width`` is the size of the largest batch of any client; ``sizes`` [stages, clients] are sample counts."""
         self.method, self.context, self.data, self.settings = method, context, data, settings
-        self.side = ClientRunner(method, context, data, settings)
+        self.runner = ClientRunner(method, context, data, settings)
         self.lanes, self.width = lanes, width
         self.group = lanes
         self.graphs = context.device.type == "cuda"
         ready_bytes = data.x.numel() * data.dtype.itemsize
         if not self.graphs and not data.preprocess.augments and ready_bytes <= READY_BYTES:
-            self.data = data.made_ready()
+            self.data = data.preprocessed()
         self.next_schedule: RoundSchedule | None = None  # prepared while the GPU was busy
         self.step_cache = StepCache(self.graphs)
         self.global_params = {
@@ -86,7 +86,7 @@ class VectorizedEngine:
         self.lr = torch.zeros((), dtype=torch.float64 if context.dtype == torch.float64 else torch.float32,
                               device=context.device)  # fmt: skip
         self.client_step = ClientStep(
-            method, context, settings, self.side.cache_teachers, self.global_params, self.lr
+            method, context, settings, self.runner.cache_teachers, self.global_params, self.lr
         )
         self.conv_filters = ConvFilters(method, settings, self.params, self.momentum, self.global_params)
         # The learning rate of each epoch and parameter, if the method sets them.
@@ -174,7 +174,7 @@ class VectorizedEngine:
         return prefetched
 
     def _new_schedule(self, round: int, jobs: Sequence[Job]) -> RoundSchedule:
-        planned = [self.side.plan(job, round) for job in jobs]
+        planned = [self.runner.plan(job, round) for job in jobs]
         schedule = schedule_round(
             round,
             planned,
@@ -218,7 +218,7 @@ class VectorizedEngine:
         """Load these clients into their lanes."""
         if not slots:
             return
-        clients = self.side.start([slot.planned for slot in slots], sent)
+        clients = self.runner.start([slot.planned for slot in slots], sent)
         for slot, prepared in zip(slots, clients, strict=True):
             slot.prepared = prepared
             self._allocate(prepared, slot)
@@ -286,7 +286,7 @@ class VectorizedEngine:
             lane = slot.lane
             params, buffers, momentum = ({k: v[lane] for k, v in views.items()} for views in unbound)
             loss = losses[lane] / slot.steps
-            yield self.side.finish(slot.prepared, params, buffers, momentum, carry, loss, finite[lane])
+            yield self.runner.finish(slot.prepared, params, buffers, momentum, carry, loss, finite[lane])
 
     # A step ---------------------------------------------------------------------------------------------
 
