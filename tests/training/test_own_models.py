@@ -426,7 +426,7 @@ def test_a_run_does_not_go_on_with_another_module(federation, tmp_path):
         ),
         (
             nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)),
-            r"'2\.weight' was of shape \(3, 4\), now it is not there",
+            r"'2\.weight' was of shape \(3, 4\), now it is absent",
         ),
     ):
         with pytest.raises(hf.HoldfastError, match=said):

@@ -1,38 +1,91 @@
-"""Between a run in memory and its directory: what a checkpoint holds, how it is taken up, how a run ends."""
+"""Checkpoints of a run: what they contain, how a run is restored from one, and when it may be resumed."""
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, HoldfastWarning
+from holdfast.core.settings import DEFAULTS, Role, settings_with, with_current_names
 from holdfast.core.trees import leaves, to_device, unflatten
 from holdfast.engine.rounds import RoundLoop
 from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Server, Tensors
 from holdfast.runs import Checkpoint, RunDirectory
+from holdfast.runs.metrics_file import plain
 from holdfast.runs.tensors import State
 
-Snapshot = tuple[int, State, dict[str, Any], Mapping[int, State]]  # what `save_checkpoint` takes
+IDENTITY = (*settings_with(Role.RESULT), "engine", "hash")
+"""The settings that a resumed run must share with the original one."""
+
+CHECKPOINTED = (*IDENTITY, "preprocess", "stream")
+
+
+def run_identity(described: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity of a run, as JSON stores it in a checkpoint."""
+    kept: dict[str, Any] = json.loads(json.dumps({key: plain(described[key]) for key in CHECKPOINTED}))
+    return kept
+
+
+def refuse_change(out: str | Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise if a run would be resumed as another one."""
+    for key, value in now.items():
+        before = then.get(key, DEFAULTS.get(key))
+        if before != value:
+            name = "federation, by its hash" if key == "hash" else key
+            raise HoldfastError(
+                f"{out} cannot be resumed with another {name}: it was {before!r}, now it is {value!r}"
+            )
+
+
+def find_checkpoint(directory: RunDirectory, identity: Mapping[str, Any]) -> Checkpoint | None:
+    """The last checkpoint to resume from; None if the run starts at round 1."""
+    checkpoint = directory.load_checkpoint()
+    rounds = [record["round"] for record in directory.records()]
+    if checkpoint is None:
+        if directory.finished:
+            raise HoldfastError(
+                f"{directory.path} is finished, but its checkpoint is gone; restore the folder checkpoint/ "
+                "from a copy, or move the run away and begin it anew"
+            )
+        if rounds:
+            text = f"{directory.path} has no checkpoint yet: it begins again with round 1"
+            warnings.warn(text, HoldfastWarning, stacklevel=4)
+        return None
+    if "made_of" in checkpoint.meta:
+        refuse_change(directory.path, with_current_names(checkpoint.meta["made_of"]), identity)
+    if rounds[: checkpoint.round] != list(range(1, checkpoint.round + 1)):
+        raise HoldfastError(
+            f"{directory.path} has a checkpoint of round {checkpoint.round}, but not the records of all rounds up "
+            "to it; restore metrics.jsonl from a copy, or move the run away and begin it anew"
+        )
+    return checkpoint
+
+
+Snapshot = tuple[int, State, dict[str, Any], Mapping[int, State]]
+"""The arguments of `RunDirectory.save_checkpoint`: round, tensors, metadata, changed client states."""
 
 
 def snapshot(loop: RoundLoop, client_states: StateCache, run_identity: dict[str, Any]) -> Snapshot:
-    """What a checkpoint holds: the round, tensors on the host, what the run is made of, and what clients remember."""
+    """The content of a checkpoint: the round, tensors on the host, the run's identity, changed client states."""
     server = loop.server
     tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
     tensors = {k: v.cpu() for k, v in tensors.items()}
     tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.evaluation_state().items()}
-    # Nobody trains again after the last round: what is still of use then are models of the clients' own.
+    # After the last round client states are needed only where they contain personal models.
     own_models = loop.method.overrides("initial_params") or loop.method.overrides("personal_logits")
     wanted = server.round < loop.settings.rounds or own_models
     return server.round, tensors, {"made_of": run_identity}, client_states.changed() if wanted else {}
 
 
 def close(directory: RunDirectory, last: Snapshot | None, model: State, opened: ExitStack) -> None:
-    """Write the last checkpoint and the final model, and let go of the directory."""
+    """Write the last checkpoint and the final model, and release the directory."""
     with opened:
         if last is not None:
             directory.save_checkpoint(*last)
@@ -40,7 +93,7 @@ def close(directory: RunDirectory, last: Snapshot | None, model: State, opened: 
 
 
 def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device) -> None:
-    """Put the server where the checkpoint left it."""
+    """Restore the server and the evaluation state from a checkpoint."""
     tree = unflatten(dict(checkpoint.tensors))
     params, buffers, state = (to_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))
     _refuse_another_model({**params, **buffers}, {**loop.server.params, **loop.server.buffers})
@@ -49,11 +102,11 @@ def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device) -> No
 
 
 def _refuse_another_model(then: Tensors, now: Tensors) -> None:
-    """Refuse to go on with a module of the user's own that is not the one the run was begun with."""
+    """Raise if the model's tensors have other names or shapes than those in the checkpoint."""
     for name in {**then, **now}:
         before, after = (tuple(model[name].shape) if name in model else None for model in (then, now))
         if before != after:
-            was, now_is = ("not there" if shape is None else f"of shape {shape}" for shape in (before, after))
+            was, now_is = ("absent" if shape is None else f"of shape {shape}" for shape in (before, after))
             raise HoldfastError(
                 f"the run cannot be resumed with another model: '{name}' was {was}, now it is {now_is}"
             )

@@ -1,4 +1,4 @@
-"""What is looked at before a run begins: whether the model fits the data, and its batches the model."""
+"""Validation before training: arguments, the model against the data, batches against the model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from holdfast.models.network import Network, Output
 from holdfast.models.registry import ModelSpec
 from holdfast.runs.metrics_file import plain
 
-FEW_VALUES = 4  # of a channel in a batch: over fewer, gradients of BatchNorm grew a thousandfold
+FEW_VALUES = 4  # values of a channel in a batch; with fewer, gradients of BatchNorm grew a thousandfold
 
 
 def check_kinds(method: object, model: object, federation: object) -> None:
-    """That things are what they must be, before anything is asked of them."""
+    """Raise if a method, a model or a federation has the wrong type."""
     if isinstance(method, type) or not isinstance(method, (Method, str)):
         raise HoldfastError(
             f"method is {named(method)}; it must be a method, such as holdfast.FedAvg(), or text such as "
@@ -44,7 +44,7 @@ def check_kinds(method: object, model: object, federation: object) -> None:
 
 
 def _check_fields(method: Method) -> None:
-    """That a method of the user's own can be written down."""
+    """Raise if a method's fields cannot be stored as JSON."""
     for part in method.parts if isinstance(method, Stack) else (method,):
         for name, value in part.describe().items():
             try:
@@ -57,7 +57,7 @@ def _check_fields(method: Method) -> None:
 
 
 def check_cohort(settings: Settings, clients: int) -> None:
-    """That a round can have as many clients as are asked for."""
+    """Warn if a round wants more clients than there are; raise if it can never have min_clients."""
     if settings.clients_per_round is not None and settings.clients_per_round > clients:
         wanted = settings.clients_per_round
         text = f"clients_per_round is {wanted}, but there are {clients} clients: all of them take part"
@@ -70,7 +70,7 @@ def check_cohort(settings: Settings, clients: int) -> None:
 
 
 def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
-    """One forward pass: the model must take these samples and have an output for each class."""
+    """Raise if a forward pass fails or does not return one logit for each class."""
     if network.num_outputs != dataset.num_classes:
         linears = [(name, m) for name, m in network.net.named_modules() if isinstance(m, nn.Linear)]
         fitting = [name for name, linear in linears if linear.out_features == dataset.num_classes]
@@ -102,7 +102,7 @@ def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
 
 
 def _ends_with_its_classifier(network: Network, out: Output) -> bool:
-    """Whether the outputs are the classifier's, but for a constant, which cross-entropy does not see."""
+    """Whether the logits are the classifier's outputs, up to a constant, which cross-entropy ignores."""
     if out.features.shape[-1] != network.head.features:
         return False
     alone = network.head.logits(network.params, out.features)
@@ -111,7 +111,7 @@ def _ends_with_its_classifier(network: Network, out: Output) -> bool:
 
 
 def warn_of_own_draws(network: Network, data: DeviceData) -> None:
-    """Warn of a model whose training the seed does not decide; torch's global generator is left as it was."""
+    """Warn of a model that draws from torch's global generator, whose state is restored."""
     x, buffers = data.read(np.array([0, 0])), {name: b.clone() for name, b in network.buffers.items()}
     gpu = x.device if x.device.type == "cuda" else None
 
@@ -141,18 +141,18 @@ def warn_of_unused(names: Collection[str]) -> None:
 
 
 def ignores_padding(network: Network, data: DeviceData) -> bool:
-    """Whether what fills up a batch changes nothing: neither what a model says of the other samples nor its buffers.
+    """Whether padding a batch changes neither the outputs for its other samples nor the buffers.
 
     Lanes rely on it. Torch's own batch norms see no padding there; means over a batch of a user's own do.
     """
     plain = network.clone()
-    plain.own_kernels = False  # which would first have to be compiled for such a batch
+    plain.own_kernels = False  # they would be compiled for this batch alone
     x = data.read(np.arange(4) % len(data.labels))
     mask, x, other = x.new_tensor([1.0, 1.0, 0.0]), x[:3], x[[0, 1, 3]]
     key = torch.zeros((), dtype=torch.int64, device=x.device)
 
     def outcome(batch: Tensor) -> list[Tensor]:
-        torch.manual_seed(0)  # of those that draw by themselves
+        torch.manual_seed(0)  # for models that draw from the global generator
         buffers = {name: b.clone() for name, b in plain.buffers.items()}
         out, after = plain.pure(plain.params, buffers, batch, mask, key)
         return [out.logits[:2], *after.values()]
@@ -161,12 +161,12 @@ def ignores_padding(network: Network, data: DeviceData) -> bool:
         with torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
             pairs = zip(outcome(x), outcome(other), strict=True)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
-        return True  # such a model is refused for another reason, where it is
+        return True  # the model is refused elsewhere, for another reason
     return all(torch.allclose(one, two, rtol=1e-4, atol=1e-5, equal_nan=True) for one, two in pairs)
 
 
 def warn_of_tiny_batches(network: Network, data: DeviceData, sizes: np.ndarray, batch_size: int) -> None:
-    """Warn of last batches over which BatchNorm may throw a model off; one of a single sample joins another.
+    """Warn of last batches so small that BatchNorm may make training diverge; a single sample joins another batch.
 
     ``sizes`` are the samples of each client at each stage: ``[S, K]``.
     """

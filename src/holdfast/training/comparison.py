@@ -1,4 +1,4 @@
-"""Several methods on the same federations, over several seeds: who is better, and by more than chance?"""
+"""Comparison of methods on the same federations over several seeds, with paired tests."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from holdfast.runs import RunDirectory
 from holdfast.runs.comparison import write_baseline
 from holdfast.training.experiment import Experiment
 
-PUBLIC = 0.025  # what every method gets when one of them learns from public data and none was given
+PUBLIC = 0.025  # public share for every method if one of them needs public data and none is given
 
 Records = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """One method of a comparison; lists hold one value per seed, shares are fractions."""
+    """The results of one method; lists hold one value for each seed, accuracies are fractions."""
 
     method: str
     seeds: list[int]
@@ -37,14 +37,14 @@ class MethodSummary:
     forgetting: list[float]  # mean over classes of (best accuracy ever - final accuracy)
     rounds_to_target: list[int | None]
     seconds: list[float]
-    megabytes: list[float]  # sent, both ways
+    megabytes: list[float]  # in both directions
     difference: float | None  # mean accuracy above the first method's, on the same seeds
-    p_value: float | None  # that chance alone makes such a difference: paired t-test
+    p_value: float | None  # of a paired t-test against the first method
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of a comparison; ``rows`` are in the order of the methods given."""
+    """The result of a comparison; ``rows`` are in the order of the methods."""
 
     rows: list[MethodSummary]
     target: float  # accuracy that "rounds to target" counts to
@@ -106,7 +106,7 @@ def _run_all(
     on_start: Callable[[str, int], None] | None,
     on_round: Callable[[dict[str, Any]], None] | None,
 ) -> tuple[dict[str, dict[int, Records]], list[Path]]:
-    """Every run's records, by method and seed, and its directory; one's files are written while the next trains."""
+    """The records of every run by method and seed, and the directories; files are written during the next run."""
     runs: dict[str, dict[int, Records]] = {name: {} for name in variants}
     paths = []
     dataset: Dataset | None = None
@@ -116,7 +116,7 @@ def _run_all(
         def write(close: Callable[[], None]) -> None:
             written.append(writer.submit(close))
             for before in written[:-1]:
-                before.result()  # or what went wrong
+                before.result()  # raises the error of a failed write
 
         for seed in seeds:
             federation: Federation | None = None
@@ -134,7 +134,7 @@ def _run_all(
                     first = dataset is None
                     dataset = dataset if dataset is not None and one.data_is_fixed else one.load_data()
                     federation = one.build_federation(dataset)
-                    # What one of them refuses must be said before the others have trained for hours.
+                    # An error of one method must not come after hours of training the others.
                     for other in variants.values() if first else ():
                         replace(other, seed=seed).refuse_early(federation)
                 resume = path is not None and (path / "experiment.yaml").exists()
@@ -159,7 +159,7 @@ def _with_public(methods: Sequence[str], experiment: Experiment) -> tuple[Experi
 
 
 def _finished(path: Path, experiment: Experiment) -> bool:
-    """Whether this very experiment lies finished in ``path``; another one there is an error."""
+    """Whether ``path`` holds this experiment, finished; raise if it holds another one."""
     if not (path / "experiment.yaml").exists():
         return False
     directory = RunDirectory.open(path)

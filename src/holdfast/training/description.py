@@ -1,4 +1,4 @@
-"""What a run writes down of itself: who held what, and where it ran."""
+"""The description of a run in its directory: its federation and its machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.runs.metrics_file import plain
 
 
 def describe_federation(federation: Federation) -> dict[str, Any]:
-    """Who holds what, in the words of an experiment file."""
+    """The settings of a federation, as in an experiment file."""
     partition = dict(plain(federation.partition))
     stream = partition.pop("stream", None)
     if stream is not None and federation.schedule is not None:
@@ -36,7 +36,7 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
 
 
 def write_federation(path: Path, federation: Federation, most: int = 10_000) -> None:
-    """Who holds what, for people and for the report: federation.json (the first ``most`` clients)."""
+    """Write federation.json: label counts of the first ``most`` clients, for people and for the report."""
     shown = np.arange(min(federation.clients, most))
     stages = range(federation.stages)
     arriving = replace(federation, cumulative=False)
@@ -55,7 +55,7 @@ def write_federation(path: Path, federation: Federation, most: int = 10_000) -> 
 
 
 def machine(device: torch.device) -> str:
-    """The machine in a few words."""
+    """A short description of the machine."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

@@ -1,4 +1,4 @@
-"""An experiment as plain values: what a file or a command line says, and how it becomes a run."""
+"""An experiment as plain values, as in a file or on the command line, and how it becomes a run."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Experiment(ExperimentSettings):
         object.__setattr__(self, name, value)
 
     def _refuse_unwritable(self) -> None:
-        """Refuse what a run recorded of things that only a Python program can make."""
+        """Raise if an entry stands for an object that only a Python program can make."""
         for name, mark in (
             ("data", "own"),
             ("method", "own"),
@@ -148,19 +148,18 @@ class Experiment(ExperimentSettings):
         return self.from_mapping(changed(self.describe(), settings))
 
     def describe(self) -> dict[str, Any]:
-        """Every setting as plain values: what ``from_mapping`` takes."""
+        """All settings as plain values; ``from_mapping`` is the inverse."""
         described: dict[str, Any] = _plain(asdict(self))
         return described
 
-    # Making it real -------------------------------------------------------------------------------------
+    # Running --------------------------------------------------------------------------------------------
 
     @property
     def data_is_fixed(self) -> bool:
-        """Whether every seed has the same data; what is mixed of several domains is drawn by the seed."""
+        """Whether every seed has the same data; a mixture of domains is drawn by the seed."""
         return self.data.partition(":")[0] != MIXED_DIGITS
 
     def load_data(self) -> Dataset:
-        """The data set."""
         from holdfast.data.mixed import DIGIT_DOMAINS, mix_domains
         from holdfast.data.preprocess import Preprocess, preprocess_for
         from holdfast.data.sources import check_name, load
@@ -174,14 +173,14 @@ class Experiment(ExperimentSettings):
         if name != MIXED_DIGITS:
             return load(self.data, preprocess=preset)
         names = domains.split(",") if domains else DIGIT_DOMAINS
-        for domain in names:  # all of them before any is downloaded
+        for domain in names:  # check all names before any download
             check_name(domain)
         mixed = mix_domains([load(domain) for domain in names], seed=self._partition_seed)
         chosen = preset if isinstance(preset, Preprocess) else preprocess_for(MIXED_DIGITS, preset)
         return replace(mixed, preprocess=chosen)
 
     def build_federation(self, dataset: Dataset | None = None) -> Federation:
-        """Who holds what; ``dataset`` is what `load_data` gave, where that is at hand."""
+        """The federation; ``dataset`` is the result of `load_data`, if it is loaded already."""
         from holdfast.data.federation import Federation
         from holdfast.data.schedules import schedule_from
         from holdfast.data.streams import federation_from
@@ -221,8 +220,9 @@ class Experiment(ExperimentSettings):
     ) -> Run:
         """Train, and keep what comes of it in the directory ``out``.
 
-        ``resume`` continues what lies there. ``federation`` is what `build_federation` gave, where several
-        runs share it. ``trackers`` and ``on_round`` are told of every round; ``hand_over`` as in `holdfast.train`.
+        ``resume`` continues the run in ``out``. ``federation`` is the result of `build_federation`, if several runs
+        share it. ``trackers`` and ``on_round`` receive the record of every round; ``submit_final_write`` as in
+        `holdfast.train`.
         """
         from holdfast.methods.registry import method_from
         from holdfast.models.registry import ModelSpec
@@ -245,7 +245,7 @@ class Experiment(ExperimentSettings):
         )
 
     def refuse_early(self, federation: Federation) -> None:
-        """Raise what `run` would raise before its first round, whatever the engine and the device."""
+        """Raise the errors that `run` would raise before its first round."""
         from holdfast.engine.sequential import SequentialEngine
         from holdfast.methods.registry import method_from
         from holdfast.models.registry import ModelSpec
@@ -253,7 +253,7 @@ class Experiment(ExperimentSettings):
 
         method, model = (self._mapping(name) for name in ("method", "model"))
         settings = Settings(**{name: getattr(self, name) for name in SCHEDULE_SETTINGS})
-        with catch_warnings(action="ignore"):  # they come when it trains
+        with catch_warnings(action="ignore"):  # they are shown when it trains
             Training(
                 method_from(method),
                 ModelSpec.from_description(model),
@@ -261,7 +261,7 @@ class Experiment(ExperimentSettings):
                 settings,
                 engine=partial(
                     SequentialEngine, settings=settings
-                ),  # the least that trains: one copy of the model
+                ),  # the smallest engine: one copy of the model
                 device="cpu",
                 batchnorm=cast("BatchNormPolicy", self.batchnorm),
                 classifier=self.classifier,
@@ -272,17 +272,16 @@ class Experiment(ExperimentSettings):
         return self.seed if self.partition_seed is None else self.partition_seed
 
     def _mapping(self, name: str) -> Mapping[str, Any]:
-        """A setting that ``__post_init__`` has made a mapping."""
+        """A setting that ``__post_init__`` has converted to a mapping."""
         value = getattr(self, name)
         assert isinstance(value, Mapping)
         return value
 
 
 class _Once(yaml.SafeLoader):
-    """YAML in which no key is given twice, of which the last would hold."""
+    """A loader that refuses duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """A mapping, as `SafeLoader` does."""
         keys = [key.value for key, _ in node.value]
         for at, key in enumerate(keys):
             if key in keys[:at]:
@@ -292,7 +291,7 @@ class _Once(yaml.SafeLoader):
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file, or one sentence on what is wrong with it."""
+    """The mapping in a YAML file."""
     try:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), _Once)  # noqa: S506 (a SafeLoader)
     except OSError as error:
@@ -309,7 +308,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def changed(described: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """Described settings with ``key=value`` lines applied; dots lead inside (``method.beta=0.5``)."""
+    """Settings with ``key=value`` changes applied; dots separate nested keys (``method.beta=0.5``)."""
     values: dict[str, Any] = _plain(described)
     for setting in settings:
         path, equals, text = setting.partition("=")
@@ -341,7 +340,7 @@ def _from_yaml(value: Any, hint: Any) -> Any:
 
 
 def _absolute(path: str) -> str:
-    """A path that stays right when the run is resumed from elsewhere; what is no path is left alone."""
+    """An absolute path, so that the run can be resumed from another directory; other text is returned unchanged."""
     found = Path(path).expanduser()
     return str(found.resolve()) if found.exists() else path
 
@@ -376,7 +375,7 @@ def _stream(written: Described | None) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """A copy of mappings and sequences as dicts and lists, so that what is written equals what is read."""
+    """A copy with dicts and lists, so that written and read values are equal."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,4 +1,4 @@
-"""What a training run came to: its records, its model, and the figures that are read off them."""
+"""The result of training: records, model and derived figures."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from holdfast.runs import RunDirectory
 
 @dataclass(eq=False)
 class Run:
-    """What a training run came to."""
+    """The result of a training run."""
 
     experiment: dict[str, Any]
-    records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
+    records: list[dict[str, Any]]  # one for each round, as in metrics.jsonl
     model: nn.Module
     path: Path | None = None
-    peak_bytes: int | None = None  # held at most, of the GPU if trained there, else of RAM
+    peak_bytes: int | None = None  # peak memory: of the GPU if it was used, else RAM
 
     def __repr__(self) -> str:
         where = "" if self.path is None else f", in '{self.path}'"

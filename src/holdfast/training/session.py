@@ -46,7 +46,15 @@ from holdfast.models.wrapping import build_network
 from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
-from holdfast.training.checkpointing import close, restore, snapshot
+from holdfast.training.checkpointing import (
+    IDENTITY,
+    close,
+    find_checkpoint,
+    refuse_change,
+    restore,
+    run_identity,
+    snapshot,
+)
 from holdfast.training.checks import (
     check_cohort,
     check_model,
@@ -56,7 +64,6 @@ from holdfast.training.checks import (
     warn_of_unused,
 )
 from holdfast.training.description import describe_federation, machine, write_federation
-from holdfast.training.resuming import IDENTITY, find_checkpoint, refuse_change, run_identity
 from holdfast.training.run import Run
 
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
@@ -65,7 +72,7 @@ SubmitWrite = Callable[[Callable[[], None]], object]
 
 
 class Training:
-    """A run made ready: everything checked and on the device, nothing trained yet."""
+    """A prepared run: validated, with its data on the device, not trained yet."""
 
     def __init__(
         self,
@@ -140,7 +147,7 @@ class Training:
             )
 
     def reader(self) -> Callable[[np.ndarray], tuple[torch.Tensor, torch.Tensor]]:
-        """What gives training samples, ready for the model, and their labels, by id."""
+        """The function that reads training samples, preprocessed, and their labels by id."""
         return self.data.read_labelled
 
     def describe(self) -> dict[str, Any]:
@@ -174,7 +181,7 @@ class Training:
         }
 
     def loop(self, client_states: StateCache) -> RoundLoop:
-        """The rounds, with the server at its start."""
+        """The round loop, with the server in its initial state."""
         dataset, settings = self.federation.dataset, self.settings
         test = TestSet(dataset, self.context)
         limit = settings.local_test_samples or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)
@@ -207,7 +214,7 @@ class Training:
     ) -> Run:
         """Train, from the start or from the last checkpoint in ``out``.
 
-        ``hand_over`` is given what writes the end of the run to the disk, for another thread to call.
+        ``submit_final_write`` receives the function that writes the end of the run to the disk.
         """
         with ExitStack() as stack:
             directory, checkpoint, records = None, None, []
@@ -259,10 +266,10 @@ class Training:
             return run
 
     def _rounds(self, loop: RoundLoop, first: int, keep: Callable[[PendingRound, bool], None]) -> None:
-        """Do the rounds; ``keep`` takes each in turn, and whether a checkpoint is due: after the last it is not.
+        """Run the rounds; ``keep(round, checkpoint)`` stores each, with a checkpoint where one is due before the last.
 
-        A GPU begins the next round first, since it may still be testing, unless a checkpoint is due; the last round
-        is kept while it is at work.
+        A GPU starts the next round before the last one is stored, since its test may still be running, unless a
+        checkpoint is due.
         """
         saved, waiting = time.monotonic(), list[PendingRound]()
 
@@ -283,11 +290,11 @@ class Training:
                 else:
                     keep(pending, False)
         finally:
-            keep_last()  # a round that went well is kept when the next one does not
+            keep_last()  # a complete round is stored even if the next one fails
 
     @property
     def _overlaps_rounds(self) -> bool:
-        """Whether a round begins while the last one's model is still tested; not where it needs what tests find."""
+        """Whether a round starts while the last model is still tested; not if it needs the result of that test."""
         return self.device.type == "cuda" and not self.settings.evaluate_locals
 
     def _directory(self, out: str | Path, experiment: dict[str, Any], resume: bool) -> RunDirectory:
@@ -298,7 +305,7 @@ class Training:
         return directory
 
     def _finalize(self, loop: RoundLoop, record: dict[str, Any]) -> None:
-        """What a method does once after the last round, over all clients (CCVR); it belongs to that round's record."""
+        """Finalize the model from statistics of all clients, for methods such as CCVR; recorded with the last round."""
         if not self.method.overrides("final_statistics"):
             return
         before = loop.server
@@ -323,19 +330,19 @@ class Training:
     def final_statistics(
         self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]
     ) -> Iterator[Tree | Incident]:
-        """What each client says of the final model, or why it says nothing."""
+        """Each client's statistics under the final model, or the incident that prevents them."""
         for job in jobs:
             yield loop.runner.final_statistics(job, sent)
 
     def _final_model(self, loop: RoundLoop) -> nn.Module:
         net = self.context.network.module()
-        # What is frozen is there already, and weights that are one tensor have one name.
+        # Not strict: frozen parameters are in the module already, and tied weights have one name.
         net.load_state_dict({**self.method.eval_params(loop.server), **loop.server.buffers}, strict=False)
         return net.cpu().eval()
 
 
 def _bounds(x: torch.Tensor) -> tuple[float, float]:
-    """The smallest and the largest value that stored samples may have."""
+    """The smallest and the largest value that a stored sample can have."""
     ends = x.aminmax() if x.is_floating_point() else torch.iinfo(x.dtype)
     return float(ends.min), float(ends.max)
 

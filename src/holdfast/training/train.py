@@ -127,7 +127,7 @@ def train(
     training = Training(
         method, model, federation, settings, engine=engine, device=device, precision=precision,
         parallel_clients=parallel_clients, ray_address=ray_address, batchnorm=batchnorm, classifier=classifier,
-        own_kernels=begun.get("own_kernels"),  # what the machine is like today must not change how it rounds
+        own_kernels=begun.get("own_kernels"),  # a resumed run rounds as it did before
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
     return training.run(described, out, resume, list(trackers), on_round, submit_final_write)
