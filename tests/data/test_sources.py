@@ -17,7 +17,7 @@ import torch
 from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
 from holdfast.data.preprocess import Preprocess, preprocess_for
-from holdfast.data.sources import DATASETS, describe, load
+from holdfast.data.sources import DATASETS, describe, formats, load
 from holdfast.data.sources.files import File, download, unpack
 from holdfast.data.sources.formats import read_idx, stratified_split
 from holdfast.data.sources.pickles import read_pickled_arrays
@@ -223,6 +223,52 @@ def cifar10_archive():
     entries["test_batch"] = {b"data": images[10:].reshape(2, -1), b"labels": [3, 4]}
     entries["batches.meta"] = {b"label_names": [b"airplane", *(f"class {i}".encode() for i in range(1, 10))]}
     return images, cifar_archive("cifar-10-batches-py", entries)
+
+
+def cifar10_binary_archive():
+    """The binary version: records of a label and an image; names in a text file that ends in an empty line."""
+    images = pixels(12, 3, 32, 32)
+    labels = [0, 9, 1, 8, 2, 7, 3, 6, 4, 5, 3, 4]
+    records = [bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True)]
+    contents = {f"data_batch_{i + 1}.bin": b"".join(records[2 * i : 2 * i + 2]) for i in range(5)}
+    contents["test_batch.bin"] = b"".join(records[10:])
+    contents["batches.meta.txt"] = b"airplane\n" + b"".join(b"class %d\n" % i for i in range(1, 10)) + b"\n"
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, raw in contents.items():
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            info.size = len(raw)
+            tar.addfile(info, io.BytesIO(raw))
+    return images, buffer.getvalue()
+
+
+def test_cifar10_from_the_binary_archive_without_a_pickle(root, monkeypatch):
+    monkeypatch.setattr(formats, "read_pickled_arrays", None)
+    images, archive = cifar10_binary_archive()
+    (root / "cifar-10-binary.tar.gz").write_bytes(archive)
+    (root / "cifar-10-python.tar.gz").write_bytes(b"is not read")
+    data = load("cifar10", root=root, download=False)
+    np.testing.assert_array_equal(data.x_train, images[:10])
+    np.testing.assert_array_equal(data.x_test, images[10:])
+    assert data.y_train.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
+    assert data.y_test.tolist() == [3, 4]
+    assert data.classes == ("airplane", *(f"class {i}" for i in range(1, 10)))
+
+
+def test_cifar100_from_the_binary_version(root):
+    train, test = pixels(100, 3, 32, 32), pixels(3, 3, 32, 32)
+    folder = root / "cifar-100-binary"
+    folder.mkdir()
+    for name, x, y in (("train", train, list(range(100))), ("test", test, [7, 8, 99])):
+        records = [
+            bytes([5, label]) + image.tobytes() for label, image in zip(y, x, strict=True)
+        ]  # 5: coarse
+        (folder / f"{name}.bin").write_bytes(b"".join(records))
+    (folder / "fine_label_names.txt").write_text("".join(f"c{i}\n" for i in range(100)))
+    data = load("cifar100", root=root)
+    np.testing.assert_array_equal(data.x_test, test)
+    assert data.y_test.tolist() == [7, 8, 99]
+    assert data.classes[99] == "c99"
 
 
 @pytest.mark.parametrize("place", ["cifar10", "."])
@@ -484,17 +530,17 @@ def test_bare_files_are_downloaded_into_the_cache_once(root, monkeypatch, tmp_pa
 
 
 def test_archives_are_downloaded_unpacked_and_dropped(root, monkeypatch, tmp_path):
-    images, archive = cifar10_archive()
+    images, archive = cifar10_binary_archive()
     (tmp_path / "server").mkdir()
-    (tmp_path / "server/cifar-10-python.tar.gz").write_bytes(archive)
+    (tmp_path / "server/cifar-10-binary.tar.gz").write_bytes(archive)
     monkeypatch.setitem(DATASETS, "cifar10", published_at(DATASETS["cifar10"], tmp_path / "server"))
     np.testing.assert_array_equal(load("cifar10").x_test, images[10:])
-    assert [path.name for path in (tmp_path / "cache/holdfast/cifar10").iterdir()] == ["cifar-10-batches-py"]
+    assert [path.name for path in (tmp_path / "cache/holdfast/cifar10").iterdir()] == ["cifar-10-batches-bin"]
 
 
 def test_a_failed_download_raises_an_error_with_instructions(root, monkeypatch, tmp_path):
     monkeypatch.setitem(DATASETS, "cifar10", published_at(DATASETS["cifar10"], tmp_path / "nowhere"))
-    with pytest.raises(HoldfastError, match=r"cifar-10-python\.tar\.gz \(the download failed: .*put it in"):
+    with pytest.raises(HoldfastError, match=r"cifar-10-binary\.tar\.gz \(the download failed: .*put it in"):
         load("cifar10", root=root)
     assert not list((tmp_path / "cache/holdfast").iterdir())
 
@@ -580,7 +626,7 @@ def test_describe_returns_sizes_and_locations(root):
     assert rows["digits"]["found"] == "embedded"
     assert rows["mnist"]["found"] == str(root / "mnist")
     assert rows["mnist"]["missing"] is None
-    assert "cifar-10-python.tar.gz" in rows["cifar10"]["missing"]
+    assert "cifar-10-binary.tar.gz" in rows["cifar10"]["missing"]
     assert rows["cifar100"]["classes"] == 100
     assert (rows["svhn"]["train"], rows["svhn"]["shape"]) == (73_257, [3, 32, 32])
     assert json.loads(json.dumps(rows)) == rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -141,13 +142,13 @@ def _find(source: Source, root: Path | None) -> tuple[FileLayout, Path] | None:
 
 
 def _fetch(source: Source, root: Path | None, download: bool) -> tuple[FileLayout, Path]:
-    """Put the first layout's files into the cache, from archives in a search root or by download."""
-    layout = source.layouts[0]
+    """Put a layout's files into the cache: of the first with archives in a search root, else the first by download."""
     roots = files.search_roots(root)
+    layout = next((one for one in source.layouts if _archives(one, roots)), source.layouts[0])
+    local = _archives(layout, roots)
     cache = roots[-1] / layout.home
     for file in layout.archives:
-        paths = [folder / file.name for base in roots for folder in (base / layout.home, base)]
-        if archive := next((path for path in paths if path.is_file()), None):
+        if archive := local.get(file.name):
             files.check_md5(archive, file)
             files.unpack(archive, cache)
         else:
@@ -161,6 +162,12 @@ def _fetch(source: Source, root: Path | None, download: bool) -> tuple[FileLayou
     if found is None:
         raise HoldfastError(_missing(source, root))
     return found
+
+
+def _archives(layout: FileLayout, roots: Sequence[Path]) -> dict[str, Path]:
+    """The layout's archives that lie in a search root, by name."""
+    folders = [folder for base in roots for folder in (base / layout.home, base)]
+    return {f.name: d / f.name for f in layout.archives for d in reversed(folders) if (d / f.name).is_file()}
 
 
 def _download(source: Source, file: files.File, cache: Path, root: Path | None, allowed: bool) -> Path:

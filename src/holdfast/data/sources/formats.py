@@ -116,7 +116,34 @@ _UPPER, _LOWER = (tuple(map(chr, range(ord(first), ord(first) + 26))) for first 
 EMNIST_CLASSES = {"digits": DIGITS, "letters": _LOWER, "byclass": DIGITS + _UPPER + _LOWER}
 
 
-# CIFAR's batches and FedBN's digits: pickled arrays.
+# CIFAR's binary version: records of one or two labels and an image.
+
+
+def _read_records(path: Path, labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """The images [N, 3, 32, 32] and the last of each record's ``labels`` [N] of a CIFAR file."""
+    records = np.fromfile(path, np.uint8).reshape(-1, labels + 3 * 32 * 32)
+    return records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1].astype(np.int64)
+
+
+def _read_lines(path: Path) -> tuple[str, ...]:
+    return tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line)
+
+
+def read_cifar10_binary(folder: Path) -> Arrays:
+    """CIFAR-10, binary version: five training batches and a test batch."""
+    batches = [_read_records(folder / f"data_batch_{i}.bin", 1) for i in range(1, 6)]
+    x_train, y_train = (np.concatenate(column) for column in zip(*batches, strict=True))
+    names = _read_lines(folder / "batches.meta.txt")
+    return Arrays(x_train, y_train, *_read_records(folder / "test_batch.bin", 1), names)
+
+
+def read_cifar100_binary(folder: Path) -> Arrays:
+    """CIFAR-100, binary version, with its 100 fine labels."""
+    train, test = (_read_records(folder / f"{part}.bin", 2) for part in ("train", "test"))
+    return Arrays(*train, *test, _read_lines(folder / "fine_label_names.txt"))
+
+
+# CIFAR's Python version and FedBN's digits: pickled arrays.
 
 
 def _read_batch(path: Path) -> Any:

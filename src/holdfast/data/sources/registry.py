@@ -195,6 +195,27 @@ _SOURCES = (
             FileLayout(
                 "cifar10",
                 (
+                    File("data_batch_1.bin", md5="5dd7e06a14cb22eb9f671a540d1b7c25"),
+                    File("data_batch_2.bin", md5="5ea93a67294ea407fff1d09f752e9692"),
+                    File("data_batch_3.bin", md5="942cd6a4bcdd0dd3c604fbe906cb4421"),
+                    File("data_batch_4.bin", md5="ae636b3ba5c66a11e91e8cb52e771fcb"),
+                    File("data_batch_5.bin", md5="53f37980c15c3d472c316c40844f3f0d"),
+                    File("test_batch.bin", md5="803d5f7f4d78ea53de84dbe85f74fb6d"),
+                    File("batches.meta.txt"),
+                ),
+                formats.read_cifar10_binary,
+                (
+                    File(
+                        "cifar-10-binary.tar.gz",
+                        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                        "c32a1d4ab5d03f1284b67883e8d87530",
+                    ),
+                ),
+                also=("cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"),
+            ),
+            FileLayout(
+                "cifar10",
+                (
                     File("data_batch_1", md5="c99cafc152244af753f735de768cd75f"),
                     File("data_batch_2", md5="d4bba439e000b95fd0a9bffe97cbabec"),
                     File("data_batch_3", md5="54ebc095f3ab1f0389bbae665268c751"),
@@ -223,6 +244,23 @@ _SOURCES = (
         test=10_000,
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         layouts=(
+            FileLayout(
+                "cifar100",
+                (
+                    File("train.bin", md5="6172c7755cfe09b2fe270c85cebc1b15"),
+                    File("test.bin", md5="4499cfba6c016c1be1438163640a0898"),
+                    File("fine_label_names.txt"),
+                ),
+                formats.read_cifar100_binary,
+                (
+                    File(
+                        "cifar-100-binary.tar.gz",
+                        "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+                        "03b5dce01913d631647c71ecec9e9cb8",
+                    ),
+                ),
+                also=("cifar100/cifar-100-binary", "cifar-100-binary"),
+            ),
             FileLayout(
                 "cifar100",
                 (
