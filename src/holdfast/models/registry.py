@@ -1,4 +1,4 @@
-"""Which model to train, said before the data is known: a name and its options."""
+"""Models by name, specified before the shape of the data is known."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def compare(
     Each run is kept in ``out/METHOD/seed-N``; called again, finished runs are read, interrupted ones go on.
     ``target`` is the accuracy that rounds are counted to, by default 95 % of the best method's highest. If a
     method needs public data and the experiment has none, all methods get 2.5 % of the training data as such.
-    ``on_start`` is told method and seed before each run, ``on_round`` the record of each round.
+    ``on_start`` receives method and seed before each run, ``on_round`` the record of each round.
     """
     if not methods:
         raise HoldfastError("a comparison needs at least one method, such as fedavg fedntd")

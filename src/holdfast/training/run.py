@@ -27,8 +27,8 @@ class Run:
 
     def __repr__(self) -> str:
         where = "" if self.path is None else f", in '{self.path}'"
-        said = f"{len(self.records)} rounds, accuracy {self.accuracy:.2%}"
-        return f"Run({self.experiment['method']['name']}, {said}{where})"
+        summary = f"{len(self.records)} rounds, accuracy {self.accuracy:.2%}"
+        return f"Run({self.experiment['method']['name']}, {summary}{where})"
 
     @classmethod
     def open(cls, path: str | Path) -> Run:

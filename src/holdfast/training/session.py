@@ -315,11 +315,11 @@ class Training:
         holders = np.flatnonzero(self.federation.sizes(stage)).tolist()
         jobs = [Job(k, self.federation.client(k, stage), stage) for k in holders]
         usable, incidents = 0, []
-        for said in self.final_statistics(loop, sent, jobs):
-            if isinstance(said, Incident):
-                incidents.append(said)
+        for answer in self.final_statistics(loop, sent, jobs):
+            if isinstance(answer, Incident):
+                incidents.append(answer)
             else:
-                add_(sums, said)
+                add_(sums, answer)
                 usable += 1
         if usable < min(self.settings.min_clients, len(jobs)):
             raise too_few_updates(self.settings.rounds, usable, self.settings.min_clients, incidents)
