@@ -14,7 +14,7 @@ class HoldfastWarning(UserWarning):
     """Something that goes on, but that the user should know of."""
 
 
-def shown_by(tell: Callable[[str], object]) -> Callable[..., None]:
+def warning_printer(tell: Callable[[str], object]) -> Callable[..., None]:
     """For ``warnings.showwarning``: our own are told as one sentence, others are shown as they are until now."""
     otherwise = warnings.showwarning
 

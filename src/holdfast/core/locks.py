@@ -14,7 +14,7 @@ from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 
 POLL_SECONDS = 0.01
-PATIENCE = (
+TIMEOUT_SECONDS = (
     0.2  # seconds; `is_held` takes a lock for a moment, which must not make the holder's own attempt fail
 )
 
@@ -38,7 +38,7 @@ def hold_or_refuse(path: Path) -> Iterator[None]:
     holder = path.with_name(f"{path.name}.pid")  # a file of its own: filelock may truncate the lock file
     with files.writing(path):
         try:
-            lock.acquire(PATIENCE, poll_interval=POLL_SECONDS)
+            lock.acquire(TIMEOUT_SECONDS, poll_interval=POLL_SECONDS)
         except Timeout:
             raise HoldfastError(
                 f"{path.parent} is in use by process {_read_pid(holder)}; "

@@ -77,11 +77,11 @@ def validate_update(result: ClientResult, server: Server) -> str | None:
     return None if finite else "not finite"
 
 
-def too_few_updates(round: int, usable: int, wanted: int, incidents: Sequence[Incident]) -> HoldfastError:
+def too_few_updates(round: int, usable: int, min_clients: int, incidents: Sequence[Incident]) -> HoldfastError:
     """The error for a round that cannot be closed; the last complete round is kept."""
     what = ", ".join(f"client {i.client}: {i.kind}" for i in incidents[:10])
     left = (
-        "no usable update is left" if not usable else f"{usable} usable updates came, min_clients is {wanted}"
+        "no usable update is left" if not usable else f"{usable} usable updates came, min_clients is {min_clients}"
     )
     kinds = {incident.kind for incident in incidents}
     hint = "resume the run when the clients are back"

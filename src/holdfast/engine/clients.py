@@ -18,7 +18,7 @@ from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
-READY_BYTES = (
+PREPROCESSED_BYTES = (
     256 * 2**20
 )  # of samples that are made ready for the model once, and not each time they are read
 
@@ -57,7 +57,7 @@ class Job:
     ids: np.ndarray  # its training samples
     stage: int = 0
     payload: Tree = field(default_factory=dict)  # what it alone receives
-    memory: Tree | None = None  # what it remembers; None before it first takes part
+    client_state: Tree | None = None  # what it remembers; None before it first takes part
 
 
 @dataclass(eq=False)
@@ -105,7 +105,7 @@ class ClientResult:
     buffers: Tensors
     shared: Tensors  # what it sends in the place of the trained parameters
     sums: Tree
-    memory: Tree
+    client_state: Tree
     loss: float  # mean objective over its steps
     finite: bool  # whether all its trained parameters are numbers
 
@@ -120,8 +120,8 @@ class Incident:
 
     def record(self) -> dict[str, int | str]:
         """As in metrics.jsonl."""
-        said: dict[str, int | str] = {"client": self.client, "kind": self.kind}
-        return said | {"detail": self.detail} if self.detail else said
+        entry: dict[str, int | str] = {"client": self.client, "kind": self.kind}
+        return entry | {"detail": self.detail} if self.detail else entry
 
 
 def held_out(samples: np.ndarray, share: float) -> np.ndarray:
@@ -145,13 +145,13 @@ def proximal_mu_of(method: Method, settings: Settings) -> float:
 def private_names(method: Method, context: RunContext) -> frozenset[str]:
     """Parameters and buffers that a method does not exchange; a layer's statistics stay where its parameters do."""
     network = context.network
-    home = {name for name in network.params if not method.is_shared(name, context)}
+    private = {name for name in network.params if not method.is_shared(name, context)}
     for buffer in network.buffers:
         layer = buffer.rpartition(".")[0]
-        beside = [name for name in network.params if name.rpartition(".")[0] == layer] or network.params
-        if home.issuperset(beside):
-            home.add(buffer)
-    return frozenset(home)
+        layer_params = [name for name in network.params if name.rpartition(".")[0] == layer] or network.params
+        if private.issuperset(layer_params):
+            private.add(buffer)
+    return frozenset(private)
 
 
 class ClientRunner:
@@ -187,7 +187,7 @@ class ClientRunner:
     def client(self, planned: PlannedClient, sent: Broadcast) -> Client:
         """The client as its method's hooks see it."""
         context, settings, ids, heldout = self.context, self.settings, planned.ids, planned.heldout
-        local_norm = (planned.job.memory or {}).get("norm", {})
+        local_norm = (planned.job.client_state or {}).get("norm", {})
         return Client(
             context=context,
             id=planned.job.client,
@@ -220,27 +220,27 @@ class ClientRunner:
     def _start(self, planned: PlannedClient, sent: Broadcast) -> PreparedClient:
         context, method, job = self.context, self.method, planned.job
         client = self.client(planned, sent)
-        memory = to_device(job.memory or {}, context.device)
+        client_state = to_device(job.client_state or {}, context.device)
         payload = {**sent.payload, **job.payload}
-        state = memory["method"] if "method" in memory else method.init_client_state(client)
+        state = client_state["method"] if "method" in client_state else method.init_client_state(client)
         params = method.initial_params(sent.params, payload, state, client)
-        params = params | {k: v for k, v in memory.get("norm", {}).items() if k in params}
+        params = params | {k: v for k, v in client_state.get("norm", {}).items() if k in params}
         tables = dict(method.tables(payload, state, client))
         teachers = {name: method.teacher(name, payload, state, client) for name in method.teachers}
         carry = tensors_only(method.client_init(payload, state, client), method.name, "client_init")
-        momentum = memory.get("momentum", {})
+        momentum = client_state.get("momentum", {})
         return PreparedClient(client, params, carry, planned.plan, tables, teachers, momentum)
 
     def _cache_teacher_outputs(self, started: Sequence[PreparedClient]) -> None:
         """What each teacher says of its client's samples goes to the tables; one forward pass for one model."""
-        asked: dict[tuple[int, ...], list[tuple[str, PreparedClient]]] = {}
+        by_model: dict[tuple[int, ...], list[tuple[str, PreparedClient]]] = {}
         for one in started:
             for name, weights in one.teachers.items():
                 model = (id(weights), *(id(buffer) for buffer in one.client.buffers.values()))
                 if self.context.network.mixes_samples:
                     model = (one.client.id, *model)
-                asked.setdefault(model, []).append((name, one))
-        for pairs in asked.values():
+                by_model.setdefault(model, []).append((name, one))
+        for pairs in by_model.values():
             name, one = pairs[0]
             clients = {other.client.id: other.client for _, other in pairs}
             ids = np.concatenate([c.ids for c in clients.values()])
@@ -252,9 +252,9 @@ class ClientRunner:
             ]
             out = Output(torch.cat([p.features for p in parts]), torch.cat([p.logits for p in parts]))
             ends = np.cumsum([c.samples for c in clients.values()])
-            lies = {k: slice(end - c.samples, end) for (k, c), end in zip(clients.items(), ends, strict=True)}
+            slices = {k: slice(end - c.samples, end) for (k, c), end in zip(clients.items(), ends, strict=True)}
             for name, other in pairs:
-                rows = lies[other.client.id]
+                rows = slices[other.client.id]
                 other.tables[f"teacher/{name}/logits"] = out.logits[rows]
                 other.tables[f"teacher/{name}/features"] = out.features[rows]
         for one in started:
@@ -275,16 +275,16 @@ class ClientRunner:
         client.buffers = buffers
         with torch.no_grad():
             sums, state = self.method.client_final(params, carry, client)
-            for given in (sums, state):
-                tensors_only(given, self.method.name, "client_final")
+            for tree in (sums, state):
+                tensors_only(tree, self.method.name, "client_final")
             shared = self.method.upload_params(params, carry, client)
-        memory: Tree = {"method": state} if state else {}
+        client_state: Tree = {"method": state} if state else {}
         if self.stateful:
-            memory["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in self.stateful}
+            client_state["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in self.stateful}
         if self.settings.keep_momentum and momentum:
-            memory["momentum"] = {k: v.clone() for k, v in momentum.items()}
+            client_state["momentum"] = {k: v.clone() for k, v in momentum.items()}
         if self.context.stages > 1:  # on a stream a client is also tested with its own head
-            memory["head"] = {k: params[k].clone() for k in self.context.network.head.names}
+            client_state["head"] = {k: params[k].clone() for k in self.context.network.head.names}
         return ClientResult(
             client.id,
             client.samples,
@@ -294,7 +294,7 @@ class ClientRunner:
             buffers,
             shared,
             sums,
-            memory,
+            client_state,
             loss,
             finite,
         )

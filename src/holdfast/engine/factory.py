@@ -23,12 +23,12 @@ from holdfast.methods.base import Method, Tensors
 from holdfast.methods.context import RunContext
 
 ENGINES = ("auto", "sequential", "vectorized", "ray")
-SMALL_STEP = 8 << 20  # bytes a step may touch for a CPU to train clients faster as lanes than one by one
-MOST_LANES = 64
-MOST_WORKERS = 16
+SMALL_STEP_BYTES = 8 << 20  # bytes a step may touch for a CPU to train clients faster as lanes than one by one
+MAX_LANES = 64
+MAX_WORKERS = 16
 
 
-_tried: dict[tuple[object, ...], int] = {}
+_lane_bytes_by_shape: dict[tuple[object, ...], int] = {}
 
 
 def choose_engine(
@@ -80,20 +80,20 @@ def _local_engine(
     trained = sizes - held_out(sizes, method.holdout)
     width = widest_batch(trained, settings.batch_size, context.network.has_batch_norm, settings.drop_last)
     on_cpu = context.device.type == "cpu"
-    heavy = on_cpu and name != "vectorized" and step_bytes(context, data, width) > SMALL_STEP
-    if name == "vectorized" or (name == "auto" and not heavy):
-        why_not = _refused_by_vmap(context, data, width, lanes)
-        if why_not is None:
+    large_steps = on_cpu and name != "vectorized" and step_bytes(context, data, width) > SMALL_STEP_BYTES
+    if name == "vectorized" or (name == "auto" and not large_steps):
+        reason = _vmap_error(context, data, width, lanes)
+        if reason is None:
             lanes = lanes or fitting_lanes(context, data, cohort, width)
             return VectorizedEngine(method, context, data, settings, lanes, width, sizes)
         if name == "vectorized":
             raise HoldfastError(
-                f"this model cannot train on the vectorized engine ({why_not}); use engine 'sequential', or auto"
+                f"this model cannot train on the vectorized engine ({reason}); use engine 'sequential', or auto"
             )
-        text = f"this model cannot train on the vectorized engine ({why_not}); its clients train one after another"
+        text = f"this model cannot train on the vectorized engine ({reason}); its clients train one after another"
         warnings.warn(text, HoldfastWarning, stacklevel=5)
     # Short steps would wait for one another in the interpreter; long ones are spent outside of it.
-    workers = min(torch.get_num_threads(), cohort, MOST_WORKERS) if heavy else 1
+    workers = min(torch.get_num_threads(), cohort, MAX_WORKERS) if large_steps else 1
     if workers > 1:
         return ThreadPoolEngine(method, context, data, settings, workers)
     return SequentialEngine(method, context, data, settings)
@@ -103,32 +103,32 @@ def step_bytes(context: RunContext, data: DeviceData, width: int) -> int:
     """What one client's step touches: weights, their gradient, and what the backward pass needs of a batch."""
     network = context.network
     weights = sum(p.numel() * p.element_size() for p in network.params.values())
-    if weights > SMALL_STEP:
+    if weights > SMALL_STEP_BYTES:
         return 2 * weights
     params = {k: v.detach().requires_grad_() for k, v in network.params.items()}
     buffers = {k: v.clone() for k, v in network.buffers.items()}
     x = torch.zeros((width, *data.x.shape[1:]), dtype=context.dtype, device=context.device)
-    kept: dict[int, int] = {}  # bytes, by address
+    saved_bytes: dict[int, int] = {}  # bytes, by address
 
-    def keep(tensor: Tensor) -> Tensor:
+    def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        saved_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # itself it would hold the graph that holds it, for ever
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         network.apply(params, buffers, network.to_fast_layout(x), train=True)
-    return 2 * weights + sum(kept.values())
+    return 2 * weights + sum(saved_bytes.values())
 
 
-def _refused_by_vmap(context: RunContext, data: DeviceData, width: int, lanes: int | None) -> str | None:
+def _vmap_error(context: RunContext, data: DeviceData, width: int, lanes: int | None) -> str | None:
     """Why a model cannot be trained and tested for many clients at once, or None if it can."""
     if not context.network.ignores_padding:
         return "what it says of a sample depends on the others of its batch"
     try:
         if context.device.type == "cpu":
-            _try_a_lane(context, (1, 2, *data.x.shape[1:]))
+            _run_one_lane(context, (1, 2, *data.x.shape[1:]))
         elif lanes is None:  # which is then needed to find how many fit
-            _bytes_of_a_lane(context, data, width)
+            _lane_bytes(context, data, width)
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:
         return (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
     return None
@@ -136,27 +136,27 @@ def _refused_by_vmap(context: RunContext, data: DeviceData, width: int, lanes: i
 
 def fitting_lanes(context: RunContext, data: DeviceData, cohort: int, width: int) -> int:
     """As many lanes as clients a round, as long as they fit the memory several times over."""
-    most = min(cohort, MOST_LANES)
+    limit = min(cohort, MAX_LANES)
     if context.device.type != "cuda":
-        return int(max(1, min(most, 0.4 * available_ram_bytes() // (4 * step_bytes(context, data, width)))))
+        return int(max(1, min(limit, 0.4 * available_ram_bytes() // (4 * step_bytes(context, data, width)))))
     weights = sum(p.numel() * p.element_size() for p in context.network.params.values())
-    each = _bytes_of_a_lane(context, data, width) + 8 * weights
-    return int(max(1, min(most, 0.4 * free_gpu_bytes(context.device) // each)))
+    each = _lane_bytes(context, data, width) + 8 * weights
+    return int(max(1, min(limit, 0.4 * free_gpu_bytes(context.device) // each)))
 
 
-def _bytes_of_a_lane(context: RunContext, data: DeviceData, width: int) -> int:
+def _lane_bytes(context: RunContext, data: DeviceData, width: int) -> int:
     """What one lane's gradient takes of a GPU's memory: tried once for runs that are alike."""
     shape = (1, width, *data.x.shape[1:])
-    alike = (str(context.network.net), shape, context.dtype, context.network.uses_kernels)
-    if alike not in _tried:
+    key = (str(context.network.net), shape, context.dtype, context.network.uses_kernels)
+    if key not in _lane_bytes_by_shape:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        _try_a_lane(context, shape)
-        _tried[alike] = torch.cuda.max_memory_allocated() - before
-    return _tried[alike]
+        _run_one_lane(context, shape)
+        _lane_bytes_by_shape[key] = torch.cuda.max_memory_allocated() - before
+    return _lane_bytes_by_shape[key]
 
 
-def _try_a_lane(context: RunContext, shape: tuple[int, ...]) -> None:
+def _run_one_lane(context: RunContext, shape: tuple[int, ...]) -> None:
     """Take the gradient on inputs ``[1, B, ...]``, as lanes do, and the outputs, as their tests do."""
     params = {k: v.unsqueeze(0) for k, v in context.network.params.items()}
     # Some layers change their buffers; those of the network must stay as they are.

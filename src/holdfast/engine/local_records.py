@@ -44,11 +44,11 @@ class LocalRecords:
         if not loop.settings.evaluate_locals:
             return
         began = time.perf_counter()
-        apart = torch._foreach_norm(
+        distances = torch._foreach_norm(
             torch._foreach_sub([result.params[k] for k in server.params], list(server.params.values()))
         )
-        self.divergence.append(torch.stack(apart).norm())
-        params, buffers, state = result.params, result.buffers, result.memory.get("method", {})
+        self.divergence.append(torch.stack(distances).norm())
+        params, buffers, state = result.params, result.buffers, result.client_state.get("method", {})
         if loop.engine.group > 1:  # they are tested later, when the engine needs its memory for others
             params, buffers, state = (
                 copy_to_device(tree, loop.context.device) for tree in (params, buffers, state)
@@ -82,7 +82,7 @@ class LocalRecords:
             return record
         counts = np.stack(self.label_counts)
         local = np.stack([e.class_accuracy for e in self.tested])
-        before = self.loop.before_local
+        before = self.loop.local_test_accuracy
         inside, outside = metrics.in_out_local_accuracy(local, counts)
         by_domain = {
             name: [e.domain_accuracy[name] for e in self.tested] for name in self.tested[0].domain_accuracy

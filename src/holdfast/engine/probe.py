@@ -59,7 +59,7 @@ class Probe:
             "classifier_similarity": metrics.classifier_update_similarity(np.stack(self.updates)),
         }
 
-    def picture(self) -> dict[str, Any]:
+    def projection(self) -> dict[str, Any]:
         """Features by class and client in the plane (t-SNE), and the cosines of pairs, for the report."""
         from sklearn.manifold import TSNE
 

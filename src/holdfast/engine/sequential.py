@@ -36,13 +36,13 @@ class SequentialEngine:
     def __init__(self, method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
         self.method, self.context, self.settings = method, context, settings
         self.runner = ClientRunner(method, context, data, settings)
-        self.data, self.pull = data, proximal_mu_of(method, settings)
+        self.data, self.proximal_mu = data, proximal_mu_of(method, settings)
         self.net = context.network.net
         if context.network.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.params: Tensors = {k: p for k, p in self.net.named_parameters() if k in context.network.params}
         self.param_list = list(self.params.values())
-        self.everyone = list(range(len(self.params)))
+        self.all_indices = list(range(len(self.params)))
         self.momentum = [torch.zeros_like(p) for p in self.param_list] if settings.momentum else []
         if context.device.type == "cpu":
             keep_freed_memory()
@@ -73,7 +73,7 @@ class SequentialEngine:
         self.net.train()
         total = torch.zeros((), dtype=self.context.dtype, device=self.context.device)
         ids, carry, plan = torch.from_numpy(client.ids), started.carry, started.plan
-        step = self._whole_step if method.overrides("step") else self._usual_step
+        step = self._custom_step if method.overrides("step") else self._standard_step
         for index, ends_epoch in enumerate(plan.ends_epoch):
             batch = self._batch(started, ids, index)
             if self.context.network.dropouts:
@@ -95,20 +95,20 @@ class SequentialEngine:
     def _batch(self, started: PreparedClient, ids: Tensor, index: int) -> Batch:
         plan, device = started.plan, self.context.device
         rows = torch.from_numpy(plan.rows[index])
-        where = rows.to(device)
+        device_rows = rows.to(device)
         draws = None if plan.draws is None else torch.from_numpy(plan.draws[index]).to(device)
         x = self.data.preprocess(
             self.data.x.index_select(0, ids[rows].to(device)), draws, dtype=self.data.dtype
         )
-        table = {name: values.index_select(0, where) for name, values in started.tables.items()}
+        table = {name: values.index_select(0, device_rows) for name, values in started.tables.items()}
         if self.runner.cache_teachers:
             teacher = teacher_outputs(table, self.method.teachers)
         else:
-            teacher = {name: self._teach(weights, started, x) for name, weights in started.teachers.items()}
+            teacher = {name: self._teacher_output(weights, started, x) for name, weights in started.teachers.items()}
         epoch = torch.tensor(int(plan.epoch[index]), device=device)
-        return Batch(x, started.client.y[where], epoch, None, teacher, table)
+        return Batch(x, started.client.y[device_rows], epoch, None, teacher, table)
 
-    def _teach(self, weights: Tensors, started: PreparedClient, x: Tensor) -> Output:
+    def _teacher_output(self, weights: Tensors, started: PreparedClient, x: Tensor) -> Output:
         with torch.no_grad():
             out = self.context.network.apply(
                 weights, started.client.buffers, self.context.network.to_fast_layout(x)
@@ -116,7 +116,7 @@ class SequentialEngine:
         self.net.train()
         return out
 
-    def _usual_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
+    def _standard_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
         method, settings = self.method, self.settings
         local = Local(self.params, sent)
         extra = method.extra_inputs(carry)
@@ -129,43 +129,43 @@ class SequentialEngine:
         if term is not None:
             loss = loss + term
         grads: Sequence[Tensor] = torch.autograd.grad(loss, self.param_list, allow_unused=True)
-        idle = [i for i, g in enumerate(grads) if g is None]  # this batch went another way
+        unused = [i for i, g in enumerate(grads) if g is None]  # this batch went another way
         with torch.no_grad():
-            if idle:
+            if unused:
                 grads = [
                     torch.zeros_like(p) if g is None else g
                     for p, g in zip(self.param_list, grads, strict=True)
                 ]
             if method.overrides("edit_gradient"):
                 edited = method.edit_gradient(dict(zip(self.params, grads, strict=True)), carry, local)
-                grads, idle = [edited[name] for name in self.params], []
-            there: list[Tensor] = []
+                grads, unused = [edited[name] for name in self.params], []
+            global_params: list[Tensor] = []
             if method.overrides("proximal_mu"):
-                there, idle = [sent[name] for name in self.params], []
+                global_params, unused = [sent[name] for name in self.params], []
             if settings.max_grad_norm is not None:
                 grads = clip(
-                    add_proximal_term(self.param_list, grads, there, method.proximal_mu()),
+                    add_proximal_term(self.param_list, grads, global_params, method.proximal_mu()),
                     settings.max_grad_norm,
                 )
-            self._descend(grads, idle, batch, there, lr)
+            self._sgd_step(grads, unused, batch, global_params, lr)
             if method.overrides("after_step"):
                 out = Output(out.features.detach(), out.logits.detach())
                 params, carry = method.after_step(self.params, out, batch, carry)
                 self._assign(params)
         return loss.detach(), carry
 
-    def _descend(
-        self, grads: Sequence[Tensor], idle: Collection[int], batch: Batch, sent: Sequence[Tensor], lr: float
+    def _sgd_step(
+        self, grads: Sequence[Tensor], unused: Collection[int], batch: Batch, sent: Sequence[Tensor], lr: float
     ) -> None:
         """A step of all parameters but the ``idle`` ones, which rest, as with torch's optimisers."""
-        awake = [i for i in self.everyone if i not in idle] if idle else self.everyone
-        members: dict[float, list[int]] = {lr: awake}
+        used = [i for i in self.all_indices if i not in unused] if unused else self.all_indices
+        by_rate: dict[float, list[int]] = {lr: used}
         if self.method.overrides("learning_rate"):
-            rates, members = learning_rates(self.method, int(batch.epoch), lr, self.context), {}
-            for i in awake:
-                members.setdefault(rates[i], []).append(i)
-            members.pop(0.0, None)  # these rest, their momentum too
-        for rate, chosen in members.items():
+            rates, by_rate = learning_rates(self.method, int(batch.epoch), lr, self.context), {}
+            for i in used:
+                by_rate.setdefault(rates[i], []).append(i)
+            by_rate.pop(0.0, None)  # these rest, their momentum too
+        for rate, chosen in by_rate.items():
             sgd_(
                 [self.param_list[i] for i in chosen],
                 [grads[i] for i in chosen],
@@ -173,11 +173,11 @@ class SequentialEngine:
                 lr=rate,
                 momentum=self.settings.momentum,
                 weight_decay=self.settings.weight_decay,
-                proximal_mu=self.pull,
+                proximal_mu=self.proximal_mu,
                 global_params=[sent[i] for i in chosen] if sent else [],
             )
 
-    def _whole_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
+    def _custom_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
         trainer = _SequentialTrainer(self, lr)
         current = {name: p.detach().clone() for name, p in self.params.items()}
         params = self.method.step(trainer, current, batch, carry, Local(current, sent))

@@ -12,7 +12,7 @@ from holdfast.runs import Checkpoint, ClientStates, RunDirectory
 from holdfast.runs.tensors import State
 
 RAM_BYTES = 2 << 30  # beyond this, memories go to the disk
-SHARE_OF_GPU = 0.25  # of what is free on the GPU when the first client remembers something
+GPU_FRACTION = 0.25  # of what is free on the GPU when the first client remembers something
 
 
 class StateCache:
@@ -25,48 +25,48 @@ class StateCache:
     def __init__(self, directory: RunDirectory | None, checkpoint: Checkpoint | None) -> None:
         saved = None if checkpoint is None else checkpoint.clients
         self._states = ClientStates(RAM_BYTES, None if directory is None else directory.scratch, saved)
-        self._near: OrderedDict[int, Tree] = OrderedDict()  # on the GPU, longest unused first
-        self._near_bytes = 0
-        self._room: int | None = None
-        self._newer: set[int] = set()  # on the GPU and not yet among the states
+        self._on_gpu: OrderedDict[int, Tree] = OrderedDict()  # on the GPU, longest unused first
+        self._gpu_bytes = 0
+        self._gpu_limit: int | None = None
+        self._gpu_only: set[int] = set()  # on the GPU and not yet among the states
 
     def get(self, client: int) -> Tree | None:
         """What this client remembers, None before it first took part."""
-        if client in self._near:
-            self._near.move_to_end(client)
-            return self._near[client]
+        if client in self._on_gpu:
+            self._on_gpu.move_to_end(client)
+            return self._on_gpu[client]
         state = self._states.get(client)
         return None if state is None else unflatten(dict(state))
 
-    def put(self, client: int, memory: Tree) -> None:
+    def put(self, client: int, client_state: Tree) -> None:
         """Remember a copy."""
-        first = next(leaves(memory), None)
-        if first is None:
+        first_leaf = next(leaves(client_state), None)
+        if first_leaf is None:
             return
-        if first[1].device.type != "cuda":
-            self._states.put(client, dict(leaves(copy_to_device(memory, "cpu"))))
+        if first_leaf[1].device.type != "cuda":
+            self._states.put(client, dict(leaves(copy_to_device(client_state, "cpu"))))
             return
-        if self._room is None:
-            self._room = int(SHARE_OF_GPU * free_gpu_bytes(first[1].device))
-        if client in self._near:
-            self._near_bytes -= size_in_bytes(self._near.pop(client))
-        self._near[client] = copy_to_device(memory, first[1].device)
-        self._near_bytes += size_in_bytes(memory)
-        self._newer.add(client)
-        while self._near_bytes > self._room:
-            oldest, tree = self._near.popitem(last=False)
-            self._near_bytes -= size_in_bytes(tree)
-            if oldest in self._newer:
+        if self._gpu_limit is None:
+            self._gpu_limit = int(GPU_FRACTION * free_gpu_bytes(first_leaf[1].device))
+        if client in self._on_gpu:
+            self._gpu_bytes -= size_in_bytes(self._on_gpu.pop(client))
+        self._on_gpu[client] = copy_to_device(client_state, first_leaf[1].device)
+        self._gpu_bytes += size_in_bytes(client_state)
+        self._gpu_only.add(client)
+        while self._gpu_bytes > self._gpu_limit:
+            oldest, tree = self._on_gpu.popitem(last=False)
+            self._gpu_bytes -= size_in_bytes(tree)
+            if oldest in self._gpu_only:
                 self._move_to_host(oldest, tree)
 
-    def _move_to_host(self, client: int, memory: Tree) -> None:
-        self._states.put(client, dict(leaves(copy_to_device(memory, "cpu"))))
-        self._newer.discard(client)
+    def _move_to_host(self, client: int, client_state: Tree) -> None:
+        self._states.put(client, dict(leaves(copy_to_device(client_state, "cpu"))))
+        self._gpu_only.discard(client)
 
     def changed(self) -> Mapping[int, State]:
         """What the next checkpoint must save."""
-        for client in sorted(self._newer):
-            self._move_to_host(client, self._near[client])
+        for client in sorted(self._gpu_only):
+            self._move_to_host(client, self._on_gpu[client])
         return self._states.changed()
 
     def committed(self, saved: Mapping[int, State]) -> None:

@@ -62,25 +62,25 @@ class StreamEvaluation:
             for client, row in zip(participants, tasks, strict=True):
                 self.matrix.setdefault(int(client), self.empty.copy())[stage] = row
         if stage == loop.federation.stages - 1 or number == loop.settings.rounds:
-            record |= self._on_everything(number) | self._transfer()
+            record |= self._all_class_accuracy(number) | self._transfer()
             if participants and loop.method.overrides("prototype_logits"):
-                tasks = _task_accuracy(self._by_prototype(participants, number, counts)[:, None], counts)
+                tasks = _task_accuracy(self._prototype_accuracy(participants, number, counts)[:, None], counts)
                 record["A_pro"] = metrics.seen_task_accuracy(tasks, counts.sum(-1), stage + 1)
         return record
 
-    def _by_prototype(self, participants: Sequence[int], number: int, counts: np.ndarray) -> np.ndarray:
+    def _prototype_accuracy(self, participants: Sequence[int], number: int, counts: np.ndarray) -> np.ndarray:
         """``[K, C]`` of private models that name the nearest global prototype among the classes their clients hold."""
         method, server = self.loop.method, self.loop.server
         held = torch.from_numpy(counts.sum(1) > 0).to(self.loop.context.device)
 
-        def among(own: Tensor) -> Scores:
+        def scores_among(own: Tensor) -> Scores:
             return lambda out: method.prototype_logits(out, server).masked_fill(~own, -torch.inf)
 
         return self._class_accuracy(
-            participants, number, dict(zip(participants, map(among, held), strict=True))
+            participants, number, dict(zip(participants, map(scores_among, held), strict=True))
         )
 
-    def _on_everything(self, number: int) -> dict[str, float]:
+    def _all_class_accuracy(self, number: int) -> dict[str, float]:
         """Every client's private model, and the global one, on all classes."""
         federation = self.loop.federation
         everyone = np.flatnonzero(np.diff(federation.offsets).reshape(-1, federation.stages).sum(1))
@@ -107,12 +107,12 @@ class StreamEvaluation:
             own = np.flatnonzero(counts[row].sum(-1))
             if len(own) < 2:
                 continue  # one task alone can neither be forgotten nor help another
-            ours = self.matrix[client][np.ix_(own, own)]
+            accuracy = self.matrix[client][np.ix_(own, own)]
             told.append({
                 "client": client,
-                "average_forgetting": float(metrics.average_forgetting(ours)),
-                "backward_transfer": float(metrics.backward_transfer(ours)),
-                "forward_transfer": float(metrics.forward_transfer(ours, initial[row, own])),
+                "average_forgetting": float(metrics.average_forgetting(accuracy)),
+                "backward_transfer": float(metrics.backward_transfer(accuracy)),
+                "forward_transfer": float(metrics.forward_transfer(accuracy, initial[row, own])),
             })  # fmt: skip
         means: dict[str, float] = {}
         for name in ("average_forgetting", "backward_transfer", "forward_transfer"):
@@ -130,7 +130,7 @@ class StreamEvaluation:
     ) -> np.ndarray:
         """``[K, C]`` of these clients' private models, with ``scores`` in the place of their own."""
         group, test = self.loop.engine.group, self.loop.local_test
-        at_once = (
+        chunk = (
             group if self.loop.method.overrides("initial_params") else len(clients)
         )  # else they share one body
         trained = [k for k in clients if self.loop.client_states.get(k)]
@@ -138,34 +138,34 @@ class StreamEvaluation:
         accuracy = {}
         if len(trained) < len(clients):
             accuracy = dict.fromkeys(clients, self.loop.evaluate_global(test).class_accuracy)
-        for at in range(0, len(trained), at_once):
-            some = trained[at : at + at_once]
-            models = [self._private(client, number) for client in some]
+        for at in range(0, len(trained), chunk):
+            some = trained[at : at + chunk]
+            models = [self._private_model(client, number) for client in some]
             told = [own if scores is None else scores[k] for k, (_, _, own) in zip(some, models, strict=True)]
             tested = test.evaluate_many([(p, b) for p, b, _ in models], told, group)
             accuracy |= {k: e.class_accuracy for k, e in zip(some, tested, strict=True)}
         return np.stack([accuracy[k] for k in clients])
 
-    def _private(self, k: int, number: int) -> PrivateModel:
+    def _private_model(self, k: int, number: int) -> PrivateModel:
         """The private model of a client that has taken part."""
         loop, method, server = self.loop, self.loop.method, self.loop.server
-        memory = to_device(loop.client_states.get(k) or {}, loop.context.device)
-        params = server.params | memory.get("head", {})
-        state: Tree = memory.get("method", {})
+        client_state = to_device(loop.client_states.get(k) or {}, loop.context.device)
+        params = server.params | client_state.get("head", {})
+        state: Tree = client_state.get("method", {})
         if state and method.overrides("initial_params"):
-            stage = self._stage_of(k, loop.stage(number))
+            stage = self._latest_stage(k, loop.stage(number))
             payload = {**method.broadcast(server), **method.broadcast_to(server, k)}
             sent = Broadcast(number, server.params, server.buffers, payload)
-            job = Job(k, loop.federation.client(k, stage), stage, memory=memory)
+            job = Job(k, loop.federation.client(k, stage), stage, client_state=client_state)
             client = self.runner.client(self.runner.plan(job, number), sent)
             params = method.initial_params(server.params, payload, state, client)
-        params = params | {n: v for n, v in memory.get("norm", {}).items() if n in params}
-        buffers = server.buffers | {n: v for n, v in memory.get("norm", {}).items() if n in server.buffers}
+        params = params | {n: v for n, v in client_state.get("norm", {}).items() if n in params}
+        buffers = server.buffers | {n: v for n, v in client_state.get("norm", {}).items() if n in server.buffers}
         if not state:
             return params, buffers, lambda out: method.global_logits(out, server)
         return params, buffers, lambda out: method.personal_logits(out, state)
 
-    def _stage_of(self, k: int, stage: int) -> int:
+    def _latest_stage(self, k: int, stage: int) -> int:
         """The stage whose data a client had last; of one that sat the epoch out, the stage it will begin with."""
         stages = self.loop.federation.stages
         latest_first = [(stage - back) % stages for back in range(stages)]

@@ -32,10 +32,10 @@ class ThreadPoolEngine:
     def __init__(
         self, method: Method, context: RunContext, data: DeviceData, settings: Settings, workers: int
     ) -> None:
-        self.threads_each = torch.get_num_threads() // workers
-        self.idle: SimpleQueue[SequentialEngine] = SimpleQueue()
+        self.threads_per_worker = torch.get_num_threads() // workers
+        self.free_engines: SimpleQueue[SequentialEngine] = SimpleQueue()
         for _ in range(workers):
-            self.idle.put(
+            self.free_engines.put(
                 SequentialEngine(method, replace(context, network=context.network.clone()), data, settings)
             )
         self.workers = workers
@@ -48,7 +48,7 @@ class ThreadPoolEngine:
         waiting: deque[Future[ClientResult]] = deque()
         left = iter(jobs)
         threads = torch.get_num_threads()
-        torch.set_num_threads(self.threads_each)
+        torch.set_num_threads(self.threads_per_worker)
         try:
             while True:
                 # A few beyond those at work, so that nobody waits for a slow neighbour's result to be taken.
@@ -63,16 +63,16 @@ class ThreadPoolEngine:
                 future.cancel()
 
     def _train_one(self, sent: Broadcast, job: Job) -> ClientResult:
-        engine = self.idle.get()
+        engine = self.free_engines.get()
         try:
             (result,) = engine.train(sent, [job])
-            return _kept(result)
+            return _copy_result(result)
         finally:
-            self.idle.put(engine)
+            self.free_engines.put(engine)
 
 
-def _kept(result: ClientResult) -> ClientResult:
+def _copy_result(result: ClientResult) -> ClientResult:
     """A copy, since the working copy of the model trains the next client now."""
-    params, buffers, sums, memory = map(clone, (result.params, result.buffers, result.sums, result.memory))
+    params, buffers, sums, client_state = map(clone, (result.params, result.buffers, result.sums, result.client_state))
     shared = params if result.shared is result.params else clone(result.shared)
-    return replace(result, params=params, buffers=buffers, shared=shared, sums=sums, memory=memory)
+    return replace(result, params=params, buffers=buffers, shared=shared, sums=sums, client_state=client_state)
