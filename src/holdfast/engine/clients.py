@@ -1,4 +1,4 @@
-"""One client's round outside its steps: what every engine does before the first step and after the last."""
+"""Preparation and completion of a client's local training, common to all engines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
-PREPROCESSED_BYTES = (
-    256 * 2**20
-)  # of samples that are made ready for the model once, and not each time they are read
+PREPROCESSED_BYTES = 256 * 2**20  # up to this size, samples are preprocessed once and stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,23 +27,23 @@ class DeviceData:
 
     x: Tensor
     y: Tensor
-    labels: np.ndarray  # y once more, on the host
+    labels: np.ndarray  # y on the host
     preprocess: Preprocess
     dtype: torch.dtype
 
     def read(self, ids: np.ndarray) -> Tensor:
-        """Samples by id, ready for the model, not augmented."""
+        """Preprocessed samples by id, without augmentation."""
         # index_select copies rows several times faster than x[ids] on a CPU.
         return self.preprocess(
             self.x.index_select(0, torch.from_numpy(ids).to(self.x.device)), dtype=self.dtype
         )
 
     def preprocessed(self) -> DeviceData:
-        """The same samples, not augmented, stored as the model takes them."""
+        """The same samples, stored after preprocessing, without augmentation."""
         return replace(self, x=self.preprocess(self.x, dtype=self.dtype), preprocess=Preprocess())
 
     def read_labelled(self, ids: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The same, with their labels."""
+        """Preprocessed samples by id, without augmentation, and their labels."""
         return self.read(ids), self.y[torch.from_numpy(ids).to(self.y.device)]
 
 
@@ -56,13 +54,13 @@ class Job:
     client: int
     ids: np.ndarray  # its training samples
     stage: int = 0
-    payload: Tree = field(default_factory=dict)  # what it alone receives
-    client_state: Tree | None = None  # what it remembers; None before it first takes part
+    payload: Tree = field(default_factory=dict)  # sent to this client only
+    client_state: Tree | None = None  # None before it first takes part
 
 
 @dataclass(eq=False)
 class Broadcast:
-    """What all clients of a round receive."""
+    """The message that all clients of a round receive."""
 
     round: int
     params: Tensors
@@ -72,7 +70,7 @@ class Broadcast:
 
 @dataclass(eq=False)
 class PlannedClient:
-    """A client whose steps are laid out."""
+    """A client and its batch plan."""
 
     job: Job
     ids: np.ndarray  # the samples it trains on
@@ -82,20 +80,20 @@ class PlannedClient:
 
 @dataclass(eq=False)
 class PreparedClient:
-    """A client ready for its first step."""
+    """A client prepared for its first step."""
 
     client: Client
     params: Tensors
     carry: Tree
     plan: BatchPlan
-    tables: Tensors  # per sample: the method's own, and "teacher/<name>/logits|features"
-    teachers: dict[str, Tensors]  # weights of teachers that must be forwarded in the step
-    momentum: Tensors  # from its last round; empty where it begins at 0
+    tables: Tensors  # per sample: those of the method, and "teacher/<name>/logits|features"
+    teachers: dict[str, Tensors]  # weights of teachers that are evaluated in each step
+    momentum: Tensors  # from its last round; empty if it starts at 0
 
 
 @dataclass(eq=False)
 class ClientResult:
-    """A trained client."""
+    """The result of a client's local training."""
 
     client: int
     samples: int
@@ -103,47 +101,47 @@ class ClientResult:
     weight: float
     params: Tensors  # its trained model
     buffers: Tensors
-    shared: Tensors  # what it sends in the place of the trained parameters
+    shared: Tensors  # the parameters that it uploads
     sums: Tree
     client_state: Tree
     loss: float  # mean objective over its steps
-    finite: bool  # whether all its trained parameters are numbers
+    finite: bool  # whether all trained parameters are finite
 
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that went wrong with a client: it is lost for this round, or had to be trained again."""
+    """A failure of a client: it is excluded from this round, or had to be trained again."""
 
     client: int
-    kind: str  # in a word or two, for counting
+    kind: str  # one or two words, for counting
     detail: str = ""
 
     def record(self) -> dict[str, int | str]:
-        """As in metrics.jsonl."""
+        """The entry in metrics.jsonl."""
         entry: dict[str, int | str] = {"client": self.client, "kind": self.kind}
         return entry | {"detail": self.detail} if self.detail else entry
 
 
 def held_out(samples: np.ndarray, share: float) -> np.ndarray:
-    """How many of clients' ``samples`` are held out: at least one where there are two."""
+    """The numbers of held-out samples of clients with ``samples``: at least one of two or more."""
     if not share:
         return np.zeros_like(samples)
     return np.where(samples < 2, 0, np.maximum(1, (samples * share).astype(np.int64)))
 
 
 def learning_rates(method: Method, epoch: int, lr: float, context: RunContext) -> list[float]:
-    """Each parameter's learning rate in a local epoch, in the order of the network's."""
-    own = [method.learning_rate(name, epoch, lr, context) for name in context.network.params]
-    return [lr if rate is None else rate for rate in own]
+    """Each parameter's learning rate in a local epoch, in the order of ``network.params``."""
+    rates = [method.learning_rate(name, epoch, lr, context) for name in context.network.params]
+    return [lr if rate is None else rate for rate in rates]
 
 
 def proximal_mu_of(method: Method, settings: Settings) -> float:
-    """The pull that steps add to the gradients they get: none where gradients are clipped, which then have it."""
+    """The proximal coefficient for the optimiser; 0 with clipping, which adds the proximal term to gradients before."""
     return method.proximal_mu() if settings.max_grad_norm is None else 0.0
 
 
 def private_names(method: Method, context: RunContext) -> frozenset[str]:
-    """Parameters and buffers that a method does not exchange; a layer's statistics stay where its parameters do."""
+    """Parameters and buffers that stay at the client. A layer's buffers are private if its parameters are."""
     network = context.network
     private = {name for name in network.params if not method.is_shared(name, context)}
     for buffer in network.buffers:
@@ -155,18 +153,18 @@ def private_names(method: Method, context: RunContext) -> frozenset[str]:
 
 
 class ClientRunner:
-    """Starts and finishes clients; engines differ only in how they do the steps between."""
+    """Prepares and completes the local training of clients. Only the steps between depend on the engine."""
 
     def __init__(self, method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
         self.method, self.context, self.data, self.settings = method, context, data, settings
-        # Outputs of a frozen model on inputs that never change are computed once a round, not once a step.
+        # Without augmentation, the inputs of a teacher are the same in all steps: its outputs are computed once a round.
         self.cache_teachers = not data.preprocess.augments
         self.merge_single = context.network.has_batch_norm
         self.private = private_names(method, context)
         self.stateful = context.network.kept_local | (self.private & context.network.buffers.keys())
 
     def plan(self, job: Job, round: int) -> PlannedClient:
-        """Which samples the client trains on, and in which order."""
+        """Select the client's training samples and plan their batches."""
         settings = self.settings
         ids, heldout = self._hold_out(job)
         plan = plan_batches(
@@ -185,7 +183,7 @@ class ClientRunner:
         return PlannedClient(job, ids, heldout, plan)
 
     def client(self, planned: PlannedClient, sent: Broadcast) -> Client:
-        """The client as its method's hooks see it."""
+        """The client as passed to the method's hooks."""
         context, settings, ids, heldout = self.context, self.settings, planned.ids, planned.heldout
         local_norm = (planned.job.client_state or {}).get("norm", {})
         return Client(
@@ -207,12 +205,12 @@ class ClientRunner:
         )
 
     def final_statistics(self, job: Job, sent: Broadcast) -> Tree:
-        """What the client says of a model when asked after the last round."""
+        """Statistics of the client's data under the final model, for `Method.final_statistics`."""
         return self.method.final_statistics(sent.params, self.client(self.plan(job, sent.round), sent)) or {}
 
     def start(self, planned: Sequence[PlannedClient], sent: Broadcast) -> list[PreparedClient]:
-        """Everything before the first step, for clients that start together."""
-        started = [self._start(each, sent) for each in planned]
+        """Prepare several clients; a teacher model that they share is evaluated once on all their samples."""
+        started = [self._start(client, sent) for client in planned]
         if self.cache_teachers:
             self._cache_teacher_outputs(started)
         return started
@@ -232,7 +230,7 @@ class ClientRunner:
         return PreparedClient(client, params, carry, planned.plan, tables, teachers, momentum)
 
     def _cache_teacher_outputs(self, started: Sequence[PreparedClient]) -> None:
-        """What each teacher says of its client's samples goes to the tables; one forward pass for one model."""
+        """Add the teachers' outputs for their clients' samples to the tables; each model is evaluated once."""
         by_model: dict[tuple[int, ...], list[tuple[str, PreparedClient]]] = {}
         for one in started:
             for name, weights in one.teachers.items():
@@ -252,7 +250,9 @@ class ClientRunner:
             ]
             out = Output(torch.cat([p.features for p in parts]), torch.cat([p.logits for p in parts]))
             ends = np.cumsum([c.samples for c in clients.values()])
-            slices = {k: slice(end - c.samples, end) for (k, c), end in zip(clients.items(), ends, strict=True)}
+            slices = {
+                k: slice(end - c.samples, end) for (k, c), end in zip(clients.items(), ends, strict=True)
+            }
             for name, other in pairs:
                 rows = slices[other.client.id]
                 other.tables[f"teacher/{name}/logits"] = out.logits[rows]
@@ -270,7 +270,7 @@ class ClientRunner:
         loss: float,
         finite: bool,
     ) -> ClientResult:
-        """Everything after the last step."""
+        """Call the method's hooks after the last step and collect the client's result."""
         client = started.client
         client.buffers = buffers
         with torch.no_grad():
@@ -280,10 +280,12 @@ class ClientRunner:
             shared = self.method.upload_params(params, carry, client)
         client_state: Tree = {"method": state} if state else {}
         if self.stateful:
-            client_state["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in self.stateful}
+            client_state["norm"] = {
+                k: v.clone() for k, v in {**params, **buffers}.items() if k in self.stateful
+            }
         if self.settings.keep_momentum and momentum:
             client_state["momentum"] = {k: v.clone() for k, v in momentum.items()}
-        if self.context.stages > 1:  # on a stream a client is also tested with its own head
+        if self.context.stages > 1:  # on a stream, clients are also tested with their local heads
             client_state["head"] = {k: params[k].clone() for k in self.context.network.head.names}
         return ClientResult(
             client.id,
@@ -300,14 +302,14 @@ class ClientRunner:
         )
 
     def _hold_out(self, job: Job) -> tuple[np.ndarray, np.ndarray]:
-        """Training and held-out samples."""
+        """The ids of training and held-out samples."""
         if not self.method.holdout:
             return job.ids, job.ids[:0]
-        held = int(held_out(np.array(len(job.ids)), self.method.holdout))
+        count = int(held_out(np.array(len(job.ids)), self.method.holdout))
         order = generator(self.settings.seed, "holdout", job.client, job.stage).permutation(job.ids)
-        return order[held:], order[:held]
+        return order[count:], order[:count]
 
 
 def teacher_outputs(tables: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Output]:
-    """A batch's rows of the cached teachers."""
+    """The cached outputs of teachers for a batch, from its rows of the tables."""
     return {n: Output(tables[f"teacher/{n}/features"], tables[f"teacher/{n}/logits"]) for n in names}

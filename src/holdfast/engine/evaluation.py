@@ -1,4 +1,4 @@
-"""Testing models: overall, by class and by domain."""
+"""Evaluation of models on test samples: overall, by class and by domain."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from holdfast.models.network import Output
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """How good a model is on test samples; shares are fractions, NaN where there is no sample."""
+    """Metrics of a model on test samples. Accuracies are fractions, NaN for classes and domains without samples."""
 
     accuracy: float
     loss: float
     class_accuracy: np.ndarray  # [C]
     domain_accuracy: dict[str, float]
-    correct: Tensor  # [N] bool, which samples it got right
+    correct: Tensor  # [N] bool: samples that are classified correctly
 
 
 class TestSet:
-    """Test samples on the device, tested in large batches."""
+    """Test samples on the device, evaluated in large batches."""
 
     __test__ = False  # not a pytest class
 
     def __init__(
         self, dataset: Dataset, context: RunContext, limit: int | None = None, seed: int = 0
     ) -> None:
-        """``limit`` keeps a class-balanced subset, the same for every model and run with this seed."""
+        """``limit`` selects a class-balanced subset of this size, which depends on the seed only."""
         labels = dataset.y_test.numpy()
         chosen = np.arange(len(labels)) if limit is None else _balanced_subset(labels, limit, seed)
         device = context.device
@@ -51,7 +51,7 @@ class TestSet:
         _, _, self.x, self.y = dataset.on(device)
         if limit is not None:
             self.x, self.y = (t.index_select(0, self.indices) for t in (self.x, self.y))
-        # What no sample's value is beyond, where that is known before they are looked at.
+        # An upper bound of the preprocessed values' magnitude, where the stored type implies one.
         self.largest = self.preprocess.largest() if self.x.dtype == torch.uint8 else None
         if self.x.numel() * context.dtype.itemsize <= PREPROCESSED_BYTES:
             self.x, self.preprocess = self.preprocess(self.x, dtype=context.dtype), Preprocess()
@@ -59,18 +59,20 @@ class TestSet:
         self.domains = () if domain is None else domain.names
         ids = np.zeros(len(chosen), np.int64) if domain is None else domain.test[chosen]
         self.domain = torch.from_numpy(ids).to(device)
-        self.class_counts = np.bincount(labels[chosen], minlength=context.num_classes)  # how many samples
+        self.class_counts = np.bincount(labels[chosen], minlength=context.num_classes)
         self.domain_counts = np.bincount(ids, minlength=len(self.domains))
 
     def __len__(self) -> int:
         return len(self.y)
 
     def evaluate(self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]) -> Evaluation:
-        """Test one model; ``scores`` turns its outputs into ``[B, C]``."""
+        """Test one model; ``scores`` maps its outputs to class scores ``[B, C]``."""
         return self.start(params, buffers, scores).wait()
 
-    def start(self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]) -> PendingEvaluation:
-        """Have one model tested, on a GPU without waiting for it."""
+    def start(
+        self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]
+    ) -> PendingEvaluation:
+        """Start the test of one model. A GPU runs it asynchronously."""
         timer = DeviceTimer(self.context.device)
         with torch.no_grad():
             parts = [scores(out) for out in self._outputs(params, buffers)]
@@ -82,7 +84,7 @@ class TestSet:
         scores: Sequence[Callable[[Output], Tensor]],
         group_size: int | None = None,
     ) -> list[Evaluation]:
-        """Test several models, so many of them side by side; where only their heads differ, the body once for all."""
+        """Test several models, ``group_size`` in parallel. If only their heads differ, the body is evaluated once."""
         if len(models) == 1:
             return [self.evaluate(*models[0], scores[0])]
         if group_size is not None and len(models) > group_size and not self._same_body(models):
@@ -93,10 +95,12 @@ class TestSet:
             for outs in self._outputs_of_many(models):
                 for part, out, score in zip(parts, outs, scores, strict=True):
                     part.append(score(out))
-        return [self._start_metrics(torch.cat(part), DeviceTimer(self.context.device)).wait() for part in parts]
+        return [
+            self._start_metrics(torch.cat(part), DeviceTimer(self.context.device)).wait() for part in parts
+        ]
 
     def _outputs_of_many(self, models: Sequence[tuple[Tensors, Tensors]]) -> Iterator[list[Output]]:
-        """Each model's outputs, batch after batch."""
+        """The outputs of all models, batch by batch."""
         network = self.context.network
         if self._same_body(models):
             for out in self._outputs(*models[0]):
@@ -126,7 +130,7 @@ class TestSet:
         )
 
     def _outputs(self, params: Tensors, buffers: Tensors) -> Iterator[Output]:
-        """A model's outputs, batch after batch."""
+        """A model's outputs, batch by batch."""
         network = self.context.network
         for x in self._inputs():
             if network.uses_kernels:
@@ -142,7 +146,7 @@ class TestSet:
 
     @contextmanager
     def _recording_amax(self, x: Tensor) -> Iterator[None]:
-        """What kernels in here need to know of the samples ``x``, and of what the others write."""
+        """Record the largest magnitude of inputs and outputs, which kernels in this context read (see `kernels.amax`)."""
         with recording_amax():
             if self.largest is not None:
                 record_amax_bound(x.unsqueeze(0), self.largest)
@@ -155,7 +159,7 @@ class TestSet:
             _correct_per_group(correct, self.y, len(self.class_counts)),
             _correct_per_group(correct, self.domain, len(self.domain_counts)),
         ]
-        numbers = torch.cat([loss, *right])  # one copy to the host, not one for each
+        numbers = torch.cat([loss, *right])  # copied to the host at once
         if numbers.is_cuda:
             numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(
                 numbers, non_blocking=True
@@ -164,25 +168,27 @@ class TestSet:
         return PendingEvaluation(self, numbers, correct, timer)
 
     def evaluation(self, numbers: np.ndarray, correct: Tensor) -> Evaluation:
-        """From the loss and the numbers of correct samples, by class and by domain."""
+        """The metrics from ``numbers``: the loss, then the correct samples by class and by domain."""
         correct_by_class, correct_by_domain = np.split(numbers[1:], [len(self.class_counts)])
         domains = _accuracy(correct_by_domain, self.domain_counts).tolist()
         return Evaluation(
             float(correct_by_class.sum() / len(self)),
             float(numbers[0]),
             _accuracy(correct_by_class, self.class_counts),
-            dict(zip(self.domains, domains, strict=False)),  # without names there is one domain, not told
+            dict(
+                zip(self.domains, domains, strict=False)
+            ),  # without domain names, the only domain is left out
             correct,
         )
 
     def class_accuracy_within(self, whole: Evaluation) -> np.ndarray:
-        """``[C]`` on these samples, of a model already tested on the whole test set that they are part of."""
+        """Class accuracy ``[C]`` on this subset, from an evaluation on the whole test set."""
         right = _correct_per_group(whole.correct[self.indices], self.y, len(self.class_counts))
         return _accuracy(right.cpu().numpy(), self.class_counts)
 
 
 class DeviceTimer:
-    """Measures what a device does between now and ``stop``, without making it wait."""
+    """Measures a device's time from now until ``stop``, without synchronising it."""
 
     def __init__(self, device: torch.device) -> None:
         timed = device.type == "cuda"
@@ -193,13 +199,12 @@ class DeviceTimer:
             event.record()
 
     def stop(self) -> None:
-        """The end."""
         self._ended = time.perf_counter()
         for event in self._events[1:]:
             event.record()
 
     def wait(self) -> float:
-        """Seconds, once the device has come to the end."""
+        """Wait until the device has reached ``stop``; returns the seconds."""
         if not self._events:
             return self._ended - self._began
         self._events[1].synchronize()
@@ -208,7 +213,7 @@ class DeviceTimer:
 
 @dataclass(eq=False)
 class PendingEvaluation:
-    """A test that a device may still be at; ``seconds`` are known when it is done."""
+    """A test that may still be running on the device; ``seconds`` is set by ``wait``."""
 
     test: TestSet
     numbers: Tensor
@@ -219,28 +224,28 @@ class PendingEvaluation:
     __test__ = False  # not a pytest class
 
     def wait(self) -> Evaluation:
-        """How good the model is."""
+        """Wait for the test; returns its metrics."""
         self.seconds = self.timer.wait()
         return self.test.evaluation(self.numbers.numpy(), self.correct)
 
 
 def _correct_per_group(correct: Tensor, group: Tensor, groups: int) -> Tensor:
-    """How many samples of each group are correct: ``[G]``."""
+    """The number of correct samples in each group: ``[G]``."""
     counts = torch.zeros(groups, dtype=torch.float64, device=correct.device)
     return counts.index_add_(0, group, correct.double())
 
 
 def _accuracy(right: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """The share of correct samples in each group, NaN where it has none."""
+    """The fraction of correct samples in each group, NaN for groups without samples."""
     return np.where(total > 0, right / np.maximum(total, 1), np.nan)
 
 
 def _balanced_subset(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:
-    """At most ``limit`` samples, as many of each class as can be."""
+    """At most ``limit`` samples, as balanced over the classes as possible."""
     from holdfast.core.random import generator
 
     order = generator(seed, "local test").permutation(len(labels))
-    rank = np.empty(len(labels), np.int64)  # how many of its class come before it
+    rank = np.empty(len(labels), np.int64)  # position among the samples of its class
     for label in np.unique(labels):
         members = order[labels[order] == label]
         rank[members] = np.arange(len(members))

@@ -1,4 +1,4 @@
-"""What a round's record says of its local models."""
+"""The metrics of local models in a round's record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LocalRecords:
-    """What is recorded of a round's local models, tested in groups of the engine's liking."""
+    """Collects the metrics of a round's local models, which are tested in groups of ``engine.group``."""
 
     def __init__(self, loop: RoundLoop) -> None:
         self.loop = loop
@@ -35,7 +35,7 @@ class LocalRecords:
         self.seconds = 0.0
 
     def add(self, result: ClientResult, server: Server) -> None:
-        """Take a trained client down; its model is tested now or when enough of them have come."""
+        """Add a trained client. Its model is tested when a group is complete."""
         loop = self.loop
         self.clients.append(result.client)
         self.samples.append(result.samples)
@@ -49,7 +49,7 @@ class LocalRecords:
         )
         self.divergence.append(torch.stack(distances).norm())
         params, buffers, state = result.params, result.buffers, result.client_state.get("method", {})
-        if loop.engine.group > 1:  # they are tested later, when the engine needs its memory for others
+        if loop.engine.group > 1:  # copies: the engine reuses a result's tensors before they are tested
             params, buffers, state = (
                 copy_to_device(tree, loop.context.device) for tree in (params, buffers, state)
             )
@@ -59,7 +59,7 @@ class LocalRecords:
             self.flush()
 
     def flush(self) -> None:
-        """Test the models that wait for it."""
+        """Test the models that are still pending."""
         if not self.pending:
             return
         began = time.perf_counter()

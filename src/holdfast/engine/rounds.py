@@ -30,12 +30,12 @@ from holdfast.methods.context import RunContext
 
 @dataclass(eq=False)
 class PendingRound:
-    """A trained round whose record is not complete: its model is still to be tested, or the test is running."""
+    """A trained round whose record is not complete: its model has not been tested, or the test is running."""
 
     record: dict[str, Any]
     start_test: Callable[[], PendingEvaluation] | None
     seconds: float  # so far
-    test_seconds: float  # of these, spent on tests that are done
+    test_seconds: float  # of these, spent on completed tests
     testing: PendingEvaluation | None = None
 
     def test(self) -> None:
@@ -68,7 +68,9 @@ class RoundLoop:
         state = tensors_only(method.init_server_state(context), method.name, "init_server_state")
         self.server = Server(dict(context.network.params), dict(context.network.buffers), state)
         self.last_class_accuracy: np.ndarray | None = None  # [C] accuracy by class of the model last tested
-        self.local_test_accuracy: np.ndarray | None = None  # of the model to be sent, on the samples of local tests
+        self.local_test_accuracy: np.ndarray | None = (
+            None  # of the model to be sent, on the samples of local tests
+        )
         self.probe_features: dict[str, Any] | None = None  # of the last probe, for the report
         # A reference to the loop would keep a run's tensors alive until Python collects cycles.
         self.stream = (
@@ -154,7 +156,9 @@ class RoundLoop:
                 record["locals"]["global_after"] = self.local_test_accuracy.tolist()
             tested += testing.seconds
         else:
-            self.local_test_accuracy = None  # it is of an older model: the next round tests the one it sends
+            self.local_test_accuracy = (
+                None  # that of an older model; the next round tests the model that it sends
+            )
         total = pending.seconds + time.perf_counter() - began
         record["seconds"] = {"train": total - tested, "evaluate": tested, "total": total}
         return record
@@ -189,9 +193,9 @@ class RoundLoop:
             if isinstance(result, Incident):
                 incidents.append(result)
                 continue
-            wrong = validate_update(result, self.server)
-            if wrong is not None:
-                incidents.append(Incident(result.client, wrong))
+            defect = validate_update(result, self.server)
+            if defect is not None:
+                incidents.append(Incident(result.client, defect))
                 continue
             uploads.add(result)
             self.client_states.put(result.client, result.client_state)
@@ -207,9 +211,7 @@ class RoundLoop:
         mean, buffers = uploads.mean()
         params, state = method.aggregate(server, mean, uploads.sums, self.context)
         if params.keys() != server.params.keys():
-            raise HoldfastError(
-                f"{method.name}: aggregate must give every parameter of the model, and no others"
-            )
+            raise HoldfastError(f"{method.name}: aggregate must return exactly the parameters of the model")
         server = Server(params, buffers, tensors_only(state, method.name, "aggregate"), server.round)
         state = method.update(server, uploads.sums, uploads.uploads, self.context)
         server.state = tensors_only(state, method.name, "update")
@@ -222,7 +224,7 @@ class RoundLoop:
         return self._start_test(test or self.test, self.server).wait()
 
     def evaluate_final(self) -> dict[str, Any]:
-        """Test once more, after a method has changed the model at the end."""
+        """Test the model that a method has changed after the last round."""
         return _evaluation_record(self.evaluate_global())
 
     def _test_last_model(self) -> None:
@@ -237,7 +239,7 @@ class RoundLoop:
         )
 
     def _compare_with_last(self, now: Evaluation) -> dict[str, Any]:
-        """The record of a new global model, and of what it forgot since the last test."""
+        """The metrics of a new global model, and its forgetting since the last test."""
         record = _evaluation_record(now)
         if self.last_class_accuracy is not None:
             both = np.stack([self.last_class_accuracy, now.class_accuracy])
@@ -249,9 +251,9 @@ class RoundLoop:
 
     def evaluation_state(self) -> dict[str, np.ndarray]:
         """The accuracies that the next round's record is compared with; saved in checkpoints."""
-        both = {"all": self.last_class_accuracy, "local": self.local_test_accuracy}
-        kept = {} if self.stream is None else self.stream.state()
-        return {name: value for name, value in both.items() if value is not None} | kept
+        accuracies = {"all": self.last_class_accuracy, "local": self.local_test_accuracy}
+        stream = {} if self.stream is None else self.stream.state()
+        return {name: value for name, value in accuracies.items() if value is not None} | stream
 
     def restore_evaluation_state(self, state: dict[str, np.ndarray]) -> None:
         """Restore what ``evaluation_state`` returned."""

@@ -1,4 +1,4 @@
-"""The reference engine: one client after another, the smallest possible loop around torch."""
+"""The reference engine: trains one client after another in a plain PyTorch loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SequentialEngine:
     """Trains the clients of a round one by one in a single working copy of the model."""
 
     name = "sequential"
-    group = 1  # how many trained models are best evaluated together
+    group = 1  # number of local models tested together
 
     def __init__(self, method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
         self.method, self.context, self.settings = method, context, settings
@@ -49,13 +49,13 @@ class SequentialEngine:
 
     @property
     def buffers(self) -> Tensors:
-        """The model's buffers as they are now: layers may put other tensors in their place."""
+        """The model's current buffers; layers may replace them by other tensors."""
         return {name: buffer.detach() for name, buffer in self.net.named_buffers()}
 
     def train(
         self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
     ) -> Iterator[ClientResult]:
-        """Train each client in turn; a result's tensors are valid until the next one is asked for."""
+        """Train each client in turn; a result's tensors are valid until the next one is requested."""
         for job in jobs:
             (started,) = self.runner.start([self.runner.plan(job, sent.round)], sent)
             yield self._train_one(started, sent)
@@ -104,7 +104,9 @@ class SequentialEngine:
         if self.runner.cache_teachers:
             teacher = teacher_outputs(table, self.method.teachers)
         else:
-            teacher = {name: self._teacher_output(weights, started, x) for name, weights in started.teachers.items()}
+            teacher = {
+                name: self._teacher_output(weights, started, x) for name, weights in started.teachers.items()
+            }
         epoch = torch.tensor(int(plan.epoch[index]), device=device)
         return Batch(x, started.client.y[device_rows], epoch, None, teacher, table)
 
@@ -129,7 +131,9 @@ class SequentialEngine:
         if term is not None:
             loss = loss + term
         grads: Sequence[Tensor] = torch.autograd.grad(loss, self.param_list, allow_unused=True)
-        unused = [i for i, g in enumerate(grads) if g is None]  # this batch went another way
+        unused = [
+            i for i, g in enumerate(grads) if g is None
+        ]  # parameters that this batch's forward pass did not use
         with torch.no_grad():
             if unused:
                 grads = [
@@ -155,16 +159,21 @@ class SequentialEngine:
         return loss.detach(), carry
 
     def _sgd_step(
-        self, grads: Sequence[Tensor], unused: Collection[int], batch: Batch, sent: Sequence[Tensor], lr: float
+        self,
+        grads: Sequence[Tensor],
+        unused: Collection[int],
+        batch: Batch,
+        sent: Sequence[Tensor],
+        lr: float,
     ) -> None:
-        """A step of all parameters but the ``idle`` ones, which rest, as with torch's optimisers."""
+        """Update all parameters except the ``unused`` ones, as torch's optimisers do."""
         used = [i for i in self.all_indices if i not in unused] if unused else self.all_indices
         by_rate: dict[float, list[int]] = {lr: used}
         if self.method.overrides("learning_rate"):
             rates, by_rate = learning_rates(self.method, int(batch.epoch), lr, self.context), {}
             for i in used:
                 by_rate.setdefault(rates[i], []).append(i)
-            by_rate.pop(0.0, None)  # these rest, their momentum too
+            by_rate.pop(0.0, None)  # neither the parameters nor their momentum change
         for rate, chosen in by_rate.items():
             sgd_(
                 [self.param_list[i] for i in chosen],
@@ -187,7 +196,7 @@ class SequentialEngine:
         return trainer.loss, carry
 
     def _assign(self, params: Tensors) -> None:
-        """Take over the parameters that a hook replaced."""
+        """Copy the parameters that a hook replaced into the model."""
         with torch.no_grad():
             for name, value in params.items():
                 if value is not self.params[name]:
@@ -195,7 +204,7 @@ class SequentialEngine:
 
 
 class _SequentialTrainer:
-    """The `Trainer` a whole-step method works with."""
+    """The `Trainer` for methods that override ``step``."""
 
     def __init__(self, engine: SequentialEngine, lr: float) -> None:
         self.engine, self.lr = engine, lr
@@ -213,9 +222,9 @@ class _SequentialTrainer:
 
 
 def split_extra(out: Output, extras: int) -> Output:
-    """Tell the outputs of the extra inputs from those of the batch that follows them.
+    """Separate the outputs of the extra inputs from those of the batch after them.
 
-    They come first, so that a batch's padding does not move their places in dropout masks.
+    Extra inputs come first, so that padding of the batch does not change their positions in dropout masks.
     """
     extra = Output(out.features[:extras], out.logits[:extras])
     return Output(out.features[extras:], out.logits[extras:], extra)

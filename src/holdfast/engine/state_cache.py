@@ -1,4 +1,4 @@
-"""What clients remember between their rounds: on the GPU while it has room, then in RAM, then on the disk."""
+"""Storage of client states between rounds: on the GPU up to a limit, then in RAM, then on the disk."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from holdfast.methods.base import Tree
 from holdfast.runs import Checkpoint, ClientStates, RunDirectory
 from holdfast.runs.tensors import State
 
-RAM_BYTES = 2 << 30  # beyond this, memories go to the disk
-GPU_FRACTION = 0.25  # of what is free on the GPU when the first client remembers something
+RAM_BYTES = 2 << 30  # beyond this, states are written to the disk
+GPU_FRACTION = 0.25  # of the free GPU memory when the first state is stored
 
 
 class StateCache:
-    """Trees by client over `ClientStates`, which holds flat dictionaries in RAM and on the disk.
+    """An LRU cache of client states on the GPU, over `ClientStates` in RAM and on the disk.
 
-    Copying a model's worth of tensors off the GPU takes longer than training a small model does, so memories
-    that lie on a GPU stay there, those used last, and leave it only for a checkpoint or for want of room.
+    Copying the state of a small model from the GPU takes longer than training it. States on a GPU therefore stay
+    there, and are copied to the host only for a checkpoint or when they are evicted.
     """
 
     def __init__(self, directory: RunDirectory | None, checkpoint: Checkpoint | None) -> None:
         saved = None if checkpoint is None else checkpoint.clients
         self._states = ClientStates(RAM_BYTES, None if directory is None else directory.scratch, saved)
-        self._on_gpu: OrderedDict[int, Tree] = OrderedDict()  # on the GPU, longest unused first
+        self._on_gpu: OrderedDict[int, Tree] = OrderedDict()  # least recently used first
         self._gpu_bytes = 0
         self._gpu_limit: int | None = None
-        self._gpu_only: set[int] = set()  # on the GPU and not yet among the states
+        self._gpu_only: set[int] = set()  # not yet copied to `_states`
 
     def get(self, client: int) -> Tree | None:
-        """What this client remembers, None before it first took part."""
+        """The client's state; None before it first took part."""
         if client in self._on_gpu:
             self._on_gpu.move_to_end(client)
             return self._on_gpu[client]
@@ -39,7 +39,7 @@ class StateCache:
         return None if state is None else unflatten(dict(state))
 
     def put(self, client: int, client_state: Tree) -> None:
-        """Remember a copy."""
+        """Store a copy; an empty state is ignored."""
         first_leaf = next(leaves(client_state), None)
         if first_leaf is None:
             return
@@ -64,11 +64,11 @@ class StateCache:
         self._gpu_only.discard(client)
 
     def changed(self) -> Mapping[int, State]:
-        """What the next checkpoint must save."""
+        """The states that the next checkpoint must save."""
         for client in sorted(self._gpu_only):
             self._move_to_host(client, self._on_gpu[client])
         return self._states.changed()
 
     def committed(self, saved: Mapping[int, State]) -> None:
-        """A checkpoint now holds everything."""
+        """Called when a checkpoint holds the states that ``changed`` returned."""
         self._states.committed(saved)
