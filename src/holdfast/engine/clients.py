@@ -136,7 +136,7 @@ def learning_rates(method: Method, epoch: int, lr: float, context: RunContext) -
 
 
 def proximal_mu_of(method: Method, settings: Settings) -> float:
-    """The proximal coefficient for the optimiser; 0 with clipping, which adds the proximal term to gradients before."""
+    """The proximal coefficient of the optimiser; 0 with clipping, as clipped gradients include the proximal term."""
     return method.proximal_mu() if settings.max_grad_norm is None else 0.0
 
 
@@ -157,7 +157,7 @@ class ClientRunner:
 
     def __init__(self, method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
         self.method, self.context, self.data, self.settings = method, context, data, settings
-        # Without augmentation, the inputs of a teacher are the same in all steps: its outputs are computed once a round.
+        # Without augmentation, a teacher's inputs never change, so its outputs are computed once a round.
         self.cache_teachers = not data.preprocess.augments
         self.merge_single = context.network.has_batch_norm
         self.private = private_names(method, context)
@@ -210,12 +210,12 @@ class ClientRunner:
 
     def start(self, planned: Sequence[PlannedClient], sent: Broadcast) -> list[PreparedClient]:
         """Prepare several clients; a teacher model that they share is evaluated once on all their samples."""
-        started = [self._start(client, sent) for client in planned]
+        prepared = [self._prepare(client, sent) for client in planned]
         if self.cache_teachers:
-            self._cache_teacher_outputs(started)
-        return started
+            self._cache_teacher_outputs(prepared)
+        return prepared
 
-    def _start(self, planned: PlannedClient, sent: Broadcast) -> PreparedClient:
+    def _prepare(self, planned: PlannedClient, sent: Broadcast) -> PreparedClient:
         context, method, job = self.context, self.method, planned.job
         client = self.client(planned, sent)
         client_state = to_device(job.client_state or {}, context.device)
@@ -229,21 +229,21 @@ class ClientRunner:
         momentum = client_state.get("momentum", {})
         return PreparedClient(client, params, carry, planned.plan, tables, teachers, momentum)
 
-    def _cache_teacher_outputs(self, started: Sequence[PreparedClient]) -> None:
+    def _cache_teacher_outputs(self, prepared: Sequence[PreparedClient]) -> None:
         """Add the teachers' outputs for their clients' samples to the tables; each model is evaluated once."""
         by_model: dict[tuple[int, ...], list[tuple[str, PreparedClient]]] = {}
-        for one in started:
-            for name, weights in one.teachers.items():
-                model = (id(weights), *(id(buffer) for buffer in one.client.buffers.values()))
+        for item in prepared:
+            for name, weights in item.teachers.items():
+                model = (id(weights), *(id(buffer) for buffer in item.client.buffers.values()))
                 if self.context.network.mixes_samples:
-                    model = (one.client.id, *model)
-                by_model.setdefault(model, []).append((name, one))
+                    model = (item.client.id, *model)
+                by_model.setdefault(model, []).append((name, item))
         for pairs in by_model.values():
-            name, one = pairs[0]
+            name, item = pairs[0]
             clients = {other.client.id: other.client for _, other in pairs}
             ids = np.concatenate([c.ids for c in clients.values()])
             parts = [
-                one.client.forward(one.teachers[name], self.data.read(part))
+                item.client.forward(item.teachers[name], self.data.read(part))
                 for part in np.split(
                     ids, range(self.context.evaluation_batch, len(ids), self.context.evaluation_batch)
                 )
@@ -257,12 +257,12 @@ class ClientRunner:
                 rows = slices[other.client.id]
                 other.tables[f"teacher/{name}/logits"] = out.logits[rows]
                 other.tables[f"teacher/{name}/features"] = out.features[rows]
-        for one in started:
-            one.teachers.clear()
+        for item in prepared:
+            item.teachers.clear()
 
     def finish(
         self,
-        started: PreparedClient,
+        prepared: PreparedClient,
         params: Tensors,
         buffers: Tensors,
         momentum: Tensors,
@@ -271,7 +271,7 @@ class ClientRunner:
         finite: bool,
     ) -> ClientResult:
         """Call the method's hooks after the last step and collect the client's result."""
-        client = started.client
+        client = prepared.client
         client.buffers = buffers
         with torch.no_grad():
             sums, state = self.method.client_final(params, carry, client)

@@ -146,7 +146,7 @@ class TestSet:
 
     @contextmanager
     def _recording_amax(self, x: Tensor) -> Iterator[None]:
-        """Record the largest magnitude of inputs and outputs, which kernels in this context read (see `kernels.amax`)."""
+        """Record magnitudes for the kernels called in this context: of ``x`` if known, and of what kernels write."""
         with recording_amax():
             if self.largest is not None:
                 record_amax_bound(x.unsqueeze(0), self.largest)

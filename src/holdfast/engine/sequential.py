@@ -57,25 +57,25 @@ class SequentialEngine:
     ) -> Iterator[ClientResult]:
         """Train each client in turn; a result's tensors are valid until the next one is requested."""
         for job in jobs:
-            (started,) = self.runner.start([self.runner.plan(job, sent.round)], sent)
-            yield self._train_one(started, sent)
+            (prepared,) = self.runner.start([self.runner.plan(job, sent.round)], sent)
+            yield self._train_one(prepared, sent)
 
-    def _train_one(self, started: PreparedClient, sent: Broadcast) -> ClientResult:
-        method, client = self.method, started.client
+    def _train_one(self, prepared: PreparedClient, sent: Broadcast) -> ClientResult:
+        method, client = self.method, prepared.client
         with torch.no_grad():
-            torch._foreach_copy_(self.param_list, [started.params[name] for name in self.params])
+            torch._foreach_copy_(self.param_list, [prepared.params[name] for name in self.params])
             for name, buffer in self.buffers.items():
                 buffer.copy_(client.buffers[name])
-            if started.momentum:
-                torch._foreach_copy_(self.momentum, [started.momentum[name] for name in self.params])
+            if prepared.momentum:
+                torch._foreach_copy_(self.momentum, [prepared.momentum[name] for name in self.params])
             elif self.momentum:
                 torch._foreach_zero_(self.momentum)
         self.net.train()
         total = torch.zeros((), dtype=self.context.dtype, device=self.context.device)
-        ids, carry, plan = torch.from_numpy(client.ids), started.carry, started.plan
+        ids, carry, plan = torch.from_numpy(client.ids), prepared.carry, prepared.plan
         step = self._custom_step if method.overrides("step") else self._standard_step
         for index, ends_epoch in enumerate(plan.ends_epoch):
-            batch = self._batch(started, ids, index)
+            batch = self._batch(prepared, ids, index)
             if self.context.network.dropouts:
                 self.context.network.seed_dropout(
                     torch.tensor(int(plan.keys[index]), device=self.context.device)
@@ -90,30 +90,31 @@ class SequentialEngine:
         params = {name: p.detach() for name, p in self.params.items()}
         finite = bool(torch.isfinite(torch.stack([p.sum() for p in params.values()]).sum()))
         momentum = dict(zip(self.params, self.momentum, strict=True)) if self.momentum else {}
-        return self.runner.finish(started, params, self.buffers, momentum, carry, loss_mean, finite)
+        return self.runner.finish(prepared, params, self.buffers, momentum, carry, loss_mean, finite)
 
-    def _batch(self, started: PreparedClient, ids: Tensor, index: int) -> Batch:
-        plan, device = started.plan, self.context.device
+    def _batch(self, prepared: PreparedClient, ids: Tensor, index: int) -> Batch:
+        plan, device = prepared.plan, self.context.device
         rows = torch.from_numpy(plan.rows[index])
         device_rows = rows.to(device)
         draws = None if plan.draws is None else torch.from_numpy(plan.draws[index]).to(device)
         x = self.data.preprocess(
             self.data.x.index_select(0, ids[rows].to(device)), draws, dtype=self.data.dtype
         )
-        table = {name: values.index_select(0, device_rows) for name, values in started.tables.items()}
+        table = {name: values.index_select(0, device_rows) for name, values in prepared.tables.items()}
         if self.runner.cache_teachers:
             teacher = teacher_outputs(table, self.method.teachers)
         else:
             teacher = {
-                name: self._teacher_output(weights, started, x) for name, weights in started.teachers.items()
+                name: self._teacher_output(weights, prepared, x)
+                for name, weights in prepared.teachers.items()
             }
         epoch = torch.tensor(int(plan.epoch[index]), device=device)
-        return Batch(x, started.client.y[device_rows], epoch, None, teacher, table)
+        return Batch(x, prepared.client.y[device_rows], epoch, None, teacher, table)
 
-    def _teacher_output(self, weights: Tensors, started: PreparedClient, x: Tensor) -> Output:
+    def _teacher_output(self, weights: Tensors, prepared: PreparedClient, x: Tensor) -> Output:
         with torch.no_grad():
             out = self.context.network.apply(
-                weights, started.client.buffers, self.context.network.to_fast_layout(x)
+                weights, prepared.client.buffers, self.context.network.to_fast_layout(x)
             )
         self.net.train()
         return out

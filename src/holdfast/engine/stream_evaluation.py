@@ -71,7 +71,7 @@ class StreamEvaluation:
         return record
 
     def _prototype_accuracy(self, participants: Sequence[int], number: int, counts: np.ndarray) -> np.ndarray:
-        """Class accuracy ``[K, C]`` of private models that predict the nearest prototype among their clients' classes."""
+        """Class accuracy ``[K, C]`` of private models that predict the nearest prototype of their clients' classes."""
         method, server = self.loop.method, self.loop.server
         owned = torch.from_numpy(counts.sum(1) > 0).to(self.loop.context.device)
 
