@@ -14,9 +14,8 @@ from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 
 POLL_SECONDS = 0.01
-TIMEOUT_SECONDS = (
-    0.2  # `is_held` takes the lock for a moment, during which another process's attempt must not fail
-)
+# Not 0: `is_held` takes the lock for a moment, which must not make another process's attempt fail.
+TIMEOUT_SECONDS = 0.2
 
 
 @contextmanager

@@ -175,9 +175,7 @@ class TestSet:
             float(correct_by_class.sum() / len(self)),
             float(numbers[0]),
             _accuracy(correct_by_class, self.class_counts),
-            dict(
-                zip(self.domains, domains, strict=False)
-            ),  # without domain names, the only domain is left out
+            dict(zip(self.domains, domains, strict=False)),  # empty without domain names
             correct,
         )
 

@@ -68,9 +68,7 @@ class RoundLoop:
         state = tensors_only(method.init_server_state(context), method.name, "init_server_state")
         self.server = Server(dict(context.network.params), dict(context.network.buffers), state)
         self.last_class_accuracy: np.ndarray | None = None  # [C] accuracy by class of the model last tested
-        self.local_test_accuracy: np.ndarray | None = (
-            None  # of the model to be sent, on the samples of local tests
-        )
+        self.local_test_accuracy: np.ndarray | None = None  # of the current global model, on `local_test`
         self.probe_features: dict[str, Any] | None = None  # of the last probe, for the report
         # A reference to the loop would keep a run's tensors alive until Python collects cycles.
         self.stream = (
@@ -156,9 +154,7 @@ class RoundLoop:
                 record["locals"]["global_after"] = self.local_test_accuracy.tolist()
             tested += testing.seconds
         else:
-            self.local_test_accuracy = (
-                None  # that of an older model; the next round tests the model that it sends
-            )
+            self.local_test_accuracy = None  # outdated: the next round tests the model that it sends
         total = pending.seconds + time.perf_counter() - began
         record["seconds"] = {"train": total - tested, "evaluate": tested, "total": total}
         return record

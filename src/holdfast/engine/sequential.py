@@ -132,9 +132,7 @@ class SequentialEngine:
         if term is not None:
             loss = loss + term
         grads: Sequence[Tensor] = torch.autograd.grad(loss, self.param_list, allow_unused=True)
-        unused = [
-            i for i, g in enumerate(grads) if g is None
-        ]  # parameters that this batch's forward pass did not use
+        unused = [i for i, g in enumerate(grads) if g is None]  # not part of this batch's forward pass
         with torch.no_grad():
             if unused:
                 grads = [

@@ -57,16 +57,16 @@ class StateCache:
             oldest, tree = self._on_gpu.popitem(last=False)
             self._gpu_bytes -= size_in_bytes(tree)
             if oldest in self._gpu_only:
-                self._move_to_host(oldest, tree)
+                self._copy_to_host(oldest, tree)
 
-    def _move_to_host(self, client: int, client_state: Tree) -> None:
+    def _copy_to_host(self, client: int, client_state: Tree) -> None:
         self._states.put(client, dict(leaves(copy_to_device(client_state, "cpu"))))
         self._gpu_only.discard(client)
 
     def changed(self) -> Mapping[int, State]:
         """The states that the next checkpoint must save."""
         for client in sorted(self._gpu_only):
-            self._move_to_host(client, self._on_gpu[client])
+            self._copy_to_host(client, self._on_gpu[client])
         return self._states.changed()
 
     def committed(self, saved: Mapping[int, State]) -> None:

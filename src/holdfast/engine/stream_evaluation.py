@@ -132,9 +132,8 @@ class StreamEvaluation:
     ) -> np.ndarray:
         """Class accuracy ``[K, C]`` of these clients' private models, with their own scores or the given ``scores``."""
         group, test = self.loop.engine.group, self.loop.local_test
-        chunk = (
-            group if self.loop.method.overrides("initial_params") else len(clients)
-        )  # otherwise their bodies are the same
+        # Models with the same body are tested together, however many there are.
+        chunk = group if self.loop.method.overrides("initial_params") else len(clients)
         trained = [k for k in clients if self.loop.client_states.get(k)]
         # The private model of a client that never took part is the global model.
         accuracy = {}
