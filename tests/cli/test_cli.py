@@ -257,7 +257,7 @@ def test_what_is_written_makes_its_folder(run, tmp_path):
     good("export", run, tmp_path / "new" / "m.csv")
     good("partition", "--clients", 3, "--save", tmp_path / "newer" / "f.json")
     result = call("partition", "--clients", 3, "--save", run / "experiment.yaml" / "f.json")
-    assert (result.exit_code, "a file stands where a directory must be" in result.stderr) == (2, True)
+    assert (result.exit_code, "a file exists where a directory is needed" in result.stderr) == (2, True)
 
 
 def test_export(run, tmp_path):

@@ -61,7 +61,7 @@ def test_too_few_in_time_stop_the_run() -> None:
     rounds = loop(Sleepy(), deadline=DEADLINE, min_clients=5)
     rounds.round(1)
     with pytest.raises(
-        HoldfastError, match=r"round 2: 2 usable updates came, min_clients is 5 .*client 2: late"
+        HoldfastError, match=r"round 2: 2 usable updates were received, but min_clients is 5 .*client 2: late"
     ):
         rounds.round(2)
 

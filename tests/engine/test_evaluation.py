@@ -64,7 +64,7 @@ def test_overall_by_class_and_by_domain() -> None:
 @pytest.mark.parametrize("limit", [30, 130, 299])
 def test_a_few_samples_are_spread_over_the_classes(limit: int) -> None:
     rounds = rounds_with(evaluate_locals=True, local_test_samples=limit)
-    few, places = rounds.local_test, rounds.local_test.places.numpy()
+    few, places = rounds.local_test, rounds.local_test.indices.numpy()
     assert len(few) == limit == len(set(places.tolist()))
     held = np.bincount(TESTED, minlength=CLASSES)
     level = next(m for m in range(1, 300) if np.minimum(held, m).sum() >= limit)  # a class gives no more

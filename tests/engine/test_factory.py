@@ -13,7 +13,7 @@ from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import federate
 from holdfast.engine import factory as choice
-from holdfast.engine.factory import SMALL_STEP, step_bytes
+from holdfast.engine.factory import SMALL_STEP_BYTES, step_bytes
 from holdfast.methods import FedAvg
 from holdfast.models import parse_model
 from holdfast.training.session import Training
@@ -43,7 +43,7 @@ def test_a_step_touches_weights_twice_and_what_the_backward_pass_reads() -> None
     weights, inputs = 4 * (100 * 4 + 4), 4 * 7 * 100
     found = step_bytes(training.context, training.data, width=7)
     assert 2 * weights + inputs <= found <= 3 * weights + inputs
-    assert found < SMALL_STEP
+    assert found < SMALL_STEP_BYTES
 
 
 def test_lanes_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

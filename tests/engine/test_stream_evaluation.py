@@ -169,7 +169,7 @@ def test_who_sits_an_epoch_out_is_tested_with_the_head_it_will_begin_with():
     offline = online[0] - online[2]
     assert offline
     for k in online[0] | online[2]:
-        params, _, _ = loop.stream._private(k, 4)
+        params, _, _ = loop.stream._private_model(k, 4)
         own = loop.client_states.get(k)["head"]["2.weight"]
         average = loop.server.params["2.weight"]
         assert not torch.equal(own, average)
@@ -185,7 +185,7 @@ def test_the_private_model_of_a_method_that_mixes_is_the_mixture():
     )
     for loop in (resting, learning):
         loop.round(1)
-    head, average = (loop.stream._private(0, 1)[0]["2.weight"] for loop in (learning, resting))
+    head, average = (loop.stream._private_model(0, 1)[0]["2.weight"] for loop in (learning, resting))
     assert torch.equal(average, resting.server.params["2.weight"])  # weights of 1 take the global model
     own = learning.client_states.get(0)["head"]["2.weight"]
     between = (head - own) / (learning.server.params["2.weight"] - own)
@@ -202,7 +202,7 @@ def test_private_models_have_the_batch_norm_that_stays_with_a_client():
     )
     loop.round(1)
     for k in range(3):
-        params, buffers, _ = loop.stream._private(k, 1)
+        params, buffers, _ = loop.stream._private_model(k, 1)
         kept = loop.client_states.get(k)["norm"]
         assert {"1.weight", "1.bias", "1.running_mean", "1.running_var"} <= kept.keys()
         assert all(torch.equal({**params, **buffers}[name], value) for name, value in kept.items())
@@ -356,7 +356,7 @@ def test_the_nearest_prototype_among_the_classes_that_a_client_holds(method):
     x, y = loop.local_test.x.numpy(), loop.local_test.y.numpy()
     found = []
     for client in record["participants"]:
-        params, _, _ = loop.stream._private(client, 4)
+        params, _, _ = loop.stream._private_model(client, 4)
         hidden = np.maximum(x @ params["0.weight"].numpy().T + params["0.bias"].numpy(), 0)
         apart = ((hidden[:, None] - prototypes) ** 2).sum(-1)
         counts = np.sum([federation.label_counts([client], stage)[0] for stage in range(2)], axis=0)

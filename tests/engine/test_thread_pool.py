@@ -68,7 +68,7 @@ def test_a_crew_gives_the_bits_of_one(method: str) -> None:
 
 def test_long_steps_on_two_threads_get_a_crew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(images_loop("fedavg", None).engine, SequentialEngine)
-    monkeypatch.setattr(choice, "SMALL_STEP", 1000)
+    monkeypatch.setattr(choice, "SMALL_STEP_BYTES", 1000)
     loop = images_loop("fedavg", None)
     assert isinstance(loop.engine, ThreadPoolEngine)
     assert loop.engine.name == "sequential"

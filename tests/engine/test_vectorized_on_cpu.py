@@ -44,7 +44,7 @@ def test_samples_preprocessed_once_give_the_same_bits(monkeypatch: pytest.Monkey
     preprocess = Preprocess((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     stored, once = trained(preprocess)
     assert stored == torch.float64
-    monkeypatch.setattr(vectorized, "READY_BYTES", 0)
+    monkeypatch.setattr(vectorized, "PREPROCESSED_BYTES", 0)
     stored, in_every_step = trained(preprocess)
     assert stored == torch.uint8
     assert same_bits(once, in_every_step)

@@ -229,7 +229,7 @@ def test_too_few_answers_stop_the_run_which_can_be_resumed(
         else [reply]
     )
     with pytest.raises(
-        HoldfastError, match=r"round 2: 3 usable updates came, min_clients is 4 .*client 0: late"
+        HoldfastError, match=r"round 2: 3 usable updates were received, but min_clients is 4 .*client 0: late"
     ):
         world.run()
     world.grid.fault = lambda asked, reply: [reply]

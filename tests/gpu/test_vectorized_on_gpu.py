@@ -92,5 +92,5 @@ def test_same_seed_same_bits(norm):
 @pytest.mark.parametrize("method", [hf.Scaffold(), hf.Moon()])
 def test_a_run_does_not_depend_on_where_client_state_is_kept(method, monkeypatch):
     on_gpu = weights(method, "vectorized", "tf32", rounds=3)
-    monkeypatch.setattr("holdfast.engine.state_cache.SHARE_OF_GPU", 0.0)
+    monkeypatch.setattr("holdfast.engine.state_cache.GPU_FRACTION", 0.0)
     assert torch.equal(on_gpu, weights(method, "vectorized", "tf32", rounds=3))

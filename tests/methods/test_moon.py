@@ -33,7 +33,7 @@ def features(weights: Tensors, x: Tensor) -> Tensor:
 def started(training: Training, sent: Broadcast, memory: Tree | None) -> PreparedClient:
     """Client 0 before its first step in a round."""
     runner = training.engine.runner  # type: ignore[attr-defined]
-    (one,) = runner.start([runner.plan(Job(0, FEDERATION.client(0), memory=memory), sent.round)], sent)
+    (one,) = runner.start([runner.plan(Job(0, FEDERATION.client(0), client_state=memory), sent.round)], sent)
     return one  # type: ignore[no-any-return]
 
 

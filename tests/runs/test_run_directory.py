@@ -66,7 +66,7 @@ def test_metrics_without_their_experiment_are_not_overwritten(run: RunDirectory)
 def test_places_where_no_run_can_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(HoldfastError, match="a file stands where a directory must be"):
+        with pytest.raises(HoldfastError, match="a file exists where a directory is needed"):
             RunDirectory.create(path, EXPERIMENT)
     for path in (tmp_path, tmp_path / "missing", tmp_path / "file"):
         with pytest.raises(HoldfastError, match="holds no run"):

@@ -296,10 +296,10 @@ class Halves(hf.Method):
 
 def test_a_model_with_other_parameters_is_not_the_clients_fault(federation):
     with pytest.raises(
-        hf.HoldfastError, match=r"client 0: wrong keys.*; what clients share must have the names"
+        hf.HoldfastError, match=r"client 0: wrong keys.*; uploaded parameters must have the names"
     ):
         hf.train(Halves(), "linear", federation, **SHORT)
-    with pytest.raises(hf.HoldfastError, match="halves: aggregate must give every parameter"):
+    with pytest.raises(hf.HoldfastError, match="halves: aggregate must return exactly the parameters"):
         hf.train(Halves("aggregate"), "linear", federation, **SHORT)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from holdfast.core.errors import HoldfastError, install, shown_by
+from holdfast.core.errors import HoldfastError, install, warning_printer
 
 USAGE_ERROR, INTERRUPTED = 2, 130  # exit codes: an error that the user can fix; stopped by Ctrl-C
 
@@ -22,7 +22,7 @@ class CommandGroup(TyperGroup):
         """Run the command given on the command line."""
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = shown_by(_print_error)
+                warnings.showwarning = warning_printer(_print_error)
                 result = super().invoke(ctx)
                 sys.stdout.flush()  # so that a full disk is reported here, not by Python at exit
                 return result

@@ -160,18 +160,18 @@ def _engines(cuda: bool) -> dict[str, str]:
     """The engines and their optimisations, each with whether it is used on this machine and why not."""
     import torch
 
-    from holdfast.engine.factory import MOST_LANES, MOST_WORKERS, SMALL_STEP
+    from holdfast.engine.factory import MAX_LANES, MAX_WORKERS, SMALL_STEP_BYTES
     from holdfast.kernels import unavailable
 
     kernels = unavailable(torch.device("cuda" if cuda else "cpu"), torch.float32)
-    workers = min(torch.get_num_threads(), MOST_WORKERS)
-    small = f"{SMALL_STEP >> 20} MiB a client"
+    workers = min(torch.get_num_threads(), MAX_WORKERS)
+    small = f"{SMALL_STEP_BYTES >> 20} MiB a client"
     threads = f", {workers} in parallel if a step touches more than {small}" if workers > 1 else ""
     memory = "the GPU's memory" if cuda else "RAM"
     return {
         "sequential": "ready: one client after another" + ("" if cuda else threads),
         "vectorized": "ready: many clients in one batched program",
-        "parallel clients": f"as many as clients a round, at most {MOST_LANES}, that fit into {memory}",
+        "parallel clients": f"as many as clients a round, at most {MAX_LANES}, that fit into {memory}",
         "CUDA graphs": "active: a step of the vectorized engine is captured once and replayed"
         if cuda
         else "not used: no CUDA device",

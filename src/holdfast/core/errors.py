@@ -1,4 +1,4 @@
-"""The one kind of error, and of warning, a user is meant to read."""
+"""Errors and warnings for the user."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -7,34 +7,34 @@ from typing import Any
 
 
 class HoldfastError(Exception):
-    """Something the user can put right: one sentence that names what is wrong and what would be right."""
+    """An error that the user can correct. Its message is one sentence with the cause and the remedy."""
 
 
 class HoldfastWarning(UserWarning):
-    """Something that goes on, but that the user should know of."""
+    """A condition that does not stop the program but that the user should know of."""
 
 
-def shown_by(tell: Callable[[str], object]) -> Callable[..., None]:
-    """For ``warnings.showwarning``: our own are told as one sentence, others are shown as they are until now."""
-    otherwise = warnings.showwarning
+def warning_printer(print_message: Callable[[str], object]) -> Callable[..., None]:
+    """A ``warnings.showwarning`` that prints only the message of a `HoldfastWarning`; others are shown as before."""
+    default = warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
         if issubclass(category, HoldfastWarning):
-            tell(str(message))
+            print_message(str(message))
         else:
-            otherwise(message, category, *where, **more)
+            default(message, category, *args, **kwargs)
 
     return show
 
 
 def install(extra: str) -> str:
-    """The command that adds an optional part to an installed Holdfast."""
+    """The command that installs an optional dependency group."""
     return f"pip install 'holdfast-fl[{extra}]'"
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> HoldfastError:
-    """The error for a name that does not exist, with the nearest names that do; a file may hold anything."""
+    """The error for an unknown name, with the most similar known ones. ``name`` may be any value read from a file."""
     names = sorted(known)
-    near = get_close_matches(str(name).lower(), names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    similar = get_close_matches(str(name).lower(), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(similar)}?" if similar else f"known: {', '.join(names)}"
     return HoldfastError(f"unknown {kind} '{name}'; {hint}")

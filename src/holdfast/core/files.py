@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, never half of one, whatever interrupts the writing."""
+"""Atomic file writes, and errors of the file system as `HoldfastError`."""
 
 import errno
 import os
@@ -12,21 +12,21 @@ from holdfast.core.errors import HoldfastError
 _REASONS = {
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-        "no space is left for it; free some and try again, what was complete before is untouched",
+        "no space is left on the device; free some and try again (complete files are unchanged)",
     ),
     **dict.fromkeys(
         (errno.EROFS, errno.EACCES, errno.EPERM),
-        "it is read-only for this user; make it writable or choose another place",
+        "it is read-only for this user; make it writable or choose another path",
     ),
     **dict.fromkeys(
-        (errno.ENOTDIR, errno.EEXIST), "a file stands where a directory must be; choose another place"
+        (errno.ENOTDIR, errno.EEXIST), "a file exists where a directory is needed; choose another path"
     ),
 }
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the operating system says against writing ``path`` into one sentence for the user."""
+    """Raise an ``OSError`` from writing ``path`` as a `HoldfastError`."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what the operating system says against reading ``path`` into one sentence for the user."""
+    """Raise an ``OSError`` from reading ``path`` as a `HoldfastError`."""
     try:
         yield
     except OSError as error:
@@ -44,14 +44,14 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write every byte; an unbuffered file may take fewer than it is offered."""
+    """Write all bytes: one call of an unbuffered file's ``write`` may write only some of them."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Make ``data`` the content of ``path`` in one atomic step, on the disk before it takes the name."""
+    """Replace the content of ``path`` atomically. The data is on the disk before the file is renamed."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with writing(path):
@@ -65,8 +65,8 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Put the names in a directory on the disk, so that they outlive a power cut."""
-    if os.name == "nt":  # Windows opens no directories; its file system keeps renames in a journal
+    """Flush a directory's entries to the disk, so that new and renamed files survive a power failure."""
+    if os.name == "nt":  # Windows cannot open directories; NTFS journals renames
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Locks between processes, on files: the operating system drops a lock when its holder ends, however it ends."""
+"""File locks between processes. The operating system releases a lock when its process ends, even after a crash."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 
 POLL_SECONDS = 0.01
-PATIENCE = (
-    0.2  # seconds; `is_held` takes a lock for a moment, which must not make the holder's own attempt fail
-)
+# Not 0: `is_held` takes the lock for a moment, which must not make another process's attempt fail.
+TIMEOUT_SECONDS = 0.2
 
 
 @contextmanager
@@ -35,25 +34,25 @@ def hold(path: Path) -> Iterator[None]:
 def hold_or_refuse(path: Path) -> Iterator[None]:
     """Hold the lock file ``path``, or raise ``HoldfastError`` with the id of the process that holds it."""
     lock = _new_lock(path)
-    holder = path.with_name(f"{path.name}.pid")  # a file of its own: filelock may truncate the lock file
+    pid_file = path.with_name(f"{path.name}.pid")  # a separate file: filelock may truncate the lock file
     with files.writing(path):
         try:
-            lock.acquire(PATIENCE, poll_interval=POLL_SECONDS)
+            lock.acquire(TIMEOUT_SECONDS, poll_interval=POLL_SECONDS)
         except Timeout:
             raise HoldfastError(
-                f"{path.parent} is in use by process {_read_pid(holder)}; "
+                f"{path.parent} is in use by process {_read_pid(pid_file)}; "
                 "wait for it to end or choose another --out"
             ) from None
     try:
-        with files.writing(holder):
-            holder.write_text(f"{os.getpid()}\n")
+        with files.writing(pid_file):
+            pid_file.write_text(f"{os.getpid()}\n")
         yield
     finally:
         lock.release()
 
 
 def _new_lock(path: Path) -> FileLock:
-    return FileLock(path, thread_local=False)  # the thread that ends a run may not be the one that began it
+    return FileLock(path, thread_local=False)  # a run may end in another thread than it began in
 
 
 def _read_pid(path: Path) -> str:
@@ -72,17 +71,17 @@ if sys.platform == "win32":
         try:
             with _new_lock(path).acquire(0):
                 return False
-        except OSError:  # Timeout is one
+        except OSError:  # includes filelock's Timeout
             return True
 
 else:
     import fcntl
 
     def is_held(path: Path) -> bool:
-        """Whether a process holds the lock file ``path``. Writes nothing, so it needs no right to write.
+        """Whether a process holds the lock file ``path``. Needs only read permission.
 
-        filelock can only try to take the lock, for which it opens the file for writing. A shared ``flock``, which
-        conflicts with filelock's exclusive one, needs no more than reading.
+        filelock opens the file for writing. A shared ``flock``, which conflicts with filelock's exclusive one, works
+        on a file opened for reading.
         """
         try:
             descriptor = os.open(path, os.O_RDONLY)

@@ -1,7 +1,7 @@
-"""Randomness drawn from counters, never from a global generator.
+"""Counter-based random numbers, without a global generator.
 
 Every random choice of a run is a function of (run seed, purpose, counters such as round, client, epoch).
-So it does not matter in which order, on which engine or in which process clients happen to run.
+It therefore does not depend on the order, the engine or the process in which clients run.
 """
 
 from functools import lru_cache
@@ -36,17 +36,17 @@ def counter_key(seed: int, purpose: str, *counters: int) -> int:
 
 
 class _Key(ISeedSequence):
-    """A generator's key. Given as ``key``, NumPy asks the operating system for a seed that it does not use."""
+    """A generator's key. With Philox's ``key`` argument, NumPy would also draw an unused seed from the system."""
 
     def __init__(self, key: int) -> None:
         self.key = key
 
     def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> np.ndarray:
-        """The key as Philox wants it: two words of 64 bits."""
+        """The key in Philox's format: two words of 64 bits."""
         return np.array([self.key, 0], np.uint64)
 
 
 def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
-    """A NumPy generator of its own for one choice, e.g. ``generator(seed, "batches", round, client, epoch)``."""
+    """A separate NumPy generator for one choice, e.g. ``generator(seed, "batches", round, client, epoch)``."""
     key = _Key(counter_key(seed, purpose, *counters))
-    return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # any ISeedSequence will do
+    return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # any ISeedSequence is accepted

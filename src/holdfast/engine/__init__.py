@@ -1,1 +1,1 @@
-"""Engines: whatever trains the clients of a round, and the rounds around them."""
+"""Engines, which train the clients of a round, and the round loop."""

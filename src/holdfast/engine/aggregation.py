@@ -15,18 +15,17 @@ from holdfast.methods.base import Server, Upload
 
 @dataclass(eq=False)
 class UploadSums:
-    """The weighted sums of what the clients of a round have uploaded so far."""
+    """Weighted sums of the uploads received so far in a round."""
 
-    keeps_uploads: bool  # whether single uploads are kept beside their sum
+    keeps_uploads: bool  # whether individual uploads are kept too
     weight: float = 0.0
     params: Tensors = field(default_factory=dict)
     buffers: Tensors = field(default_factory=dict)
     sums: Tree = field(default_factory=dict)
     uploads: list[Upload] = field(default_factory=list)
-    bytes: int = 0  # besides the models
+    bytes: int = 0  # without the models
 
     def add(self, result: ClientResult) -> None:
-        """Add one client's upload."""
         weight = result.weight
         if not self.params:
             self.params = {k: torch.zeros_like(v) for k, v in result.shared.items()}
@@ -36,7 +35,7 @@ class UploadSums:
             shared = [result.shared[k] for k in self.params]
             torch._foreach_add_(list(self.params.values()), shared, alpha=weight)
             for k, b in self.buffers.items():
-                # Counters are integers: the federation's is the largest, not the mean.
+                # Integer buffers are counters, aggregated by their maximum.
                 if b.is_floating_point():
                     b.add_(result.buffers[k], alpha=weight)
                 else:
@@ -51,14 +50,14 @@ class UploadSums:
 
     def mean(self) -> tuple[Tensors, Tensors]:
         """The weighted means of parameters and buffers."""
-        # Contiguous, as they are after loading a checkpoint: the memory layout must not decide how sums round.
+        # Contiguous, as they are after loading a checkpoint: otherwise sums would round differently.
         params = {k: (v / self.weight).contiguous() for k, v in self.params.items()}
         buffers = {k: v / self.weight if v.is_floating_point() else v for k, v in self.buffers.items()}
         return params, buffers
 
 
 def validate_update(result: ClientResult, server: Server) -> str | None:
-    """What is wrong with a client's upload: keys, shapes, dtypes or values that are not finite; None if nothing is."""
+    """The defect of a client's upload (keys, shapes, dtypes or non-finite values), or None if it is valid."""
     for expected, got in ((server.params, result.shared), (server.buffers, result.buffers)):
         if expected.keys() != got.keys():
             return "wrong keys"
@@ -77,16 +76,20 @@ def validate_update(result: ClientResult, server: Server) -> str | None:
     return None if finite else "not finite"
 
 
-def too_few_updates(round: int, usable: int, wanted: int, incidents: Sequence[Incident]) -> HoldfastError:
-    """The error for a round that cannot be closed; the last complete round is kept."""
-    what = ", ".join(f"client {i.client}: {i.kind}" for i in incidents[:10])
-    left = (
-        "no usable update is left" if not usable else f"{usable} usable updates came, min_clients is {wanted}"
+def too_few_updates(
+    round: int, usable: int, min_clients: int, incidents: Sequence[Incident]
+) -> HoldfastError:
+    """The error for a round with fewer valid updates than ``min_clients``. The last complete round is kept."""
+    causes = ", ".join(f"client {i.client}: {i.kind}" for i in incidents[:10])
+    shortage = (
+        "no usable update is left"
+        if not usable
+        else f"{usable} usable updates were received, but min_clients is {min_clients}"
     )
     kinds = {incident.kind for incident in incidents}
-    hint = "resume the run when the clients are back"
+    hint = "resume the run when the clients are available again"
     if "not finite" in kinds:
-        hint = "lower the learning rate?"
+        hint = "try a lower learning rate"
     elif kinds and kinds <= {"wrong keys", "wrong shape", "wrong dtype"}:
-        hint = "what clients share must have the names, shapes and types of the model's parameters"
-    return HoldfastError(f"round {round}: {left} ({what}); {hint}")
+        hint = "uploaded parameters must have the names, shapes and dtypes of the model's parameters"
+    return HoldfastError(f"round {round}: {shortage} ({causes}); {hint}")

@@ -19,7 +19,7 @@ class Overlap:
     """Work of the round loop that an engine may do while its device computes. An engine may ignore all of it."""
 
     next_jobs: Callable[[], Sequence[Job]] = tuple
-    """The clients of the next round, as far as they are known, so that their batches can be prepared."""
+    """The clients of the next round, as far as they are known, for preparing their batches."""
 
     test_last_model: Callable[[], None] = _nothing
     """Starts the test of the last round's model; called when much of this round is still queued on the device."""

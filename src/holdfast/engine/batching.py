@@ -1,4 +1,4 @@
-"""Which samples a client visits in which step: drawn from counters, so the same on every engine."""
+"""The order of a client's samples in local training; counter-based, so the same on every engine."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from holdfast.data.preprocess import Preprocess
 
 
 def batch_sizes(samples: int, batch_size: int, merge_single: bool, drop_last: bool = False) -> list[int]:
-    """Sizes of an epoch's batches: the last, shorter one is kept, or with ``drop_last`` only if it is the first too.
+    """Sizes of an epoch's batches. ``drop_last`` drops a last, smaller batch unless it is the only one.
 
-    With BatchNorm a batch of one sample has no variance; ``merge_single`` adds such a last sample to the batch
-    before it.
+    A batch of one sample has no variance for BatchNorm; ``merge_single`` adds such a last sample to the batch before.
     """
-    whole, rest = divmod(samples, batch_size)
-    if drop_last and whole:
+    full, rest = divmod(samples, batch_size)
+    if drop_last and full:
         rest = 0
-    sizes = [batch_size] * whole + ([rest] if rest else [])
-    if merge_single and rest == 1 and whole:
+    sizes = [batch_size] * full + ([rest] if rest else [])
+    if merge_single and rest == 1 and full:
         sizes[-2:] = [batch_size + 1]
     return sizes
 
 
 def widest_batch(samples: np.ndarray, batch_size: int, merge_single: bool, drop_last: bool = False) -> int:
-    """The size of the largest batch that a client with any of these numbers of ``samples`` has."""
+    """The largest batch size of clients with these numbers of ``samples``."""
     single = (samples > batch_size) & (samples % batch_size == 1)
     merged = merge_single and not drop_last and bool(single.any())
     return min(batch_size + merged, int(samples.max()))
@@ -36,9 +35,9 @@ def widest_batch(samples: np.ndarray, batch_size: int, merge_single: bool, drop_
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """All steps of one client in one round; what is drawn for them is drawn when it is first asked for."""
+    """All steps of one client in one round. Random draws are computed on first access."""
 
-    sizes: np.ndarray  # [steps] how many samples each step takes
+    sizes: np.ndarray  # [steps] batch sizes
     epoch: np.ndarray  # [steps]
     _order: Callable[[], np.ndarray]
     _drawn: Callable[[], np.ndarray | None]
@@ -46,7 +45,7 @@ class BatchPlan:
 
     @cached_property
     def order(self) -> np.ndarray:
-        """Positions among the client's samples, step after step: ``[visits]``."""
+        """Positions of the client's samples in the order of training: ``[visits]``."""
         return self._order()
 
     @cached_property
@@ -56,30 +55,30 @@ class BatchPlan:
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """Where the model's dropout masks are drawn from, ``[steps]``; empty without dropout."""
+        """Keys of the model's dropout masks, ``[steps]``; empty without dropout."""
         return self._keys()
 
     @property
     def steps(self) -> int:
-        """How many optimiser steps there are."""
+        """The number of optimiser steps."""
         return len(self.sizes)
 
     @cached_property
     def ends_epoch(self) -> np.ndarray:
-        """Whether a step is its epoch's last: bool ``[steps]``."""
+        """Whether each step is the last of its epoch: bool ``[steps]``."""
         return np.append(self.epoch[1:] != self.epoch[:-1], True)
 
     @cached_property
     def rows(self) -> list[np.ndarray]:
-        """Each step's positions among the client's samples."""
-        return self._cut(self.order)
+        """Each step's sample positions."""
+        return self._split(self.order)
 
     @cached_property
     def draws(self) -> list[np.ndarray] | None:
         """Each step's augmentation draws."""
-        return None if self.drawn is None else self._cut(self.drawn)
+        return None if self.drawn is None else self._split(self.drawn)
 
-    def _cut(self, visits: np.ndarray) -> list[np.ndarray]:
+    def _split(self, visits: np.ndarray) -> list[np.ndarray]:
         ends = np.cumsum(self.sizes)
         return [visits[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
 
@@ -98,7 +97,7 @@ def plan_batches(
     drop_last: bool = False,
     dropout_keys: bool = False,
 ) -> BatchPlan:
-    """Shuffle a client's samples for each epoch and cut them into batches."""
+    """Shuffle a client's samples for each epoch and split them into batches."""
     visits, sizes, epoch_of = _steps(samples, epochs, batch_size, merge_single, drop_last)
 
     def order() -> np.ndarray:
@@ -112,8 +111,8 @@ def plan_batches(
         return np.concatenate([preprocess.draw(source, visits, shape) for source in sources])
 
     def keys() -> np.ndarray:
-        dropped = range(len(sizes) if dropout_keys else 0)
-        return np.array([counter_key(seed, "dropout", round, client, at) >> 32 for at in dropped], np.int64)
+        steps = range(len(sizes) if dropout_keys else 0)
+        return np.array([counter_key(seed, "dropout", round, client, step) >> 32 for step in steps], np.int64)
 
     return BatchPlan(sizes, epoch_of, order, drawn, keys)
 
@@ -122,7 +121,7 @@ def plan_batches(
 def _steps(
     samples: int, epochs: int, batch_size: int, merge_single: bool, drop_last: bool
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """Samples visited in an epoch, and the size and epoch of every step: the same for clients of one size."""
+    """The number of samples visited in an epoch, and the size and epoch of each step; cached by client size."""
     sizes = batch_sizes(samples, batch_size, merge_single, drop_last)
     steps = np.tile(np.array(sizes, np.int64), epochs), np.repeat(np.arange(epochs), len(sizes))
     for array in steps:

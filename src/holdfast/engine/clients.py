@@ -1,4 +1,4 @@
-"""One client's round outside its steps: what every engine does before the first step and after the last."""
+"""Preparation and completion of a client's local training, common to all engines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
-READY_BYTES = (
-    256 * 2**20
-)  # of samples that are made ready for the model once, and not each time they are read
+PREPROCESSED_BYTES = 256 * 2**20  # up to this size, samples are preprocessed once and stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,23 +27,23 @@ class DeviceData:
 
     x: Tensor
     y: Tensor
-    labels: np.ndarray  # y once more, on the host
+    labels: np.ndarray  # y on the host
     preprocess: Preprocess
     dtype: torch.dtype
 
     def read(self, ids: np.ndarray) -> Tensor:
-        """Samples by id, ready for the model, not augmented."""
+        """Preprocessed samples by id, without augmentation."""
         # index_select copies rows several times faster than x[ids] on a CPU.
         return self.preprocess(
             self.x.index_select(0, torch.from_numpy(ids).to(self.x.device)), dtype=self.dtype
         )
 
     def preprocessed(self) -> DeviceData:
-        """The same samples, not augmented, stored as the model takes them."""
+        """The same samples, stored after preprocessing, without augmentation."""
         return replace(self, x=self.preprocess(self.x, dtype=self.dtype), preprocess=Preprocess())
 
     def read_labelled(self, ids: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The same, with their labels."""
+        """Preprocessed samples by id, without augmentation, and their labels."""
         return self.read(ids), self.y[torch.from_numpy(ids).to(self.y.device)]
 
 
@@ -56,13 +54,13 @@ class Job:
     client: int
     ids: np.ndarray  # its training samples
     stage: int = 0
-    payload: Tree = field(default_factory=dict)  # what it alone receives
-    memory: Tree | None = None  # what it remembers; None before it first takes part
+    payload: Tree = field(default_factory=dict)  # sent to this client only
+    client_state: Tree | None = None  # None before it first takes part
 
 
 @dataclass(eq=False)
 class Broadcast:
-    """What all clients of a round receive."""
+    """The message that all clients of a round receive."""
 
     round: int
     params: Tensors
@@ -72,7 +70,7 @@ class Broadcast:
 
 @dataclass(eq=False)
 class PlannedClient:
-    """A client whose steps are laid out."""
+    """A client and its batch plan."""
 
     job: Job
     ids: np.ndarray  # the samples it trains on
@@ -82,20 +80,20 @@ class PlannedClient:
 
 @dataclass(eq=False)
 class PreparedClient:
-    """A client ready for its first step."""
+    """A client prepared for its first step."""
 
     client: Client
     params: Tensors
     carry: Tree
     plan: BatchPlan
-    tables: Tensors  # per sample: the method's own, and "teacher/<name>/logits|features"
-    teachers: dict[str, Tensors]  # weights of teachers that must be forwarded in the step
-    momentum: Tensors  # from its last round; empty where it begins at 0
+    tables: Tensors  # per sample: those of the method, and "teacher/<name>/logits|features"
+    teachers: dict[str, Tensors]  # weights of teachers that are evaluated in each step
+    momentum: Tensors  # from its last round; empty if it starts at 0
 
 
 @dataclass(eq=False)
 class ClientResult:
-    """A trained client."""
+    """The result of a client's local training."""
 
     client: int
     samples: int
@@ -103,70 +101,70 @@ class ClientResult:
     weight: float
     params: Tensors  # its trained model
     buffers: Tensors
-    shared: Tensors  # what it sends in the place of the trained parameters
+    shared: Tensors  # the parameters that it uploads
     sums: Tree
-    memory: Tree
+    client_state: Tree
     loss: float  # mean objective over its steps
-    finite: bool  # whether all its trained parameters are numbers
+    finite: bool  # whether all trained parameters are finite
 
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that went wrong with a client: it is lost for this round, or had to be trained again."""
+    """A failure of a client: it is excluded from this round, or had to be trained again."""
 
     client: int
-    kind: str  # in a word or two, for counting
+    kind: str  # one or two words, for counting
     detail: str = ""
 
     def record(self) -> dict[str, int | str]:
-        """As in metrics.jsonl."""
-        said: dict[str, int | str] = {"client": self.client, "kind": self.kind}
-        return said | {"detail": self.detail} if self.detail else said
+        """The entry in metrics.jsonl."""
+        entry: dict[str, int | str] = {"client": self.client, "kind": self.kind}
+        return entry | {"detail": self.detail} if self.detail else entry
 
 
 def held_out(samples: np.ndarray, share: float) -> np.ndarray:
-    """How many of clients' ``samples`` are held out: at least one where there are two."""
+    """The numbers of held-out samples of clients with ``samples``: at least one of two or more."""
     if not share:
         return np.zeros_like(samples)
     return np.where(samples < 2, 0, np.maximum(1, (samples * share).astype(np.int64)))
 
 
 def learning_rates(method: Method, epoch: int, lr: float, context: RunContext) -> list[float]:
-    """Each parameter's learning rate in a local epoch, in the order of the network's."""
-    own = [method.learning_rate(name, epoch, lr, context) for name in context.network.params]
-    return [lr if rate is None else rate for rate in own]
+    """Each parameter's learning rate in a local epoch, in the order of ``network.params``."""
+    rates = [method.learning_rate(name, epoch, lr, context) for name in context.network.params]
+    return [lr if rate is None else rate for rate in rates]
 
 
 def proximal_mu_of(method: Method, settings: Settings) -> float:
-    """The pull that steps add to the gradients they get: none where gradients are clipped, which then have it."""
+    """The proximal coefficient of the optimiser; 0 with clipping, as clipped gradients include the proximal term."""
     return method.proximal_mu() if settings.max_grad_norm is None else 0.0
 
 
 def private_names(method: Method, context: RunContext) -> frozenset[str]:
-    """Parameters and buffers that a method does not exchange; a layer's statistics stay where its parameters do."""
+    """Parameters and buffers that stay at the client. A layer's buffers are private if its parameters are."""
     network = context.network
-    home = {name for name in network.params if not method.is_shared(name, context)}
+    private = {name for name in network.params if not method.is_shared(name, context)}
     for buffer in network.buffers:
         layer = buffer.rpartition(".")[0]
-        beside = [name for name in network.params if name.rpartition(".")[0] == layer] or network.params
-        if home.issuperset(beside):
-            home.add(buffer)
-    return frozenset(home)
+        layer_params = [name for name in network.params if name.rpartition(".")[0] == layer] or network.params
+        if private.issuperset(layer_params):
+            private.add(buffer)
+    return frozenset(private)
 
 
 class ClientRunner:
-    """Starts and finishes clients; engines differ only in how they do the steps between."""
+    """Prepares and completes the local training of clients. Only the steps between depend on the engine."""
 
     def __init__(self, method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
         self.method, self.context, self.data, self.settings = method, context, data, settings
-        # Outputs of a frozen model on inputs that never change are computed once a round, not once a step.
+        # Without augmentation, a teacher's inputs never change, so its outputs are computed once a round.
         self.cache_teachers = not data.preprocess.augments
         self.merge_single = context.network.has_batch_norm
         self.private = private_names(method, context)
         self.stateful = context.network.kept_local | (self.private & context.network.buffers.keys())
 
     def plan(self, job: Job, round: int) -> PlannedClient:
-        """Which samples the client trains on, and in which order."""
+        """Select the client's training samples and plan their batches."""
         settings = self.settings
         ids, heldout = self._hold_out(job)
         plan = plan_batches(
@@ -185,9 +183,9 @@ class ClientRunner:
         return PlannedClient(job, ids, heldout, plan)
 
     def client(self, planned: PlannedClient, sent: Broadcast) -> Client:
-        """The client as its method's hooks see it."""
+        """The client as passed to the method's hooks."""
         context, settings, ids, heldout = self.context, self.settings, planned.ids, planned.heldout
-        local_norm = (planned.job.memory or {}).get("norm", {})
+        local_norm = (planned.job.client_state or {}).get("norm", {})
         return Client(
             context=context,
             id=planned.job.client,
@@ -207,62 +205,64 @@ class ClientRunner:
         )
 
     def final_statistics(self, job: Job, sent: Broadcast) -> Tree:
-        """What the client says of a model when asked after the last round."""
+        """Statistics of the client's data under the final model, for `Method.final_statistics`."""
         return self.method.final_statistics(sent.params, self.client(self.plan(job, sent.round), sent)) or {}
 
     def start(self, planned: Sequence[PlannedClient], sent: Broadcast) -> list[PreparedClient]:
-        """Everything before the first step, for clients that start together."""
-        started = [self._start(each, sent) for each in planned]
+        """Prepare several clients; a teacher model that they share is evaluated once on all their samples."""
+        prepared = [self._prepare(client, sent) for client in planned]
         if self.cache_teachers:
-            self._cache_teacher_outputs(started)
-        return started
+            self._cache_teacher_outputs(prepared)
+        return prepared
 
-    def _start(self, planned: PlannedClient, sent: Broadcast) -> PreparedClient:
+    def _prepare(self, planned: PlannedClient, sent: Broadcast) -> PreparedClient:
         context, method, job = self.context, self.method, planned.job
         client = self.client(planned, sent)
-        memory = to_device(job.memory or {}, context.device)
+        client_state = to_device(job.client_state or {}, context.device)
         payload = {**sent.payload, **job.payload}
-        state = memory["method"] if "method" in memory else method.init_client_state(client)
+        state = client_state["method"] if "method" in client_state else method.init_client_state(client)
         params = method.initial_params(sent.params, payload, state, client)
-        params = params | {k: v for k, v in memory.get("norm", {}).items() if k in params}
+        params = params | {k: v for k, v in client_state.get("norm", {}).items() if k in params}
         tables = dict(method.tables(payload, state, client))
         teachers = {name: method.teacher(name, payload, state, client) for name in method.teachers}
         carry = tensors_only(method.client_init(payload, state, client), method.name, "client_init")
-        momentum = memory.get("momentum", {})
+        momentum = client_state.get("momentum", {})
         return PreparedClient(client, params, carry, planned.plan, tables, teachers, momentum)
 
-    def _cache_teacher_outputs(self, started: Sequence[PreparedClient]) -> None:
-        """What each teacher says of its client's samples goes to the tables; one forward pass for one model."""
-        asked: dict[tuple[int, ...], list[tuple[str, PreparedClient]]] = {}
-        for one in started:
-            for name, weights in one.teachers.items():
-                model = (id(weights), *(id(buffer) for buffer in one.client.buffers.values()))
+    def _cache_teacher_outputs(self, prepared: Sequence[PreparedClient]) -> None:
+        """Add the teachers' outputs for their clients' samples to the tables; each model is evaluated once."""
+        by_model: dict[tuple[int, ...], list[tuple[str, PreparedClient]]] = {}
+        for item in prepared:
+            for name, weights in item.teachers.items():
+                model = (id(weights), *(id(buffer) for buffer in item.client.buffers.values()))
                 if self.context.network.mixes_samples:
-                    model = (one.client.id, *model)
-                asked.setdefault(model, []).append((name, one))
-        for pairs in asked.values():
-            name, one = pairs[0]
+                    model = (item.client.id, *model)
+                by_model.setdefault(model, []).append((name, item))
+        for pairs in by_model.values():
+            name, item = pairs[0]
             clients = {other.client.id: other.client for _, other in pairs}
             ids = np.concatenate([c.ids for c in clients.values()])
             parts = [
-                one.client.forward(one.teachers[name], self.data.read(part))
+                item.client.forward(item.teachers[name], self.data.read(part))
                 for part in np.split(
                     ids, range(self.context.evaluation_batch, len(ids), self.context.evaluation_batch)
                 )
             ]
             out = Output(torch.cat([p.features for p in parts]), torch.cat([p.logits for p in parts]))
             ends = np.cumsum([c.samples for c in clients.values()])
-            lies = {k: slice(end - c.samples, end) for (k, c), end in zip(clients.items(), ends, strict=True)}
+            slices = {
+                k: slice(end - c.samples, end) for (k, c), end in zip(clients.items(), ends, strict=True)
+            }
             for name, other in pairs:
-                rows = lies[other.client.id]
+                rows = slices[other.client.id]
                 other.tables[f"teacher/{name}/logits"] = out.logits[rows]
                 other.tables[f"teacher/{name}/features"] = out.features[rows]
-        for one in started:
-            one.teachers.clear()
+        for item in prepared:
+            item.teachers.clear()
 
     def finish(
         self,
-        started: PreparedClient,
+        prepared: PreparedClient,
         params: Tensors,
         buffers: Tensors,
         momentum: Tensors,
@@ -270,21 +270,23 @@ class ClientRunner:
         loss: float,
         finite: bool,
     ) -> ClientResult:
-        """Everything after the last step."""
-        client = started.client
+        """Call the method's hooks after the last step and collect the client's result."""
+        client = prepared.client
         client.buffers = buffers
         with torch.no_grad():
             sums, state = self.method.client_final(params, carry, client)
-            for given in (sums, state):
-                tensors_only(given, self.method.name, "client_final")
+            for tree in (sums, state):
+                tensors_only(tree, self.method.name, "client_final")
             shared = self.method.upload_params(params, carry, client)
-        memory: Tree = {"method": state} if state else {}
+        client_state: Tree = {"method": state} if state else {}
         if self.stateful:
-            memory["norm"] = {k: v.clone() for k, v in {**params, **buffers}.items() if k in self.stateful}
+            client_state["norm"] = {
+                k: v.clone() for k, v in {**params, **buffers}.items() if k in self.stateful
+            }
         if self.settings.keep_momentum and momentum:
-            memory["momentum"] = {k: v.clone() for k, v in momentum.items()}
-        if self.context.stages > 1:  # on a stream a client is also tested with its own head
-            memory["head"] = {k: params[k].clone() for k in self.context.network.head.names}
+            client_state["momentum"] = {k: v.clone() for k, v in momentum.items()}
+        if self.context.stages > 1:  # on a stream, clients are also tested with their local heads
+            client_state["head"] = {k: params[k].clone() for k in self.context.network.head.names}
         return ClientResult(
             client.id,
             client.samples,
@@ -294,20 +296,20 @@ class ClientRunner:
             buffers,
             shared,
             sums,
-            memory,
+            client_state,
             loss,
             finite,
         )
 
     def _hold_out(self, job: Job) -> tuple[np.ndarray, np.ndarray]:
-        """Training and held-out samples."""
+        """The ids of training and held-out samples."""
         if not self.method.holdout:
             return job.ids, job.ids[:0]
-        held = int(held_out(np.array(len(job.ids)), self.method.holdout))
+        count = int(held_out(np.array(len(job.ids)), self.method.holdout))
         order = generator(self.settings.seed, "holdout", job.client, job.stage).permutation(job.ids)
-        return order[held:], order[:held]
+        return order[count:], order[:count]
 
 
 def teacher_outputs(tables: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Output]:
-    """A batch's rows of the cached teachers."""
+    """The cached outputs of teachers for a batch, from its rows of the tables."""
     return {n: Output(tables[f"teacher/{n}/features"], tables[f"teacher/{n}/logits"]) for n in names}

@@ -1,4 +1,4 @@
-"""Rounds with a deadline, on any engine of this process."""
+"""A deadline for the local training of a round, for engines that run in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
 
 
 class DeadlineEngine:
-    """An engine whose rounds close after ``seconds`` of training; clients that are not ready by then are late."""
+    """Stops the training of a round after ``seconds``. The remaining clients are reported as late."""
 
     def __init__(self, engine: Engine, seconds: float) -> None:
         self.engine, self.seconds = engine, seconds
@@ -20,14 +20,14 @@ class DeadlineEngine:
         self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
     ) -> Iterator[ClientResult | Incident]:
         """Train each client until the deadline."""
-        left = {job.client for job in jobs}
+        remaining = {job.client for job in jobs}
         results, spent = self.engine.train(sent, jobs, overlap), 0.0
-        while left:
-            began = time.monotonic()
+        while remaining:
+            start = time.monotonic()
             result = next(results)
-            spent += time.monotonic() - began  # without the server's work between two results
+            spent += time.monotonic() - start  # excludes the server's work between two results
             if spent > self.seconds:
                 break
-            left.remove(result.client)
+            remaining.remove(result.client)
             yield result
-        yield from (Incident(client, "late", f"after {self.seconds:g} s") for client in sorted(left))
+        yield from (Incident(client, "late", f"after {self.seconds:g} s") for client in sorted(remaining))

@@ -1,4 +1,4 @@
-"""Testing models: overall, by class and by domain."""
+"""Evaluation of models on test samples: overall, by class and by domain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from holdfast.data.dataset import Dataset
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.clients import READY_BYTES
+from holdfast.engine.clients import PREPROCESSED_BYTES
 from holdfast.kernels.amax import record_amax_bound, recording_amax
 from holdfast.methods.base import Tensors
 from holdfast.methods.context import RunContext
@@ -25,80 +25,84 @@ from holdfast.models.network import Output
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """How good a model is on test samples; shares are fractions, NaN where there is no sample."""
+    """Metrics of a model on test samples. Accuracies are fractions, NaN for classes and domains without samples."""
 
     accuracy: float
     loss: float
     class_accuracy: np.ndarray  # [C]
     domain_accuracy: dict[str, float]
-    correct: Tensor  # [N] bool, which samples it got right
+    correct: Tensor  # [N] bool: samples that are classified correctly
 
 
 class TestSet:
-    """Test samples on the device, tested in large batches."""
+    """Test samples on the device, evaluated in large batches."""
 
     __test__ = False  # not a pytest class
 
     def __init__(
         self, dataset: Dataset, context: RunContext, limit: int | None = None, seed: int = 0
     ) -> None:
-        """``limit`` keeps a class-balanced subset, the same for every model and run with this seed."""
+        """``limit`` selects a class-balanced subset of this size, which depends on the seed only."""
         labels = dataset.y_test.numpy()
-        chosen = np.arange(len(labels)) if limit is None else _balanced(labels, limit, seed)
+        chosen = np.arange(len(labels)) if limit is None else _balanced_subset(labels, limit, seed)
         device = context.device
-        self.places = torch.from_numpy(chosen).to(device)
+        self.indices = torch.from_numpy(chosen).to(device)
         self.context, self.preprocess = context, dataset.preprocess
         _, _, self.x, self.y = dataset.on(device)
         if limit is not None:
-            self.x, self.y = (t.index_select(0, self.places) for t in (self.x, self.y))
-        # What no sample's value is beyond, where that is known before they are looked at.
+            self.x, self.y = (t.index_select(0, self.indices) for t in (self.x, self.y))
+        # An upper bound of the preprocessed values' magnitude, where the stored type implies one.
         self.largest = self.preprocess.largest() if self.x.dtype == torch.uint8 else None
-        if self.x.numel() * context.dtype.itemsize <= READY_BYTES:
+        if self.x.numel() * context.dtype.itemsize <= PREPROCESSED_BYTES:
             self.x, self.preprocess = self.preprocess(self.x, dtype=context.dtype), Preprocess()
         domain = dataset.groups.get("domain")
         self.domains = () if domain is None else domain.names
         ids = np.zeros(len(chosen), np.int64) if domain is None else domain.test[chosen]
         self.domain = torch.from_numpy(ids).to(device)
-        self.of_class = np.bincount(labels[chosen], minlength=context.num_classes)  # how many samples
-        self.of_domain = np.bincount(ids, minlength=len(self.domains))
+        self.class_counts = np.bincount(labels[chosen], minlength=context.num_classes)
+        self.domain_counts = np.bincount(ids, minlength=len(self.domains))
 
     def __len__(self) -> int:
         return len(self.y)
 
     def evaluate(self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]) -> Evaluation:
-        """Test one model; ``scores`` turns its outputs into ``[B, C]``."""
-        return self.begin(params, buffers, scores).wait()
+        """Test one model; ``scores`` maps its outputs to class scores ``[B, C]``."""
+        return self.start(params, buffers, scores).wait()
 
-    def begin(self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]) -> Testing:
-        """Have one model tested, on a GPU without waiting for it."""
-        watch = Stopwatch(self.context.device)
+    def start(
+        self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]
+    ) -> PendingEvaluation:
+        """Start the test of one model. A GPU runs it asynchronously."""
+        timer = DeviceTimer(self.context.device)
         with torch.no_grad():
             parts = [scores(out) for out in self._outputs(params, buffers)]
-        return self._judge(torch.cat(parts), watch)
+        return self._start_metrics(torch.cat(parts), timer)
 
     def evaluate_many(
         self,
         models: Sequence[tuple[Tensors, Tensors]],
         scores: Sequence[Callable[[Output], Tensor]],
-        together: int | None = None,
+        group_size: int | None = None,
     ) -> list[Evaluation]:
-        """Test several models, so many of them side by side; where only their heads differ, the body once for all."""
+        """Test several models, ``group_size`` in parallel. If only their heads differ, the body is evaluated once."""
         if len(models) == 1:
             return [self.evaluate(*models[0], scores[0])]
-        if together is not None and len(models) > together and not self._share_a_body(models):
-            groups = [slice(at, at + together) for at in range(0, len(models), together)]
+        if group_size is not None and len(models) > group_size and not self._same_body(models):
+            groups = [slice(at, at + group_size) for at in range(0, len(models), group_size)]
             return [e for group in groups for e in self.evaluate_many(models[group], scores[group])]
         parts: list[list[Tensor]] = [[] for _ in models]
         with torch.no_grad():
             for outs in self._outputs_of_many(models):
                 for part, out, score in zip(parts, outs, scores, strict=True):
                     part.append(score(out))
-        return [self._judge(torch.cat(part), Stopwatch(self.context.device)).wait() for part in parts]
+        return [
+            self._start_metrics(torch.cat(part), DeviceTimer(self.context.device)).wait() for part in parts
+        ]
 
     def _outputs_of_many(self, models: Sequence[tuple[Tensors, Tensors]]) -> Iterator[list[Output]]:
-        """Each model's outputs, batch after batch."""
+        """The outputs of all models, batch by batch."""
         network = self.context.network
-        if self._share_a_body(models):
+        if self._same_body(models):
             for out in self._outputs(*models[0]):
                 features = out.features
                 yield [Output(features, network.head.logits(params, features)) for params, _ in models]
@@ -112,11 +116,11 @@ class TestSet:
 
         many = vmap(forward, in_dims=(0, 0, None))
         for x in self._inputs(len(models)):
-            with self._noting(x):
+            with self._recording_amax(x):
                 outs = many(params, buffers, x)
-            yield [Output(*of_one) for of_one in zip(*outs, strict=True)]
+            yield [Output(*tensors) for tensors in zip(*outs, strict=True)]
 
-    def _share_a_body(self, models: Sequence[tuple[Tensors, Tensors]]) -> bool:
+    def _same_body(self, models: Sequence[tuple[Tensors, Tensors]]) -> bool:
         network, (params, buffers) = self.context.network, models[0]
         head = network.head.names
         return not network.head_is_shared and all(
@@ -126,11 +130,11 @@ class TestSet:
         )
 
     def _outputs(self, params: Tensors, buffers: Tensors) -> Iterator[Output]:
-        """A model's outputs, batch after batch."""
+        """A model's outputs, batch by batch."""
         network = self.context.network
         for x in self._inputs():
             if network.uses_kernels:
-                with self._noting(x):
+                with self._recording_amax(x):
                     out, _ = network.pure(params, buffers, x, train=False)
                 yield out
             else:
@@ -141,48 +145,48 @@ class TestSet:
         return (self.preprocess(x, dtype=self.context.dtype) for x in torch.split(self.x, batch))
 
     @contextmanager
-    def _noting(self, x: Tensor) -> Iterator[None]:
-        """What kernels in here need to know of the samples ``x``, and of what the others write."""
+    def _recording_amax(self, x: Tensor) -> Iterator[None]:
+        """Record magnitudes for the kernels called in this context: of ``x`` if known, and of what kernels write."""
         with recording_amax():
             if self.largest is not None:
                 record_amax_bound(x.unsqueeze(0), self.largest)
             yield
 
-    def _judge(self, scores: Tensor, watch: Stopwatch) -> Testing:
+    def _start_metrics(self, scores: Tensor, timer: DeviceTimer) -> PendingEvaluation:
         correct = scores.argmax(-1) == self.y
         loss = F.cross_entropy(scores, self.y).double().view(1)
         right = [
-            _count(correct, self.y, len(self.of_class)),
-            _count(correct, self.domain, len(self.of_domain)),
+            _correct_per_group(correct, self.y, len(self.class_counts)),
+            _correct_per_group(correct, self.domain, len(self.domain_counts)),
         ]
-        numbers = torch.cat([loss, *right])  # one copy to the host, not one for each
+        numbers = torch.cat([loss, *right])  # copied to the host at once
         if numbers.is_cuda:
             numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(
                 numbers, non_blocking=True
             )
-        watch.stop()
-        return Testing(self, numbers, correct, watch)
+        timer.stop()
+        return PendingEvaluation(self, numbers, correct, timer)
 
     def evaluation(self, numbers: np.ndarray, correct: Tensor) -> Evaluation:
-        """From the loss and the numbers of correct samples, by class and by domain."""
-        of_class, of_domain = np.split(numbers[1:], [len(self.of_class)])
-        domains = _shares(of_domain, self.of_domain).tolist()
+        """The metrics from ``numbers``: the loss, then the correct samples by class and by domain."""
+        correct_by_class, correct_by_domain = np.split(numbers[1:], [len(self.class_counts)])
+        domains = _accuracy(correct_by_domain, self.domain_counts).tolist()
         return Evaluation(
-            float(of_class.sum() / len(self)),
+            float(correct_by_class.sum() / len(self)),
             float(numbers[0]),
-            _shares(of_class, self.of_class),
-            dict(zip(self.domains, domains, strict=False)),  # without names there is one domain, not told
+            _accuracy(correct_by_class, self.class_counts),
+            dict(zip(self.domains, domains, strict=False)),  # empty without domain names
             correct,
         )
 
     def class_accuracy_within(self, whole: Evaluation) -> np.ndarray:
-        """``[C]`` on these samples, of a model already tested on the whole test set that they are part of."""
-        right = _count(whole.correct[self.places], self.y, len(self.of_class))
-        return _shares(right.cpu().numpy(), self.of_class)
+        """Class accuracy ``[C]`` on this subset, from an evaluation on the whole test set."""
+        right = _correct_per_group(whole.correct[self.indices], self.y, len(self.class_counts))
+        return _accuracy(right.cpu().numpy(), self.class_counts)
 
 
-class Stopwatch:
-    """Measures what a device does between now and ``stop``, without making it wait."""
+class DeviceTimer:
+    """Measures a device's time from now until ``stop``, without synchronising it."""
 
     def __init__(self, device: torch.device) -> None:
         timed = device.type == "cuda"
@@ -193,13 +197,12 @@ class Stopwatch:
             event.record()
 
     def stop(self) -> None:
-        """The end."""
         self._ended = time.perf_counter()
         for event in self._events[1:]:
             event.record()
 
     def wait(self) -> float:
-        """Seconds, once the device has come to the end."""
+        """Wait until the device has reached ``stop``; returns the seconds."""
         if not self._events:
             return self._ended - self._began
         self._events[1].synchronize()
@@ -207,40 +210,40 @@ class Stopwatch:
 
 
 @dataclass(eq=False)
-class Testing:
-    """A test that a device may still be at; ``seconds`` are known when it is done."""
+class PendingEvaluation:
+    """A test that may still be running on the device; ``seconds`` is set by ``wait``."""
 
     test: TestSet
     numbers: Tensor
     correct: Tensor
-    watch: Stopwatch
+    timer: DeviceTimer
     seconds: float = 0.0
 
     __test__ = False  # not a pytest class
 
     def wait(self) -> Evaluation:
-        """How good the model is."""
-        self.seconds = self.watch.wait()
+        """Wait for the test; returns its metrics."""
+        self.seconds = self.timer.wait()
         return self.test.evaluation(self.numbers.numpy(), self.correct)
 
 
-def _count(correct: Tensor, group: Tensor, groups: int) -> Tensor:
-    """How many samples of each group are correct: ``[G]``."""
+def _correct_per_group(correct: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The number of correct samples in each group: ``[G]``."""
     counts = torch.zeros(groups, dtype=torch.float64, device=correct.device)
     return counts.index_add_(0, group, correct.double())
 
 
-def _shares(right: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """The share of correct samples in each group, NaN where it has none."""
+def _accuracy(right: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """The fraction of correct samples in each group, NaN for groups without samples."""
     return np.where(total > 0, right / np.maximum(total, 1), np.nan)
 
 
-def _balanced(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:
-    """At most ``limit`` samples, as many of each class as can be."""
+def _balanced_subset(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:
+    """At most ``limit`` samples, as balanced over the classes as possible."""
     from holdfast.core.random import generator
 
     order = generator(seed, "local test").permutation(len(labels))
-    rank = np.empty(len(labels), np.int64)  # how many of its class come before it
+    rank = np.empty(len(labels), np.int64)  # position among the samples of its class
     for label in np.unique(labels):
         members = order[labels[order] == label]
         rank[members] = np.arange(len(members))

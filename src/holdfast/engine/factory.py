@@ -23,12 +23,11 @@ from holdfast.methods.base import Method, Tensors
 from holdfast.methods.context import RunContext
 
 ENGINES = ("auto", "sequential", "vectorized", "ray")
-SMALL_STEP = 8 << 20  # bytes a step may touch for a CPU to train clients faster as lanes than one by one
-MOST_LANES = 64
-MOST_WORKERS = 16
+SMALL_STEP_BYTES = 8 << 20  # up to this size, a CPU trains clients faster vectorized than one by one
+MAX_LANES = 64
+MAX_WORKERS = 16
 
-
-_tried: dict[tuple[object, ...], int] = {}
+_lane_bytes_by_shape: dict[tuple[object, ...], int] = {}
 
 
 def choose_engine(
@@ -41,9 +40,9 @@ def choose_engine(
     parallel_clients: int | None = None,
     ray_address: str | None = None,
 ) -> Engine:
-    """The engine by name; ``auto`` is the faster one for this machine and model.
+    """Create an engine by name; ``auto`` selects the faster one for this machine and model.
 
-    ``sizes`` [stages, clients] are how many samples clients have.
+    ``sizes`` [stages, clients] are the clients' numbers of samples.
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
@@ -59,7 +58,7 @@ def choose_engine(
         return RayEngine(method, context, data, settings, sizes, parallel_clients, ray_address)
     if ray_address is not None:
         raise HoldfastError(
-            f"ray_address is given, but engine '{name}' works in this process alone; use engine 'ray'"
+            f"ray_address is given, but engine '{name}' runs in this process only; use engine 'ray'"
         )
     engine = _local_engine(name, method, context, data, settings, sizes, parallel_clients)
     return engine if settings.deadline is None else DeadlineEngine(engine, settings.deadline)
@@ -74,104 +73,104 @@ def _local_engine(
     sizes: np.ndarray,
     lanes: int | None,
 ) -> Engine:
-    """One of the engines that work in this process."""
+    """Create an engine that runs in this process."""
     clients = sizes.shape[1]
     cohort = min(settings.clients_per_round or clients, clients)
     trained = sizes - held_out(sizes, method.holdout)
     width = widest_batch(trained, settings.batch_size, context.network.has_batch_norm, settings.drop_last)
     on_cpu = context.device.type == "cpu"
-    heavy = on_cpu and name != "vectorized" and step_bytes(context, data, width) > SMALL_STEP
-    if name == "vectorized" or (name == "auto" and not heavy):
-        why_not = _refused_by_vmap(context, data, width, lanes)
-        if why_not is None:
+    large_steps = on_cpu and name != "vectorized" and step_bytes(context, data, width) > SMALL_STEP_BYTES
+    if name == "vectorized" or (name == "auto" and not large_steps):
+        reason = _vmap_error(context, data, width, lanes)
+        if reason is None:
             lanes = lanes or fitting_lanes(context, data, cohort, width)
             return VectorizedEngine(method, context, data, settings, lanes, width, sizes)
         if name == "vectorized":
             raise HoldfastError(
-                f"this model cannot train on the vectorized engine ({why_not}); use engine 'sequential', or auto"
+                f"this model cannot train on the vectorized engine ({reason}); use engine 'sequential', or auto"
             )
-        text = f"this model cannot train on the vectorized engine ({why_not}); its clients train one after another"
+        text = f"this model cannot train on the vectorized engine ({reason}); its clients train one after another"
         warnings.warn(text, HoldfastWarning, stacklevel=5)
-    # Short steps would wait for one another in the interpreter; long ones are spent outside of it.
-    workers = min(torch.get_num_threads(), cohort, MOST_WORKERS) if heavy else 1
+    # Threads speed up large steps only: these spend most of their time outside the interpreter lock.
+    workers = min(torch.get_num_threads(), cohort, MAX_WORKERS) if large_steps else 1
     if workers > 1:
         return ThreadPoolEngine(method, context, data, settings, workers)
     return SequentialEngine(method, context, data, settings)
 
 
 def step_bytes(context: RunContext, data: DeviceData, width: int) -> int:
-    """What one client's step touches: weights, their gradient, and what the backward pass needs of a batch."""
+    """Bytes that one client's step uses: weights, gradients and the tensors saved for the backward pass."""
     network = context.network
     weights = sum(p.numel() * p.element_size() for p in network.params.values())
-    if weights > SMALL_STEP:
+    if weights > SMALL_STEP_BYTES:
         return 2 * weights
     params = {k: v.detach().requires_grad_() for k, v in network.params.items()}
     buffers = {k: v.clone() for k, v in network.buffers.items()}
     x = torch.zeros((width, *data.x.shape[1:]), dtype=context.dtype, device=context.device)
-    kept: dict[int, int] = {}  # bytes, by address
+    saved_bytes: dict[int, int] = {}  # by address
 
-    def keep(tensor: Tensor) -> Tensor:
+    def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # itself it would hold the graph that holds it, for ever
+        saved_bytes[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()  # not detached, it would form a reference cycle with the graph
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         network.apply(params, buffers, network.to_fast_layout(x), train=True)
-    return 2 * weights + sum(kept.values())
+    return 2 * weights + sum(saved_bytes.values())
 
 
-def _refused_by_vmap(context: RunContext, data: DeviceData, width: int, lanes: int | None) -> str | None:
-    """Why a model cannot be trained and tested for many clients at once, or None if it can."""
+def _vmap_error(context: RunContext, data: DeviceData, width: int, lanes: int | None) -> str | None:
+    """Why a model cannot be trained and tested with ``vmap`` over clients, or None if it can."""
     if not context.network.ignores_padding:
-        return "what it says of a sample depends on the others of its batch"
+        return "its output for a sample depends on the other samples of the batch"
     try:
         if context.device.type == "cpu":
-            _try_a_lane(context, (1, 2, *data.x.shape[1:]))
-        elif lanes is None:  # which is then needed to find how many fit
-            _bytes_of_a_lane(context, data, width)
+            _run_one_lane(context, (1, 2, *data.x.shape[1:]))
+        elif lanes is None:  # needed later to choose the number of lanes
+            _lane_bytes(context, data, width)
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:
         return (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
     return None
 
 
 def fitting_lanes(context: RunContext, data: DeviceData, cohort: int, width: int) -> int:
-    """As many lanes as clients a round, as long as they fit the memory several times over."""
-    most = min(cohort, MOST_LANES)
+    """The number of lanes: the clients per round, limited by `MAX_LANES` and a fraction of the free memory."""
+    limit = min(cohort, MAX_LANES)
     if context.device.type != "cuda":
-        return int(max(1, min(most, 0.4 * available_ram_bytes() // (4 * step_bytes(context, data, width)))))
+        return int(max(1, min(limit, 0.4 * available_ram_bytes() // (4 * step_bytes(context, data, width)))))
     weights = sum(p.numel() * p.element_size() for p in context.network.params.values())
-    each = _bytes_of_a_lane(context, data, width) + 8 * weights
-    return int(max(1, min(most, 0.4 * free_gpu_bytes(context.device) // each)))
+    lane_bytes = _lane_bytes(context, data, width) + 8 * weights
+    return int(max(1, min(limit, 0.4 * free_gpu_bytes(context.device) // lane_bytes)))
 
 
-def _bytes_of_a_lane(context: RunContext, data: DeviceData, width: int) -> int:
-    """What one lane's gradient takes of a GPU's memory: tried once for runs that are alike."""
+def _lane_bytes(context: RunContext, data: DeviceData, width: int) -> int:
+    """GPU memory of one lane's gradient; measured once for each network, input shape and precision."""
     shape = (1, width, *data.x.shape[1:])
-    alike = (str(context.network.net), shape, context.dtype, context.network.uses_kernels)
-    if alike not in _tried:
+    key = (str(context.network.net), shape, context.dtype, context.network.uses_kernels)
+    if key not in _lane_bytes_by_shape:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        _try_a_lane(context, shape)
-        _tried[alike] = torch.cuda.max_memory_allocated() - before
-    return _tried[alike]
+        _run_one_lane(context, shape)
+        _lane_bytes_by_shape[key] = torch.cuda.max_memory_allocated() - before
+    return _lane_bytes_by_shape[key]
 
 
-def _try_a_lane(context: RunContext, shape: tuple[int, ...]) -> None:
-    """Take the gradient on inputs ``[1, B, ...]``, as lanes do, and the outputs, as their tests do."""
+def _run_one_lane(context: RunContext, shape: tuple[int, ...]) -> None:
+    """Compute one lane's gradient in training mode and outputs in evaluation mode, on inputs ``[1, B, ...]``."""
     params = {k: v.unsqueeze(0) for k, v in context.network.params.items()}
-    # Some layers change their buffers; those of the network must stay as they are.
+    # Some layers change their buffers in place; the network's own must not change.
     buffers = {k: v.clone().unsqueeze(0) for k, v in context.network.buffers.items()}
     x = torch.zeros(shape, dtype=context.dtype, device=context.device)
     keys = torch.zeros(1, dtype=torch.int64, device=context.device)
 
     def gradient(p: Tensors, b: Tensors, v: Tensor, key: Tensor) -> Tensors:
-        # As in a step, it gets the weights alone as an argument: what it does not get it must not change in place.
+        # As in a step, only the weights are arguments: an in-place change of other tensors is an error.
         def objective(w: Tensors) -> Tensor:
             return context.network.pure(w, b, v, key=key)[0].logits.logsumexp(-1).mean()
 
-        found: Tensors = grad(objective)(p)
-        return found
+        grads: Tensors = grad(objective)(p)
+        return grads
 
     vmap(gradient)(params, buffers, x, keys)
-    with torch.no_grad():  # in which some of torch's layers go another way
+    with torch.no_grad():  # some of torch's layers have another code path without gradients
         vmap(lambda p, b, v: context.network.pure(p, b, v, train=False)[0].logits)(params, buffers, x)

@@ -1,4 +1,4 @@
-"""What a round's record says of its local models."""
+"""The metrics of local models in a round's record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LocalRecords:
-    """What is recorded of a round's local models, tested in groups of the engine's liking."""
+    """Collects the metrics of a round's local models, which are tested in groups of ``engine.group``."""
 
     def __init__(self, loop: RoundLoop) -> None:
         self.loop = loop
@@ -35,7 +35,7 @@ class LocalRecords:
         self.seconds = 0.0
 
     def add(self, result: ClientResult, server: Server) -> None:
-        """Take a trained client down; its model is tested now or when enough of them have come."""
+        """Add a trained client. Its model is tested when a group is complete."""
         loop = self.loop
         self.clients.append(result.client)
         self.samples.append(result.samples)
@@ -44,12 +44,12 @@ class LocalRecords:
         if not loop.settings.evaluate_locals:
             return
         began = time.perf_counter()
-        apart = torch._foreach_norm(
+        distances = torch._foreach_norm(
             torch._foreach_sub([result.params[k] for k in server.params], list(server.params.values()))
         )
-        self.divergence.append(torch.stack(apart).norm())
-        params, buffers, state = result.params, result.buffers, result.memory.get("method", {})
-        if loop.engine.group > 1:  # they are tested later, when the engine needs its memory for others
+        self.divergence.append(torch.stack(distances).norm())
+        params, buffers, state = result.params, result.buffers, result.client_state.get("method", {})
+        if loop.engine.group > 1:  # copies: the engine reuses a result's tensors before they are tested
             params, buffers, state = (
                 copy_to_device(tree, loop.context.device) for tree in (params, buffers, state)
             )
@@ -59,7 +59,7 @@ class LocalRecords:
             self.flush()
 
     def flush(self) -> None:
-        """Test the models that wait for it."""
+        """Test the models that are still pending."""
         if not self.pending:
             return
         began = time.perf_counter()
@@ -82,7 +82,7 @@ class LocalRecords:
             return record
         counts = np.stack(self.label_counts)
         local = np.stack([e.class_accuracy for e in self.tested])
-        before = self.loop.before_local
+        before = self.loop.local_test_accuracy
         inside, outside = metrics.in_out_local_accuracy(local, counts)
         by_domain = {
             name: [e.domain_accuracy[name] for e in self.tested] for name in self.tested[0].domain_accuracy

@@ -25,12 +25,12 @@ def sgd_(
     """v <- momentum v + (g + proximal_mu (w - s) + weight_decay w);  w <- w - lr v.
 
     ``momentum_buffers`` (v) may be empty without momentum, and ``global_params`` (s) without ``proximal_mu``. Tensors
-    ``[lanes, ...]`` may have their own learning rates, ``lr`` [lanes, tensors]; one with rate 0 is skipped, with v.
+    ``[lanes, ...]`` may have their own learning rates, ``lr`` [lanes, tensors]; a rate of 0 skips a tensor and its v.
 
-    The step is PyTorch's fused kernel, the one behind ``torch.optim.SGD(fused=True)``. On a GPU that takes a learning
-    rate on the device only in float32, so float64 takes another path. With ``kernels`` it is Holdfast's own kernel,
-    since PyTorch's divides large tensors among too few processors. Only that kernel can update filters at some
-    ``taps`` only, rows and columns, and write ``fp16_copies``.
+    The step is PyTorch's fused kernel, the one behind ``torch.optim.SGD(fused=True)``. On a GPU that
+    accepts a learning rate on the device only in float32; float64 uses unfused operations. ``kernels`` selects
+    Holdfast's kernel, since PyTorch's distributes large tensors over too few processors. Only Holdfast's can restrict
+    the update of filters to some ``taps`` (rows and columns) and write ``fp16_copies``.
     """
     grads = [_with_strides_of(w, g) for w, g in zip(params, grads, strict=True)]
     if kernels and isinstance(lr, Tensor):
@@ -43,9 +43,7 @@ def sgd_(
                 fp16_copies or none, proximal_mu, global_params,
             )  # fmt: skip
             return
-    assert taps is fp16_copies is None, (
-        "only Holdfast's own kernel updates some taps alone or writes fp16 copies"
-    )
+    assert taps is fp16_copies is None, "only Holdfast's kernel supports taps and fp16_copies"
     grads = add_proximal_term(params, grads, global_params, proximal_mu)
     if isinstance(lr, Tensor) and (lr.dim() > 0 or lr.dtype == torch.float64):
         for i, (w, g) in enumerate(zip(params, grads, strict=True)):
@@ -56,7 +54,7 @@ def sgd_(
             for old, new in [(w, w - rate * step), *([(momentum_buffers[i], step)] if momentum else [])]:
                 old.copy_(torch.where(rate != 0, new, old) if lr.dim() > 0 else new)
         return
-    torch._fused_sgd_(  # goes through memory in order, ignoring strides
+    torch._fused_sgd_(  # iterates in memory order, ignoring strides
         list(params),
         list(grads),
         list(momentum_buffers) if momentum else [],
@@ -71,7 +69,7 @@ def sgd_(
 
 
 def _with_strides_of(w: Tensor, g: Tensor) -> Tensor:
-    """The gradient with its parameter's strides."""
+    """The gradient in its parameter's memory layout."""
     return g if g.stride() == w.stride() else torch.empty_like(w).copy_(g)
 
 
@@ -85,7 +83,7 @@ def add_proximal_term(
 
 
 def clip(grads: Sequence[Tensor], max_norm: float) -> list[Tensor]:
-    """The gradients scaled down to a total 2-norm of ``max_norm`` if theirs is larger."""
+    """The gradients scaled down to a total 2-norm of ``max_norm`` if it is larger."""
     norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return [g * scale for g in grads]

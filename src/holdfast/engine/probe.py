@@ -1,4 +1,4 @@
-"""The heavier probes: how local models and their gradients differ, on a fixed batch of test samples."""
+"""Differences between local models and between their gradients, measured on a fixed batch of test samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from holdfast.engine.evaluation import TestSet
 from holdfast.methods.base import Server, Tensors
 from holdfast.methods.context import RunContext
 
-PER_CLASS = 10  # test samples of each class in the probe batch, as FedFA takes
+PER_CLASS = 10  # test samples of each class in the probe batch, as in FedFA
 CHUNK = 512
 
 
 class Probe:
-    """One round's probe; fed with the server's model before, each local model, and the server's after."""
+    """The probe of one round: compares the sent model, the local models and the aggregated model."""
 
     def __init__(self, context: RunContext, batch: TestSet, server: Server) -> None:
         self.context, self.batch, self.sent = context, batch, server
@@ -32,7 +32,7 @@ class Probe:
         self.clients: list[int] = []
 
     def add(self, result: ClientResult, x: Tensor, y: Tensor) -> None:
-        """A trained client, and its own samples."""
+        """Add a trained client; ``x`` and ``y`` are all its training samples."""
         self.clients.append(result.client)
         self.label_counts.append(result.label_counts)
         self.features.append(self._features(result.params, result.buffers))
@@ -43,7 +43,7 @@ class Probe:
         self.gradients.append(self._gradient(x, y).cpu())
 
     def record(self, server: Server) -> dict[str, Any]:
-        """The round's numbers; ``server`` holds the model after aggregation."""
+        """The metrics of the round; ``server`` holds the model after aggregation."""
         labels = self.batch.y.cpu().numpy()
         local = np.stack(self.features)
         aligned = [metrics.neuron_alignment(self.before, f, labels) for f in local]
@@ -59,8 +59,8 @@ class Probe:
             "classifier_similarity": metrics.classifier_update_similarity(np.stack(self.updates)),
         }
 
-    def picture(self) -> dict[str, Any]:
-        """Features by class and client in the plane (t-SNE), and the cosines of pairs, for the report."""
+    def projection(self) -> dict[str, Any]:
+        """For the report: a t-SNE projection of features, by class and client, and histograms of pair cosines."""
         from sklearn.manifold import TSNE
 
         labels = self.batch.y.cpu().numpy()
@@ -90,7 +90,7 @@ class Probe:
         return self.context.forward(params, buffers, x).features.cpu().numpy()
 
     def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        """∇f_k at the sent model over all of a client's samples, flat; BatchNorm as in evaluation."""
+        """∇f_k at the sent model over all of a client's samples, flattened; BatchNorm in evaluation mode."""
         params = {k: v.detach().requires_grad_() for k, v in self.sent.params.items()}
         total = torch.zeros((), dtype=self.context.dtype, device=self.context.device)
         for part, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):

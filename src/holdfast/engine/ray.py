@@ -113,7 +113,7 @@ def _pack(result: ClientResult) -> ClientResult:
         buffers=to_arrays(result.buffers),
         shared={} if same else to_arrays(result.shared),
         sums=to_arrays(result.sums),
-        memory=to_arrays(result.memory),
+        client_state=to_arrays(result.client_state),
     )
 
 
@@ -126,7 +126,7 @@ def _unpack(result: ClientResult, device: torch.device) -> ClientResult:
         buffers=to_tensors(result.buffers, device),
         shared=to_tensors(result.shared, device) or params,
         sums=to_tensors(result.sums, device),
-        memory=to_tensors(result.memory, device),
+        client_state=to_tensors(result.client_state, device),
     )
 
 
@@ -367,5 +367,5 @@ def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
 
 def _map_job(function: Callable[[Tree], Tree], job: Job) -> Job:
     """The job with ``function`` applied to its payload and memory."""
-    memory = None if job.memory is None else function(job.memory)
-    return replace(job, payload=function(job.payload), memory=memory)
+    client_state = None if job.client_state is None else function(job.client_state)
+    return replace(job, payload=function(job.payload), client_state=client_state)

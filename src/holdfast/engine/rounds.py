@@ -19,7 +19,7 @@ from holdfast.data.federation import Federation
 from holdfast.engine.aggregation import UploadSums, too_few_updates, validate_update
 from holdfast.engine.base import ClientStateStore, Engine, Overlap
 from holdfast.engine.clients import Broadcast, ClientRunner, Incident, Job
-from holdfast.engine.evaluation import Evaluation, Testing, TestSet
+from holdfast.engine.evaluation import Evaluation, PendingEvaluation, TestSet
 from holdfast.engine.local_records import LocalRecords
 from holdfast.engine.probe import Probe
 from holdfast.engine.sampling import ClientSampler
@@ -30,13 +30,13 @@ from holdfast.methods.context import RunContext
 
 @dataclass(eq=False)
 class PendingRound:
-    """A trained round whose record is not complete: its model is still to be tested, or the test is running."""
+    """A trained round whose record is not complete: its model has not been tested, or the test is running."""
 
     record: dict[str, Any]
-    start_test: Callable[[], Testing] | None
+    start_test: Callable[[], PendingEvaluation] | None
     seconds: float  # so far
-    test_seconds: float  # of these, spent on tests that are done
-    testing: Testing | None = None
+    test_seconds: float  # of these, spent on completed tests
+    testing: PendingEvaluation | None = None
 
     def test(self) -> None:
         """Start the test of the new model, once; a GPU runs it asynchronously."""
@@ -67,14 +67,14 @@ class RoundLoop:
         self.sampler = ClientSampler(federation, settings)
         state = tensors_only(method.init_server_state(context), method.name, "init_server_state")
         self.server = Server(dict(context.network.params), dict(context.network.buffers), state)
-        self.before: np.ndarray | None = None  # [C] accuracy by class of the model last tested
-        self.before_local: np.ndarray | None = None  # of the model to be sent, on the samples of local tests
+        self.last_class_accuracy: np.ndarray | None = None  # [C] accuracy by class of the model last tested
+        self.local_test_accuracy: np.ndarray | None = None  # of the current global model, on `local_test`
         self.probe_features: dict[str, Any] | None = None  # of the last probe, for the report
         # A reference to the loop would keep a run's tensors alive until Python collects cycles.
         self.stream = (
             StreamEvaluation(weakref.proxy(self), runner) if federation.schedule is not None else None
         )
-        self._last: PendingRound | None = None
+        self._pending: PendingRound | None = None
 
     def stage(self, round: int) -> int:
         """The stage of a stream that this round trains."""
@@ -104,8 +104,8 @@ class RoundLoop:
         began = time.perf_counter()
         method, server, settings = self.method, self.server, self.settings
         server.round = number
-        if self.before_local is None and settings.evaluate_locals:
-            self.before_local = self.evaluate_global(self.local_test).class_accuracy
+        if self.local_test_accuracy is None and settings.evaluate_locals:
+            self.local_test_accuracy = self.evaluate_global(self.local_test).class_accuracy
         if self.stream is not None and number == 1:
             self.stream.before_training()
         stage = self.stage(number)
@@ -125,9 +125,9 @@ class RoundLoop:
             self._aggregate(uploads)
         model = {**server.params, **server.buffers}
         model_bytes = size_in_bytes({k: v for k, v in model.items() if k not in self.runner.private})
-        down = size_in_bytes(sent.payload) + model_bytes
+        bytes_per_client = size_in_bytes(sent.payload) + model_bytes
         record = {"round": number, "stage": stage, "lr": settings.lr_at(number), **local.record()} | {
-            "bytes_down": down * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
+            "bytes_down": bytes_per_client * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
             "bytes_up": uploads.bytes + model_bytes * len(local.clients),
             "incidents": [incident.record() for incident in incidents],
         }
@@ -136,12 +136,12 @@ class RoundLoop:
             record["stream"] = self.stream.after_round(number, local.clients)
         if probe is not None and probe.clients:
             record["probe"] = probe.record(self.server)
-            self.probe_features = probe.picture() if number == settings.rounds else None
+            self.probe_features = probe.projection() if number == settings.rounds else None
         test_seconds = local.seconds + time.perf_counter() - trained
         tested = number % settings.evaluate_every == 0 or number == settings.rounds
         start_test = partial(self._start_test, self.test, replace(self.server)) if tested else None
-        self._last = PendingRound(record, start_test, time.perf_counter() - began, test_seconds)
-        return self._last
+        self._pending = PendingRound(record, start_test, time.perf_counter() - began, test_seconds)
+        return self._pending
 
     def finish_round(self, pending: PendingRound) -> dict[str, Any]:
         """The record of a round, once its tests are done."""
@@ -149,12 +149,12 @@ class RoundLoop:
         pending.test()
         record, testing, tested = pending.record, pending.testing, pending.test_seconds
         if testing is not None:
-            record |= self._compare(testing.wait())
-            if "locals" in record and self.before_local is not None:
-                record["locals"]["global_after"] = self.before_local.tolist()
+            record |= self._compare_with_last(testing.wait())
+            if "locals" in record and self.local_test_accuracy is not None:
+                record["locals"]["global_after"] = self.local_test_accuracy.tolist()
             tested += testing.seconds
         else:
-            self.before_local = None  # it is of an older model: the next round tests the one it sends
+            self.local_test_accuracy = None  # outdated: the next round tests the model that it sends
         total = pending.seconds + time.perf_counter() - began
         record["seconds"] = {"train": total - tested, "evaluate": tested, "total": total}
         return record
@@ -189,12 +189,12 @@ class RoundLoop:
             if isinstance(result, Incident):
                 incidents.append(result)
                 continue
-            wrong = validate_update(result, self.server)
-            if wrong is not None:
-                incidents.append(Incident(result.client, wrong))
+            defect = validate_update(result, self.server)
+            if defect is not None:
+                incidents.append(Incident(result.client, defect))
                 continue
             uploads.add(result)
-            self.client_states.put(result.client, result.memory)
+            self.client_states.put(result.client, result.client_state)
             local.add(result, self.server)
             if probe is not None:
                 ids = self.federation.client(result.client, self.stage(sent.round))
@@ -207,9 +207,7 @@ class RoundLoop:
         mean, buffers = uploads.mean()
         params, state = method.aggregate(server, mean, uploads.sums, self.context)
         if params.keys() != server.params.keys():
-            raise HoldfastError(
-                f"{method.name}: aggregate must give every parameter of the model, and no others"
-            )
+            raise HoldfastError(f"{method.name}: aggregate must return exactly the parameters of the model")
         server = Server(params, buffers, tensors_only(state, method.name, "aggregate"), server.round)
         state = method.update(server, uploads.sums, uploads.uploads, self.context)
         server.state = tensors_only(state, method.name, "update")
@@ -222,44 +220,44 @@ class RoundLoop:
         return self._start_test(test or self.test, self.server).wait()
 
     def evaluate_final(self) -> dict[str, Any]:
-        """Test once more, after a method has changed the model at the end."""
-        return _record_of(self.evaluate_global())
+        """Test the model that a method has changed after the last round."""
+        return _evaluation_record(self.evaluate_global())
 
     def _test_last_model(self) -> None:
         """Start the test of the last round's model, unless it has started."""
-        if self._last is not None:
-            self._last.test()
+        if self._pending is not None:
+            self._pending.test()
 
-    def _start_test(self, test: TestSet, server: Server) -> Testing:
+    def _start_test(self, test: TestSet, server: Server) -> PendingEvaluation:
         method = self.method
-        return test.begin(
+        return test.start(
             method.eval_params(server), server.buffers, lambda out: method.global_logits(out, server)
         )
 
-    def _compare(self, now: Evaluation) -> dict[str, Any]:
-        """The record of a new global model, and of what it forgot since the last test."""
-        record = _record_of(now)
-        if self.before is not None:
-            both = np.stack([self.before, now.class_accuracy])
+    def _compare_with_last(self, now: Evaluation) -> dict[str, Any]:
+        """The metrics of a new global model, and its forgetting since the last test."""
+        record = _evaluation_record(now)
+        if self.last_class_accuracy is not None:
+            both = np.stack([self.last_class_accuracy, now.class_accuracy])
             record["forgetting"] = float(metrics.round_forgetting(both)[0])
-        self.before = now.class_accuracy
+        self.last_class_accuracy = now.class_accuracy
         if self.settings.evaluate_locals:
-            self.before_local = self.local_test.class_accuracy_within(now)
+            self.local_test_accuracy = self.local_test.class_accuracy_within(now)
         return record
 
     def evaluation_state(self) -> dict[str, np.ndarray]:
         """The accuracies that the next round's record is compared with; saved in checkpoints."""
-        both = {"all": self.before, "local": self.before_local}
-        kept = {} if self.stream is None else self.stream.state()
-        return {name: value for name, value in both.items() if value is not None} | kept
+        accuracies = {"all": self.last_class_accuracy, "local": self.local_test_accuracy}
+        stream = {} if self.stream is None else self.stream.state()
+        return {name: value for name, value in accuracies.items() if value is not None} | stream
 
     def restore_evaluation_state(self, state: dict[str, np.ndarray]) -> None:
         """Restore what ``evaluation_state`` returned."""
-        self.before, self.before_local = state.get("all"), state.get("local")
+        self.last_class_accuracy, self.local_test_accuracy = state.get("all"), state.get("local")
         if self.stream is not None:
             self.stream.restore(state)
 
 
-def _record_of(model: Evaluation) -> dict[str, Any]:
+def _evaluation_record(model: Evaluation) -> dict[str, Any]:
     record = {"accuracy": model.accuracy, "loss": model.loss, "class_accuracy": model.class_accuracy.tolist()}
     return record | ({"domain_accuracy": model.domain_accuracy} if model.domain_accuracy else {})

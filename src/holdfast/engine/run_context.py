@@ -1,4 +1,4 @@
-"""What a run's hooks are told, made from the samples at hand: all of them in a simulation, its own at a site."""
+"""Construction of the `RunContext` from local samples: all in a simulation, those of the site in a deployment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.models.network import Network
 
 
 def device_data(dataset: Dataset, device: torch.device, dtype: torch.dtype) -> DeviceData:
-    """The training samples of a data set, on the device."""
+    """The training samples of a data set on a device."""
     x, y, _, _ = dataset.on(device)
     return DeviceData(x, y, dataset.y_train.numpy(), dataset.preprocess, dtype)
 
@@ -34,14 +34,14 @@ def make_run_context(
     stages: int,
     read: Callable[[np.ndarray], tuple[Tensor, Tensor]],
 ) -> RunContext:
-    """The task of a run.
+    """The `RunContext` of a run.
 
-    ``bounds`` are the smallest and the largest value that a stored sample may have; ``public`` are ids of samples, the
-    others are as in `Task`.
+    ``bounds`` are the smallest and the largest value of stored samples; ``public`` are the ids of public samples. The
+    other arguments are fields of `RunContext`.
     """
     device = data.x.device
 
-    def filled(value: float) -> Tensor:
+    def constant_input(value: float) -> Tensor:
         return data.preprocess(data.x.new_full((1, *data.x.shape[1:]), value), dtype=data.dtype)
 
     return RunContext(
@@ -59,8 +59,8 @@ def make_run_context(
         weight_decay=settings.weight_decay,
         device=device,
         dtype=data.dtype,
-        lowest=filled(bounds[0]),
-        highest=filled(bounds[1]),
+        lowest=constant_input(bounds[0]),
+        highest=constant_input(bounds[1]),
         public_x=data.read(public),
         public_y=data.y[torch.from_numpy(public).to(device)],
         draw_one_of_each=draw_one_of_each,

@@ -14,7 +14,7 @@ from holdfast.data.schedules import StageSchedule
 class ClientSampler:
     """Samples the clients of each round, without replacement, among those that hold data at the round's stage.
 
-    What depends on the stage or the epoch alone is computed once for it, not once for each round.
+    Results that depend only on the stage or the epoch are cached.
     """
 
     def __init__(self, federation: Federation, settings: Settings) -> None:
@@ -45,20 +45,20 @@ class ClientSampler:
 
     def _participants(self, round: int) -> np.ndarray:
         schedule = self.federation.schedule
-        turn = round if schedule is None else schedule.epoch(round)
+        counter = round if schedule is None else schedule.epoch(round)
         sizes, present = self._clients_with_data(self.stage(round))
         if not len(present):
             raise HoldfastError(f"round {round}: no client holds any sample at stage {self.stage(round)}")
-        wanted = self.settings.clients_per_round
-        if wanted is None:
+        count = self.settings.clients_per_round
+        if count is None:
             return present
-        # The same clients take part in every stage of an epoch; one without data at a stage sits it out.
+        # The same clients take part in every stage of an epoch; one without data at a stage skips it.
         candidates = present if schedule is None else self._clients_of_epoch(round, schedule)
-        if wanted >= len(candidates):
+        if count >= len(candidates):
             return present
-        chosen = generator(self.settings.seed, "clients", turn).choice(candidates, wanted, replace=False)
-        here = chosen[sizes[chosen] > 0]
-        return here if len(here) else present[:1]
+        chosen = generator(self.settings.seed, "clients", counter).choice(candidates, count, replace=False)
+        with_data = chosen[sizes[chosen] > 0]
+        return with_data if len(with_data) else present[:1]
 
     def _clients_with_data(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """The sizes of all clients at a stage, and the clients that hold data."""
@@ -73,6 +73,6 @@ class ClientSampler:
         if self._epoch is None or self._epoch[0] != epoch:
             rounds = range(1, max(round, self.settings.rounds) + 1)
             stages = {schedule.stage(r) for r in rounds if schedule.epoch(r) == epoch}
-            held = sum(self.federation.sizes(stage) for stage in stages)
-            self._epoch = (epoch, np.flatnonzero(held))
+            sizes = sum(self.federation.sizes(stage) for stage in stages)
+            self._epoch = (epoch, np.flatnonzero(sizes))
         return self._epoch[1]

@@ -1,4 +1,4 @@
-"""The reference engine: one client after another, the smallest possible loop around torch."""
+"""The reference engine: trains one client after another in a plain PyTorch loop."""
 
 from __future__ import annotations
 
@@ -31,51 +31,51 @@ class SequentialEngine:
     """Trains the clients of a round one by one in a single working copy of the model."""
 
     name = "sequential"
-    group = 1  # how many trained models are best evaluated together
+    group = 1  # number of local models tested together
 
     def __init__(self, method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
         self.method, self.context, self.settings = method, context, settings
         self.runner = ClientRunner(method, context, data, settings)
-        self.data, self.pull = data, proximal_mu_of(method, settings)
+        self.data, self.proximal_mu = data, proximal_mu_of(method, settings)
         self.net = context.network.net
         if context.network.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.params: Tensors = {k: p for k, p in self.net.named_parameters() if k in context.network.params}
         self.param_list = list(self.params.values())
-        self.everyone = list(range(len(self.params)))
+        self.all_indices = list(range(len(self.params)))
         self.momentum = [torch.zeros_like(p) for p in self.param_list] if settings.momentum else []
         if context.device.type == "cpu":
             keep_freed_memory()
 
     @property
     def buffers(self) -> Tensors:
-        """The model's buffers as they are now: layers may put other tensors in their place."""
+        """The model's current buffers; layers may replace them by other tensors."""
         return {name: buffer.detach() for name, buffer in self.net.named_buffers()}
 
     def train(
         self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
     ) -> Iterator[ClientResult]:
-        """Train each client in turn; a result's tensors are valid until the next one is asked for."""
+        """Train each client in turn; a result's tensors are valid until the next one is requested."""
         for job in jobs:
-            (started,) = self.runner.start([self.runner.plan(job, sent.round)], sent)
-            yield self._train_one(started, sent)
+            (prepared,) = self.runner.start([self.runner.plan(job, sent.round)], sent)
+            yield self._train_one(prepared, sent)
 
-    def _train_one(self, started: PreparedClient, sent: Broadcast) -> ClientResult:
-        method, client = self.method, started.client
+    def _train_one(self, prepared: PreparedClient, sent: Broadcast) -> ClientResult:
+        method, client = self.method, prepared.client
         with torch.no_grad():
-            torch._foreach_copy_(self.param_list, [started.params[name] for name in self.params])
+            torch._foreach_copy_(self.param_list, [prepared.params[name] for name in self.params])
             for name, buffer in self.buffers.items():
                 buffer.copy_(client.buffers[name])
-            if started.momentum:
-                torch._foreach_copy_(self.momentum, [started.momentum[name] for name in self.params])
+            if prepared.momentum:
+                torch._foreach_copy_(self.momentum, [prepared.momentum[name] for name in self.params])
             elif self.momentum:
                 torch._foreach_zero_(self.momentum)
         self.net.train()
         total = torch.zeros((), dtype=self.context.dtype, device=self.context.device)
-        ids, carry, plan = torch.from_numpy(client.ids), started.carry, started.plan
-        step = self._whole_step if method.overrides("step") else self._usual_step
+        ids, carry, plan = torch.from_numpy(client.ids), prepared.carry, prepared.plan
+        step = self._custom_step if method.overrides("step") else self._standard_step
         for index, ends_epoch in enumerate(plan.ends_epoch):
-            batch = self._batch(started, ids, index)
+            batch = self._batch(prepared, ids, index)
             if self.context.network.dropouts:
                 self.context.network.seed_dropout(
                     torch.tensor(int(plan.keys[index]), device=self.context.device)
@@ -90,33 +90,36 @@ class SequentialEngine:
         params = {name: p.detach() for name, p in self.params.items()}
         finite = bool(torch.isfinite(torch.stack([p.sum() for p in params.values()]).sum()))
         momentum = dict(zip(self.params, self.momentum, strict=True)) if self.momentum else {}
-        return self.runner.finish(started, params, self.buffers, momentum, carry, loss_mean, finite)
+        return self.runner.finish(prepared, params, self.buffers, momentum, carry, loss_mean, finite)
 
-    def _batch(self, started: PreparedClient, ids: Tensor, index: int) -> Batch:
-        plan, device = started.plan, self.context.device
+    def _batch(self, prepared: PreparedClient, ids: Tensor, index: int) -> Batch:
+        plan, device = prepared.plan, self.context.device
         rows = torch.from_numpy(plan.rows[index])
-        where = rows.to(device)
+        device_rows = rows.to(device)
         draws = None if plan.draws is None else torch.from_numpy(plan.draws[index]).to(device)
         x = self.data.preprocess(
             self.data.x.index_select(0, ids[rows].to(device)), draws, dtype=self.data.dtype
         )
-        table = {name: values.index_select(0, where) for name, values in started.tables.items()}
+        table = {name: values.index_select(0, device_rows) for name, values in prepared.tables.items()}
         if self.runner.cache_teachers:
             teacher = teacher_outputs(table, self.method.teachers)
         else:
-            teacher = {name: self._teach(weights, started, x) for name, weights in started.teachers.items()}
+            teacher = {
+                name: self._teacher_output(weights, prepared, x)
+                for name, weights in prepared.teachers.items()
+            }
         epoch = torch.tensor(int(plan.epoch[index]), device=device)
-        return Batch(x, started.client.y[where], epoch, None, teacher, table)
+        return Batch(x, prepared.client.y[device_rows], epoch, None, teacher, table)
 
-    def _teach(self, weights: Tensors, started: PreparedClient, x: Tensor) -> Output:
+    def _teacher_output(self, weights: Tensors, prepared: PreparedClient, x: Tensor) -> Output:
         with torch.no_grad():
             out = self.context.network.apply(
-                weights, started.client.buffers, self.context.network.to_fast_layout(x)
+                weights, prepared.client.buffers, self.context.network.to_fast_layout(x)
             )
         self.net.train()
         return out
 
-    def _usual_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
+    def _standard_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
         method, settings = self.method, self.settings
         local = Local(self.params, sent)
         extra = method.extra_inputs(carry)
@@ -129,43 +132,48 @@ class SequentialEngine:
         if term is not None:
             loss = loss + term
         grads: Sequence[Tensor] = torch.autograd.grad(loss, self.param_list, allow_unused=True)
-        idle = [i for i, g in enumerate(grads) if g is None]  # this batch went another way
+        unused = [i for i, g in enumerate(grads) if g is None]  # not part of this batch's forward pass
         with torch.no_grad():
-            if idle:
+            if unused:
                 grads = [
                     torch.zeros_like(p) if g is None else g
                     for p, g in zip(self.param_list, grads, strict=True)
                 ]
             if method.overrides("edit_gradient"):
                 edited = method.edit_gradient(dict(zip(self.params, grads, strict=True)), carry, local)
-                grads, idle = [edited[name] for name in self.params], []
-            there: list[Tensor] = []
+                grads, unused = [edited[name] for name in self.params], []
+            global_params: list[Tensor] = []
             if method.overrides("proximal_mu"):
-                there, idle = [sent[name] for name in self.params], []
+                global_params, unused = [sent[name] for name in self.params], []
             if settings.max_grad_norm is not None:
                 grads = clip(
-                    add_proximal_term(self.param_list, grads, there, method.proximal_mu()),
+                    add_proximal_term(self.param_list, grads, global_params, method.proximal_mu()),
                     settings.max_grad_norm,
                 )
-            self._descend(grads, idle, batch, there, lr)
+            self._sgd_step(grads, unused, batch, global_params, lr)
             if method.overrides("after_step"):
                 out = Output(out.features.detach(), out.logits.detach())
                 params, carry = method.after_step(self.params, out, batch, carry)
                 self._assign(params)
         return loss.detach(), carry
 
-    def _descend(
-        self, grads: Sequence[Tensor], idle: Collection[int], batch: Batch, sent: Sequence[Tensor], lr: float
+    def _sgd_step(
+        self,
+        grads: Sequence[Tensor],
+        unused: Collection[int],
+        batch: Batch,
+        sent: Sequence[Tensor],
+        lr: float,
     ) -> None:
-        """A step of all parameters but the ``idle`` ones, which rest, as with torch's optimisers."""
-        awake = [i for i in self.everyone if i not in idle] if idle else self.everyone
-        members: dict[float, list[int]] = {lr: awake}
+        """Update all parameters except the ``unused`` ones, as torch's optimisers do."""
+        used = [i for i in self.all_indices if i not in unused] if unused else self.all_indices
+        by_rate: dict[float, list[int]] = {lr: used}
         if self.method.overrides("learning_rate"):
-            rates, members = learning_rates(self.method, int(batch.epoch), lr, self.context), {}
-            for i in awake:
-                members.setdefault(rates[i], []).append(i)
-            members.pop(0.0, None)  # these rest, their momentum too
-        for rate, chosen in members.items():
+            rates, by_rate = learning_rates(self.method, int(batch.epoch), lr, self.context), {}
+            for i in used:
+                by_rate.setdefault(rates[i], []).append(i)
+            by_rate.pop(0.0, None)  # neither the parameters nor their momentum change
+        for rate, chosen in by_rate.items():
             sgd_(
                 [self.param_list[i] for i in chosen],
                 [grads[i] for i in chosen],
@@ -173,11 +181,11 @@ class SequentialEngine:
                 lr=rate,
                 momentum=self.settings.momentum,
                 weight_decay=self.settings.weight_decay,
-                proximal_mu=self.pull,
+                proximal_mu=self.proximal_mu,
                 global_params=[sent[i] for i in chosen] if sent else [],
             )
 
-    def _whole_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
+    def _custom_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
         trainer = _SequentialTrainer(self, lr)
         current = {name: p.detach().clone() for name, p in self.params.items()}
         params = self.method.step(trainer, current, batch, carry, Local(current, sent))
@@ -187,7 +195,7 @@ class SequentialEngine:
         return trainer.loss, carry
 
     def _assign(self, params: Tensors) -> None:
-        """Take over the parameters that a hook replaced."""
+        """Copy the parameters that a hook replaced into the model."""
         with torch.no_grad():
             for name, value in params.items():
                 if value is not self.params[name]:
@@ -195,7 +203,7 @@ class SequentialEngine:
 
 
 class _SequentialTrainer:
-    """The `Trainer` a whole-step method works with."""
+    """The `Trainer` for methods that override ``step``."""
 
     def __init__(self, engine: SequentialEngine, lr: float) -> None:
         self.engine, self.lr = engine, lr
@@ -213,9 +221,9 @@ class _SequentialTrainer:
 
 
 def split_extra(out: Output, extras: int) -> Output:
-    """Tell the outputs of the extra inputs from those of the batch that follows them.
+    """Separate the outputs of the extra inputs from those of the batch after them.
 
-    They come first, so that a batch's padding does not move their places in dropout masks.
+    Extra inputs come first, so that padding of the batch does not change their positions in dropout masks.
     """
     extra = Output(out.features[:extras], out.logits[:extras])
     return Output(out.features[extras:], out.logits[extras:], extra)

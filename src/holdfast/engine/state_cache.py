@@ -1,4 +1,4 @@
-"""What clients remember between their rounds: on the GPU while it has room, then in RAM, then on the disk."""
+"""Storage of client states between rounds: on the GPU up to a limit, then in RAM, then on the disk."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ from holdfast.methods.base import Tree
 from holdfast.runs import Checkpoint, ClientStates, RunDirectory
 from holdfast.runs.tensors import State
 
-RAM_BYTES = 2 << 30  # beyond this, memories go to the disk
-SHARE_OF_GPU = 0.25  # of what is free on the GPU when the first client remembers something
+RAM_BYTES = 2 << 30  # beyond this, states are written to the disk
+GPU_FRACTION = 0.25  # of the free GPU memory when the first state is stored
 
 
 class StateCache:
-    """Trees by client over `ClientStates`, which holds flat dictionaries in RAM and on the disk.
+    """An LRU cache of client states on the GPU, over `ClientStates` in RAM and on the disk.
 
-    Copying a model's worth of tensors off the GPU takes longer than training a small model does, so memories
-    that lie on a GPU stay there, those used last, and leave it only for a checkpoint or for want of room.
+    Copying the state of a small model from the GPU takes longer than training it. States on a GPU therefore stay
+    there, and are copied to the host only for a checkpoint or when they are evicted.
     """
 
     def __init__(self, directory: RunDirectory | None, checkpoint: Checkpoint | None) -> None:
         saved = None if checkpoint is None else checkpoint.clients
         self._states = ClientStates(RAM_BYTES, None if directory is None else directory.scratch, saved)
-        self._near: OrderedDict[int, Tree] = OrderedDict()  # on the GPU, longest unused first
-        self._near_bytes = 0
-        self._room: int | None = None
-        self._newer: set[int] = set()  # on the GPU and not yet among the states
+        self._on_gpu: OrderedDict[int, Tree] = OrderedDict()  # least recently used first
+        self._gpu_bytes = 0
+        self._gpu_limit: int | None = None
+        self._gpu_only: set[int] = set()  # not yet copied to `_states`
 
     def get(self, client: int) -> Tree | None:
-        """What this client remembers, None before it first took part."""
-        if client in self._near:
-            self._near.move_to_end(client)
-            return self._near[client]
+        """The client's state; None before it first took part."""
+        if client in self._on_gpu:
+            self._on_gpu.move_to_end(client)
+            return self._on_gpu[client]
         state = self._states.get(client)
         return None if state is None else unflatten(dict(state))
 
-    def put(self, client: int, memory: Tree) -> None:
-        """Remember a copy."""
-        first = next(leaves(memory), None)
-        if first is None:
+    def put(self, client: int, client_state: Tree) -> None:
+        """Store a copy; an empty state is ignored."""
+        first_leaf = next(leaves(client_state), None)
+        if first_leaf is None:
             return
-        if first[1].device.type != "cuda":
-            self._states.put(client, dict(leaves(copy_to_device(memory, "cpu"))))
+        if first_leaf[1].device.type != "cuda":
+            self._states.put(client, dict(leaves(copy_to_device(client_state, "cpu"))))
             return
-        if self._room is None:
-            self._room = int(SHARE_OF_GPU * free_gpu_bytes(first[1].device))
-        if client in self._near:
-            self._near_bytes -= size_in_bytes(self._near.pop(client))
-        self._near[client] = copy_to_device(memory, first[1].device)
-        self._near_bytes += size_in_bytes(memory)
-        self._newer.add(client)
-        while self._near_bytes > self._room:
-            oldest, tree = self._near.popitem(last=False)
-            self._near_bytes -= size_in_bytes(tree)
-            if oldest in self._newer:
-                self._move_to_host(oldest, tree)
+        if self._gpu_limit is None:
+            self._gpu_limit = int(GPU_FRACTION * free_gpu_bytes(first_leaf[1].device))
+        if client in self._on_gpu:
+            self._gpu_bytes -= size_in_bytes(self._on_gpu.pop(client))
+        self._on_gpu[client] = copy_to_device(client_state, first_leaf[1].device)
+        self._gpu_bytes += size_in_bytes(client_state)
+        self._gpu_only.add(client)
+        while self._gpu_bytes > self._gpu_limit:
+            oldest, tree = self._on_gpu.popitem(last=False)
+            self._gpu_bytes -= size_in_bytes(tree)
+            if oldest in self._gpu_only:
+                self._copy_to_host(oldest, tree)
 
-    def _move_to_host(self, client: int, memory: Tree) -> None:
-        self._states.put(client, dict(leaves(copy_to_device(memory, "cpu"))))
-        self._newer.discard(client)
+    def _copy_to_host(self, client: int, client_state: Tree) -> None:
+        self._states.put(client, dict(leaves(copy_to_device(client_state, "cpu"))))
+        self._gpu_only.discard(client)
 
     def changed(self) -> Mapping[int, State]:
-        """What the next checkpoint must save."""
-        for client in sorted(self._newer):
-            self._move_to_host(client, self._near[client])
+        """The states that the next checkpoint must save."""
+        for client in sorted(self._gpu_only):
+            self._copy_to_host(client, self._on_gpu[client])
         return self._states.changed()
 
     def committed(self, saved: Mapping[int, State]) -> None:
-        """A checkpoint now holds everything."""
+        """Called when a checkpoint holds the states that ``changed`` returned."""
         self._states.committed(saved)

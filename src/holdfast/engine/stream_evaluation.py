@@ -1,4 +1,4 @@
-"""What is tested on a stream: clients' private models on what they have met, and on everything."""
+"""Evaluation on a stream: clients' private models on the tasks seen so far and on all classes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ PrivateModel = tuple[Tensors, Tensors, Scores]
 
 
 class StreamEvaluation:
-    """A client's private model is the global body with its own head, or what its method starts it from."""
+    """Evaluates private models: the global body with the client's head, or the method's initial parameters."""
 
     def __init__(self, loop: RoundLoop, runner: ClientRunner) -> None:
         self.loop, self.runner = loop, runner
         self.minority = minority_classes(loop.federation.class_counts)
         stages = loop.federation.stages
         self.tasks = replace(loop.federation, cumulative=False)  # each stage's own samples
-        # Of the clients online in this epoch: accuracy after each stage (rows) on each stage's task (columns).
+        # For each client that took part in this epoch: accuracy after each stage (rows) on each stage's task (columns).
         self.matrix: dict[int, np.ndarray] = {}
         self.initial = np.full(loop.context.num_classes, np.nan)  # [C] accuracy of the untrained model
         self.empty = np.full((stages, stages), np.nan)
 
     def before_training(self) -> None:
-        """Test the untrained model, with which forward transfer compares."""
+        """Test the untrained model, the baseline of forward transfer."""
         self.initial = self.loop.evaluate_global(self.loop.local_test).class_accuracy
 
     def after_round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class StreamEvaluation:
         loop = self.loop
         stage = loop.stage(number)
         if stage == 0 and number > 1 and loop.stage(number - 1) > 0:
-            self.matrix = {}  # the stages begin anew
+            self.matrix = {}  # a new epoch begins
         record: dict[str, Any] = {}
         if participants:
             counts = self._task_counts(participants)
@@ -62,29 +62,31 @@ class StreamEvaluation:
             for client, row in zip(participants, tasks, strict=True):
                 self.matrix.setdefault(int(client), self.empty.copy())[stage] = row
         if stage == loop.federation.stages - 1 or number == loop.settings.rounds:
-            record |= self._on_everything(number) | self._transfer()
+            record |= self._all_class_accuracy(number) | self._transfer()
             if participants and loop.method.overrides("prototype_logits"):
-                tasks = _task_accuracy(self._by_prototype(participants, number, counts)[:, None], counts)
+                tasks = _task_accuracy(
+                    self._prototype_accuracy(participants, number, counts)[:, None], counts
+                )
                 record["A_pro"] = metrics.seen_task_accuracy(tasks, counts.sum(-1), stage + 1)
         return record
 
-    def _by_prototype(self, participants: Sequence[int], number: int, counts: np.ndarray) -> np.ndarray:
-        """``[K, C]`` of private models that name the nearest global prototype among the classes their clients hold."""
+    def _prototype_accuracy(self, participants: Sequence[int], number: int, counts: np.ndarray) -> np.ndarray:
+        """Class accuracy ``[K, C]`` of private models that predict the nearest prototype of their clients' classes."""
         method, server = self.loop.method, self.loop.server
-        held = torch.from_numpy(counts.sum(1) > 0).to(self.loop.context.device)
+        owned = torch.from_numpy(counts.sum(1) > 0).to(self.loop.context.device)
 
-        def among(own: Tensor) -> Scores:
+        def scores_among(own: Tensor) -> Scores:
             return lambda out: method.prototype_logits(out, server).masked_fill(~own, -torch.inf)
 
         return self._class_accuracy(
-            participants, number, dict(zip(participants, map(among, held), strict=True))
+            participants, number, dict(zip(participants, map(scores_among, owned), strict=True))
         )
 
-    def _on_everything(self, number: int) -> dict[str, float]:
-        """Every client's private model, and the global one, on all classes."""
+    def _all_class_accuracy(self, number: int) -> dict[str, float]:
+        """Accuracy of all private models and of the global model on all classes."""
         federation = self.loop.federation
-        everyone = np.flatnonzero(np.diff(federation.offsets).reshape(-1, federation.stages).sum(1))
-        private = self._class_accuracy(everyone.tolist(), number)
+        clients = np.flatnonzero(np.diff(federation.offsets).reshape(-1, federation.stages).sum(1))
+        private = self._class_accuracy(clients.tolist(), number)
         general = self.loop.evaluate_global().class_accuracy
         record = {
             "A_loc": metrics.local_stream_accuracy(private[None]),
@@ -102,23 +104,23 @@ class StreamEvaluation:
         known = sorted(self.matrix)
         counts = self._task_counts(known)
         initial = _task_accuracy(self.initial, counts)
-        told = []
+        transfer = []
         for row, client in enumerate(known):
             own = np.flatnonzero(counts[row].sum(-1))
             if len(own) < 2:
-                continue  # one task alone can neither be forgotten nor help another
-            ours = self.matrix[client][np.ix_(own, own)]
-            told.append({
+                continue  # forgetting and transfer need two tasks
+            accuracy = self.matrix[client][np.ix_(own, own)]
+            transfer.append({
                 "client": client,
-                "average_forgetting": float(metrics.average_forgetting(ours)),
-                "backward_transfer": float(metrics.backward_transfer(ours)),
-                "forward_transfer": float(metrics.forward_transfer(ours, initial[row, own])),
+                "average_forgetting": float(metrics.average_forgetting(accuracy)),
+                "backward_transfer": float(metrics.backward_transfer(accuracy)),
+                "forward_transfer": float(metrics.forward_transfer(accuracy, initial[row, own])),
             })  # fmt: skip
         means: dict[str, float] = {}
         for name in ("average_forgetting", "backward_transfer", "forward_transfer"):
-            mean, _ = mean_and_deviation(values[name] for values in told)
+            mean, _ = mean_and_deviation(values[name] for values in transfer)
             means |= {} if mean is None else {name: mean}
-        return means | {"transfer": told} if told else {}
+        return means | {"transfer": transfer} if transfer else {}
 
     def _task_counts(self, clients: Sequence[int]) -> np.ndarray:
         """Training samples of each class in each client's own tasks: ``[K, T, C]``."""
@@ -128,65 +130,68 @@ class StreamEvaluation:
     def _class_accuracy(
         self, clients: Sequence[int], number: int, scores: Mapping[int, Scores] | None = None
     ) -> np.ndarray:
-        """``[K, C]`` of these clients' private models, with ``scores`` in the place of their own."""
+        """Class accuracy ``[K, C]`` of these clients' private models, with their own scores or the given ``scores``."""
         group, test = self.loop.engine.group, self.loop.local_test
-        at_once = (
-            group if self.loop.method.overrides("initial_params") else len(clients)
-        )  # else they share one body
+        # Models with the same body are tested together, however many there are.
+        chunk = group if self.loop.method.overrides("initial_params") else len(clients)
         trained = [k for k in clients if self.loop.client_states.get(k)]
-        # A client that never took part has the global model, which is tested once for all of them.
+        # The private model of a client that never took part is the global model.
         accuracy = {}
         if len(trained) < len(clients):
             accuracy = dict.fromkeys(clients, self.loop.evaluate_global(test).class_accuracy)
-        for at in range(0, len(trained), at_once):
-            some = trained[at : at + at_once]
-            models = [self._private(client, number) for client in some]
-            told = [own if scores is None else scores[k] for k, (_, _, own) in zip(some, models, strict=True)]
-            tested = test.evaluate_many([(p, b) for p, b, _ in models], told, group)
+        for at in range(0, len(trained), chunk):
+            some = trained[at : at + chunk]
+            models = [self._private_model(client, number) for client in some]
+            chosen = [
+                own if scores is None else scores[k] for k, (_, _, own) in zip(some, models, strict=True)
+            ]
+            tested = test.evaluate_many([(p, b) for p, b, _ in models], chosen, group)
             accuracy |= {k: e.class_accuracy for k, e in zip(some, tested, strict=True)}
         return np.stack([accuracy[k] for k in clients])
 
-    def _private(self, k: int, number: int) -> PrivateModel:
+    def _private_model(self, k: int, number: int) -> PrivateModel:
         """The private model of a client that has taken part."""
         loop, method, server = self.loop, self.loop.method, self.loop.server
-        memory = to_device(loop.client_states.get(k) or {}, loop.context.device)
-        params = server.params | memory.get("head", {})
-        state: Tree = memory.get("method", {})
+        client_state = to_device(loop.client_states.get(k) or {}, loop.context.device)
+        params = server.params | client_state.get("head", {})
+        state: Tree = client_state.get("method", {})
         if state and method.overrides("initial_params"):
-            stage = self._stage_of(k, loop.stage(number))
+            stage = self._latest_stage(k, loop.stage(number))
             payload = {**method.broadcast(server), **method.broadcast_to(server, k)}
             sent = Broadcast(number, server.params, server.buffers, payload)
-            job = Job(k, loop.federation.client(k, stage), stage, memory=memory)
+            job = Job(k, loop.federation.client(k, stage), stage, client_state=client_state)
             client = self.runner.client(self.runner.plan(job, number), sent)
             params = method.initial_params(server.params, payload, state, client)
-        params = params | {n: v for n, v in memory.get("norm", {}).items() if n in params}
-        buffers = server.buffers | {n: v for n, v in memory.get("norm", {}).items() if n in server.buffers}
+        params = params | {n: v for n, v in client_state.get("norm", {}).items() if n in params}
+        buffers = server.buffers | {
+            n: v for n, v in client_state.get("norm", {}).items() if n in server.buffers
+        }
         if not state:
             return params, buffers, lambda out: method.global_logits(out, server)
         return params, buffers, lambda out: method.personal_logits(out, state)
 
-    def _stage_of(self, k: int, stage: int) -> int:
-        """The stage whose data a client had last; of one that sat the epoch out, the stage it will begin with."""
+    def _latest_stage(self, k: int, stage: int) -> int:
+        """The client's last stage with data in this epoch; if it has not taken part, its first stage with data."""
         stages = self.loop.federation.stages
         latest_first = [(stage - back) % stages for back in range(stages)]
         order = latest_first if k in self.matrix else range(stages)
         return next(s for s in order if len(self.loop.federation.client(k, s)))
 
     def state(self) -> dict[str, np.ndarray]:
-        """What a checkpoint must keep."""
-        kept = {"initial": self.initial}
+        """The state to save in checkpoints."""
+        state = {"initial": self.initial}
         if self.matrix:
-            kept |= {"clients": np.array(list(self.matrix)), "matrix": np.stack(list(self.matrix.values()))}
-        return kept
+            state |= {"clients": np.array(list(self.matrix)), "matrix": np.stack(list(self.matrix.values()))}
+        return state
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take up what ``state`` gave."""
+        """Restore what ``state`` returned."""
         self.initial = state["initial"]
         if "matrix" in state:
             self.matrix = {int(k): m.copy() for k, m in zip(state["clients"], state["matrix"], strict=True)}
 
 
 def _task_accuracy(class_accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Accuracy on tasks of these class counts ``[K, T, C]``: ``[K, T]``, NaN where a task is empty."""
+    """Accuracy ``[K, T]`` on tasks with these class counts ``[K, T, C]``; NaN for empty tasks."""
     within, _ = metrics.in_out_local_accuracy(np.broadcast_to(class_accuracy, counts.shape), counts)
     return within

@@ -1,4 +1,4 @@
-"""One client after another on every core at once: a CPU's threads share clients better than the steps of one."""
+"""Trains several clients in parallel threads, which uses a CPU better than parallel operations within one client."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from holdfast.methods.context import RunContext
 
 
 class ThreadPoolEngine:
-    """Several `Sequential` engines in threads of this process, each with a working copy of its own.
+    """Several `SequentialEngine`s in threads of this process, each with its own copy of the model.
 
-    A client's bits do not depend on who trains it or when: every worker has the same number of threads for its
-    arithmetic, and results come in the order of the jobs.
+    Results do not depend on the assignment of clients to workers: all workers use the same number of threads for
+    arithmetic, and results are yielded in the order of the jobs.
     """
 
     name = SequentialEngine.name
@@ -32,10 +32,10 @@ class ThreadPoolEngine:
     def __init__(
         self, method: Method, context: RunContext, data: DeviceData, settings: Settings, workers: int
     ) -> None:
-        self.threads_each = torch.get_num_threads() // workers
-        self.idle: SimpleQueue[SequentialEngine] = SimpleQueue()
+        self.threads_per_worker = torch.get_num_threads() // workers
+        self.free_engines: SimpleQueue[SequentialEngine] = SimpleQueue()
         for _ in range(workers):
-            self.idle.put(
+            self.free_engines.put(
                 SequentialEngine(method, replace(context, network=context.network.clone()), data, settings)
             )
         self.workers = workers
@@ -44,35 +44,39 @@ class ThreadPoolEngine:
     def train(
         self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
     ) -> Iterator[ClientResult]:
-        """Train the clients; results come in their order and are the caller's to keep."""
-        waiting: deque[Future[ClientResult]] = deque()
-        left = iter(jobs)
+        """Train the clients. Results are in the order of ``jobs``; their tensors are copies and stay valid."""
+        futures: deque[Future[ClientResult]] = deque()
+        remaining = iter(jobs)
         threads = torch.get_num_threads()
-        torch.set_num_threads(self.threads_each)
+        torch.set_num_threads(self.threads_per_worker)
         try:
             while True:
-                # A few beyond those at work, so that nobody waits for a slow neighbour's result to be taken.
-                while len(waiting) < 2 * self.workers and (job := next(left, None)) is not None:
-                    waiting.append(self.pool.submit(self._train_one, sent, job))
-                if not waiting:
+                # More jobs than workers, so that workers stay busy while the next result in order is not ready.
+                while len(futures) < 2 * self.workers and (job := next(remaining, None)) is not None:
+                    futures.append(self.pool.submit(self._train_one, sent, job))
+                if not futures:
                     return
-                yield waiting.popleft().result()
+                yield futures.popleft().result()
         finally:
             torch.set_num_threads(threads)
-            for future in waiting:
+            for future in futures:
                 future.cancel()
 
     def _train_one(self, sent: Broadcast, job: Job) -> ClientResult:
-        engine = self.idle.get()
+        engine = self.free_engines.get()
         try:
             (result,) = engine.train(sent, [job])
-            return _kept(result)
+            return _copy_result(result)
         finally:
-            self.idle.put(engine)
+            self.free_engines.put(engine)
 
 
-def _kept(result: ClientResult) -> ClientResult:
-    """A copy, since the working copy of the model trains the next client now."""
-    params, buffers, sums, memory = map(clone, (result.params, result.buffers, result.sums, result.memory))
+def _copy_result(result: ClientResult) -> ClientResult:
+    """A copy of the result: the engine reuses its tensors for the next client."""
+    params, buffers, sums, client_state = map(
+        clone, (result.params, result.buffers, result.sums, result.client_state)
+    )
     shared = params if result.shared is result.params else clone(result.shared)
-    return replace(result, params=params, buffers=buffers, shared=shared, sums=sums, memory=memory)
+    return replace(
+        result, params=params, buffers=buffers, shared=shared, sums=sums, client_state=client_state
+    )

@@ -118,7 +118,7 @@ class FlowerEngine:
             round=sent.round,
             stage=jobs[0].stage,
             clients=[job.client for job in jobs],
-            memory_rounds=[0 if job.memory is None else int(job.memory["round"]) for job in jobs],
+            memory_rounds=[0 if job.client_state is None else int(job.client_state["round"]) for job in jobs],
             num_clients=len(counts),
             class_counts=counts.sum((0, 1)).tolist(),
             bounds=self.population.value_bounds(self.nodes.dataset),
@@ -216,7 +216,7 @@ class FlowerEngine:
             buffers=sent.buffers | tree.get("buffers", {}),
             shared=shared,
             sums=tree.get("sums", {}),
-            memory=memory,
+            client_state=memory,
             loss=fields.number("loss"),
             finite=bool(torch.isfinite(torch.stack(numbers).sum())),
         )

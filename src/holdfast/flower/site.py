@@ -205,14 +205,14 @@ class RoundWork:
         memory = self.client_states.get(client, memory_round) if memory_round else None
         job = Job(client, self.site.ids(client, request.stage), request.stage, self._payload(client), memory)
         result = next(self.engine.train(self.sent, [job]))
-        self.client_states.put(client, request.round, to_device(result.memory, "cpu"), memory_round)
+        self.client_states.put(client, request.round, to_device(result.client_state, "cpu"), memory_round)
         fields = {
             "round": request.round,
             "samples": result.samples,
             "weight": float(result.weight),
             "loss": float(result.loss),
             "label-counts": result.label_counts.tolist(),
-            "has-memory": int(bool(result.memory)),
+            "has-memory": int(bool(result.client_state)),
             "memory-lost": int(bool(memory_round) and memory is None),
         }
         upload = tree_to_record(build_upload(result, self.method, self.context, self.app_config))
@@ -265,7 +265,7 @@ def build_upload(result: ClientResult, method: Method, context: RunContext, app_
         if method.overrides("upload_params"):
             upload["local"] = result.params
         if method.overrides("personal_logits") or context.stages > 1:
-            upload["memory"] = result.memory
+            upload["memory"] = result.client_state
     return upload
 
 

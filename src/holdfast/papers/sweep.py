@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from holdfast.core.errors import HoldfastError, shown_by
+from holdfast.core.errors import HoldfastError, warning_printer
 from holdfast.papers.cells import Cell
 from holdfast.papers.cost import Estimates
 from holdfast.papers.queue import Queue
@@ -198,7 +198,7 @@ def _worker(sweep: Sweep, cells: list[Cell], log: Log, threads: int, first: bool
         share_gpu(sweep.processes)
         if first and gpu_is_time_sliced():
             log(f"the workers take turns on the GPU; to run them concurrently, start {MPS_COMMAND}")
-    warnings.showwarning = shown_by(log)
+    warnings.showwarning = warning_printer(log)
     with suppress(KeyboardInterrupt):  # the parent process reports it
         if not sweep.run_cells(cells, log, first):
             sys.exit(EXIT_CELL_FAILED)

@@ -134,7 +134,7 @@ class _Recorder:
                 as_numpy(result.params),
                 as_numpy(result.shared),
                 as_numpy(result.sums),
-                as_numpy(result.memory.get("method", {})),
+                as_numpy(result.client_state.get("method", {})),
                 result.weight,
             )
             yield result

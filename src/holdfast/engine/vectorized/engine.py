@@ -29,7 +29,7 @@ from holdfast.core.trees import (
 )
 from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import (
-    READY_BYTES,
+    PREPROCESSED_BYTES,
     Broadcast,
     ClientResult,
     ClientRunner,
@@ -70,7 +70,7 @@ class VectorizedEngine:
         self.group = lanes
         self.graphs = context.device.type == "cuda"
         ready_bytes = data.x.numel() * data.dtype.itemsize
-        if not self.graphs and not data.preprocess.augments and ready_bytes <= READY_BYTES:
+        if not self.graphs and not data.preprocess.augments and ready_bytes <= PREPROCESSED_BYTES:
             self.data = data.preprocessed()
         self.next_schedule: RoundSchedule | None = None  # prepared while the GPU was busy
         self.step_cache = StepCache(self.graphs)
