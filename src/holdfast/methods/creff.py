@@ -90,16 +90,16 @@ class CReFF(Method):
         holders = sums["holders"]
         real = sums["gradients"] / holders.clamp(min=1).view(-1, 1, 1)
         psi = classifier_matrix(server.state["classifier"])
-        features = self._matched(server.state["features"], real, (holders > 0).to(real.dtype), psi)
+        features = self._match_gradients(server.state["features"], real, (holders > 0).to(real.dtype), psi)
         fresh = _random_classifier(context, server.round)
         inputs = classifier_inputs(features.flatten(0, 1), psi)
         labels = torch.arange(context.num_classes, device=context.device).repeat_interleave(self.features)
         rng = context.generator("federated feature batches", server.round)
         batches = shuffled_batches(rng, len(labels), self.batch_size, self.epochs)
         matrix = fit_classifier(classifier_matrix(fresh), inputs, labels, batches, self.lr)
-        return {"features": features, "classifier": _like(fresh, matrix)}
+        return {"features": features, "classifier": _split_classifier(fresh, matrix)}
 
-    def _matched(self, features: Tensor, real: Tensor, held: Tensor, psi: Tensor) -> Tensor:
+    def _match_gradients(self, features: Tensor, real: Tensor, held: Tensor, psi: Tensor) -> Tensor:
         """The features ``[C, m, d]`` after SGD on the distance of the synthetic gradients from the ``real`` ones."""
         targets = torch.eye(len(psi), dtype=psi.dtype, device=psi.device).unsqueeze(1)
         width = features.shape[-1]
@@ -109,8 +109,8 @@ class CReFF(Method):
                 inputs = classifier_inputs(features, psi)
                 error = (inputs @ psi.T).softmax(-1) - targets
                 synthetic = error.mT @ inputs / self.features
-                apart = _apart(synthetic[..., :width], real[..., :width]).sum(-1)
-                apart = apart + _apart(synthetic[..., width:].mT, real[..., width:].mT).sum(-1)
+                apart = _cosine_distance(synthetic[..., :width], real[..., :width]).sum(-1)
+                apart = apart + _cosine_distance(synthetic[..., width:].mT, real[..., width:].mT).sum(-1)
                 loss = (apart * held).sum()
             features = features - self.match_lr * torch.autograd.grad(loss, features)[0]
         return features.detach()
@@ -121,7 +121,7 @@ class CReFF(Method):
         return server.params | classifier
 
 
-def _apart(a: Tensor, b: Tensor) -> Tensor:
+def _cosine_distance(a: Tensor, b: Tensor) -> Tensor:
     """1 - cos(a, b) of each row."""
     lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
     cosines: Tensor = (a * b).sum(-1) / (lengths + 1e-6)
@@ -139,6 +139,6 @@ def _random_classifier(context: RunContext, round: int) -> Tensors:
     }
 
 
-def _like(classifier: Tensors, matrix: Tensor) -> Tensors:
+def _split_classifier(classifier: Tensors, matrix: Tensor) -> Tensors:
     """The inverse of ``classifier_matrix``: the matrix as parameters named and shaped like ``classifier``'s."""
     return {name: matrix[:, -1] if p.ndim == 1 else matrix[:, : p.shape[1]] for name, p in classifier.items()}

@@ -12,7 +12,7 @@ from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.card import Card
 from holdfast.methods.context import Client
 
-MOST_PASSES = 100  # limit of the first learning of W, whose loss may not converge
+MAX_PASSES = 100  # limit of the first learning of W, whose loss may not converge
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class FedALA(Method):
         order = client.generator("aggregation samples").permutation(client.samples)
         chosen = torch.from_numpy(order[: max(1, int(self.sampled * client.samples))]).to(context.device)
         losses: list[float] = []
-        while len(losses) < (1 if once else MOST_PASSES):
+        while len(losses) < (1 if once else MAX_PASSES):
             for rows in torch.split(chosen, context.batch_size):
                 mixed = _mixed(sent, old, weights)
                 leaves = {k: mixed[k].requires_grad_() for k in old}
                 with torch.enable_grad():
                     logits = context.network.apply(mixed, client.buffers, client.x[rows]).logits
                     loss = F.cross_entropy(logits, client.y[rows])
-                slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+                grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
                 weights = {
-                    k: (weights[k] - self.eta * slope * (sent[k] - old[k])).clamp(0, 1)
-                    for k, slope in zip(leaves, slopes, strict=True)
+                    k: (weights[k] - self.eta * grad * (sent[k] - old[k])).clamp(0, 1)
+                    for k, grad in zip(leaves, grads, strict=True)
                 }
             losses.append(loss.item())
             if len(losses) > 10 and np.std(losses[-10:]) < 0.1:

@@ -84,7 +84,7 @@ class FedCurv(Method):
         def loss(w: Tensors, x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(network.pure(w, buffers, x, train=False)[0].logits, y)
 
-        of_several = vmap(grad(loss), in_dims=(None, 0, 0))
+        batch_gradients = vmap(grad(loss), in_dims=(None, 0, 0))
         size, most, x, y = 1, client.samples, client.x, client.y
         if self.variant == "ntd":
             size = client.context.batch_size
@@ -93,13 +93,13 @@ class FedCurv(Method):
             order = torch.from_numpy(client.generator("fisher batches").permutation(client.samples)[:most])
             x, y = (values[order.to(values.device)] for values in (x, y))
         weights = sum(p.numel() for p in params.values())
-        at_once = max(1, PER_SAMPLE_VALUES // weights)
+        batches_at_once = max(1, PER_SAMPLE_VALUES // weights)
         whole = most // size * size  # a shorter last batch is computed separately
-        starts = [*range(0, whole, size * at_once), *([whole] if whole < most else [])]
+        starts = [*range(0, whole, size * batches_at_once), *([whole] if whole < most else [])]
         total = {k: torch.zeros_like(p) for k, p in params.items()}
         for start, end in pairwise([*starts, most]):
             length = min(size, end - start)
-            found = of_several(
+            found = batch_gradients(
                 params, x[start:end].view(-1, length, *x.shape[1:]), y[start:end].view(-1, length)
             )
             for k, g in found.items():

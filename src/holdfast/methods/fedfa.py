@@ -32,9 +32,9 @@ class FedFA(Method):
     ``anchor_loss``: ``code`` is μ (1/C) Σ_{c in the batch} mean_{j of c} ‖h_j - a_c‖², ``paper`` is
     (μ/2) mean_j ‖h_j - a_{y_j}‖². ``calibration``: ``adam`` (1e-3), ``sgd`` (the round's η) or ``off``,
     after each ``step`` or ``epoch`` (``calibrate_each``). ``update_anchors``: whether anchors are updated.
-    ``anchor_init``: ``orthogonal`` (distinct rows of the identity; with more classes than features, as ``random``) or ``random`` (Gaussian
-    rows of length 1). ``class_means``: ``faithful`` divides m_c by all batches of the epoch, ``per-class`` by
-    those that hold class c. ``warmup``: round 1 omits L_fa.
+    ``anchor_init``: ``orthogonal`` (distinct rows of the identity; with more classes than features, as ``random``)
+    or ``random`` (Gaussian rows of length 1). ``class_means``: ``faithful`` divides m_c by the number of all batches
+    of the epoch, ``per-class`` by that of the batches with class c. ``warmup``: round 1 omits L_fa.
     """
 
     name: ClassVar[str] = "fedfa"

@@ -15,7 +15,7 @@ from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, U
 from holdfast.methods.card import CLASS_MEANS, Card
 from holdfast.methods.clustering import Clustering, cluster
 from holdfast.methods.context import Client, RunContext
-from holdfast.methods.functional import class_means, kl_divergence, nearness, smooth_l1
+from holdfast.methods.functional import class_means, kl_divergence, prototype_scores, smooth_l1
 from holdfast.models.network import Output
 
 
@@ -193,7 +193,7 @@ class FedMLP(Method):
 
     def prototype_logits(self, out: Output, server: Server) -> Tensor:
         """Scores by distance to g."""
-        return nearness(out.features, server.state["prototypes"], server.state["known"])
+        return prototype_scores(out.features, server.state["prototypes"], server.state["known"])
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """g_k from this round's owners of class k, unchanged if there are none; then P."""

@@ -24,7 +24,7 @@ class FedPAC(Method):
     """Personalisation by feature alignment and classifier collaboration.
 
     Local: the first epoch trains only the head (with learning rate ``head_lr``), the others only the body, on
-    CE + λ MSE(h, p_y), the mean over dimensions and batch, from round 2 on. p are the global class
+    CE + λ MSE(h, p_y); the MSE is the mean over dimensions and batch, and λ = 0 in round 1. p are the global class
     prototypes; a class without one uses the client's own mean feature before training.
     Before training, a client computes, from the features of the received body, with class shares p_c and class means
     μ_c: v_k = [Σ_c p_c tr E_c[hhᵀ] - Σ_c p_c² ‖μ_c‖²] / n_k, and p_c μ_c.
