@@ -98,7 +98,7 @@ class Client:
     heldout_labels: np.ndarray
     notes: Tree = field(
         default_factory=dict
-    )  # values from ``initial_params`` or ``client_init`` for ``client_final``, by method
+    )  # values kept for ``client_final``, by method
 
     @property
     def samples(self) -> int:
