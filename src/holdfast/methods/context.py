@@ -96,9 +96,7 @@ class Client:
     buffers: Tensors  # the client's current buffers of the model
     heldout_ids: np.ndarray  # samples excluded from training; empty unless the method sets ``holdout``
     heldout_labels: np.ndarray
-    notes: Tree = field(
-        default_factory=dict
-    )  # values kept for ``client_final``, by method
+    notes: Tree = field(default_factory=dict)  # values kept for ``client_final``, by method
 
     @property
     def samples(self) -> int:

@@ -31,7 +31,7 @@ class FedALA(Method):
 
     name: ClassVar[str] = "fedala"
     card: ClassVar[Card] = Card(
-        when="every client wants its own model, close to the global one",
+        when="every client needs a personal model, close to the global one",
         client="a forward and backward pass over 80 % of its samples each round, backward only through the mixed "
         "layers; 11 to 100 passes the first time",
     )

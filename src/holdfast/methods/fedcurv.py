@@ -15,9 +15,7 @@ from holdfast.methods.base import Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 
-PER_SAMPLE_VALUES = (
-    50_000_000  # largest number of gradient entries in memory while the Fisher information is computed
-)
+PER_SAMPLE_VALUES = 50_000_000  # limit of gradient entries in memory for the Fisher information
 
 
 @dataclass(frozen=True)

@@ -49,14 +49,12 @@ class FedKA(Method):
         "with all",
         client="up to μ = 10 anchor samples pass through the model with every batch",
         server="keeps the shared set",
-        uploads="one raw training sample of each class, once, from one client to all (unless `shared` is "
+        uploads="one raw training sample of each class, once, from a client to all (unless `shared` is "
         "public)",
     )
 
     beta: NonNegative = 0.001  # β: strength of distillation
-    gamma: PositiveFraction = (
-        0.05  # γ: the smallest share of a client's samples for which a class is dominant
-    )
+    gamma: PositiveFraction = 0.05  # γ: smallest share of a client's samples of a dominant class
     mu: PositiveCount = 10  # μ: the largest number of samples in an anchor
     sampling: Literal["random", "hard", "proficient"] = "random"
     anchors: Literal["both", "non-dominant", "missing"] = "both"

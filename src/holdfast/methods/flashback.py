@@ -42,9 +42,7 @@ class Flashback(Method):
     )
     keeps_uploads: ClassVar[bool] = True  # the server counts how often each client took part
 
-    gamma: PositiveFraction = (
-        0.1  # γ: share of a client's label counts that is added to π for one participation
-    )
+    gamma: PositiveFraction = 0.1  # γ: share of μ_k that π gains from one participation
     server_epochs: Count = 1  # E_s: epochs of the server on the public set
     half: Literal["both", "client", "server"] = "both"
 
