@@ -1,4 +1,4 @@
-"""CCVR: calibrate the classifier once, after training, on virtual features."""
+"""CCVR: classifier calibration on virtual features, once after training."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,32 +13,33 @@ from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import classifier_inputs, classifier_matrix, fit_classifier, shuffled_batches
 
-RIDGE = 1e-6  # added to a covariance before sampling, so that few samples have one too
+RIDGE = 1e-6  # added to a covariance before sampling, since few samples leave it singular
 
 
 @dataclass(frozen=True)
 class CCVR(Method):
-    """Classifier calibration with virtual representations; alone it is FedAvg with a last touch.
+    """Classifier calibration with virtual representations; on its own it is FedAvg with a calibrated classifier.
 
     After the last round every client sends, for each class, the number, sum and second moment of its features
-    h at the final model: what its N_k, μ_k and Σ_k (unbiased) are made of, and all that their union needs.
+    h under the final model. They determine its N_k, μ_k and Σ_k (unbiased), and those of the union of clients.
     Server, for each class: μ = Σ_k N_k μ_k / N,
     Σ = Σ_k (N_k-1)/(N-1) Σ_k + Σ_k N_k/(N-1) μ_k μ_kᵀ - N/(N-1) μ μᵀ;  M draws of N(μ, Σ + 1e-6 I); the
-    classifier is trained on them from where it is by SGD on CE. A class that nobody holds has no draws.
+    current classifier is trained further on them, by SGD on CE. A class without samples has no draws.
     Luo et al., NeurIPS 2021. M = 200, 10 epochs of the run's batches and rate 0.01 are this library's choice.
     """
 
     name: ClassVar[str] = "ccvr"
     card: ClassVar[Card] = Card(
-        when="the classifier is what skew has spoilt: a last touch on top of any method, `fedfa+ccvr`",
+        when="label skew has biased the classifier; added to another method, as in `fedfa+ccvr`, it corrects its final "
+        "model",
         client="no extra pass in a round; one forward pass after the last",
-        server="after the last round, epochs of the classifier on features drawn from each class's Gaussian",
-        uploads="after the last round the number, sum and second moment of each class's features",
+        server="after the last round, trains the classifier on features drawn from each class's Gaussian",
+        uploads="after the last round, the number, sum and second moment of each class's features",
     )
 
     draws: PositiveCount = 200  # M: virtual features of each class
-    epochs: Count = 10
-    lr: Positive = 0.01
+    epochs: Count = 10  # of the classifier's training
+    lr: Positive = 0.01  # of the classifier's training
 
     def final_statistics(self, params: Tensors, client: Client) -> Tree:
         """Number, sum ``[C, d]`` and second moment ``[C, d, d]`` of each class's features."""
@@ -64,7 +65,7 @@ class CCVR(Method):
         return Server(server.params | fitted, server.buffers, server.state, server.round)
 
     def _draw(self, label: int, count: Tensor, total: Tensor, moment: Tensor, context: RunContext) -> Tensor:
-        """M features of one class."""
+        """M virtual features of one class."""
         mean = total / count
         covariance = (moment - count * torch.outer(mean, mean)) / (count - 1).clamp(min=1)
         values, vectors = torch.linalg.eigh(covariance)

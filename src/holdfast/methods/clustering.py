@@ -1,4 +1,4 @@
-"""Grouping a few dozen prototypes by what they have in common."""
+"""Clustering of class prototypes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Labels = NDArray[np.int64]
 def cluster(points: Points, how: Clustering, classes: int, rng: np.random.Generator) -> Labels:
     """The cluster of each point, numbered from 0: int64 ``[n]`` from ``[n, d]``.
 
-    ``finch`` finds the number of clusters itself; ``kmeans`` makes √``classes`` of them, rounded up.
+    ``finch`` determines the number of clusters; ``kmeans`` returns at most √``classes``, rounded up.
     """
     if len(points) < 2:
         return np.zeros(len(points), np.int64)
@@ -24,22 +24,22 @@ def cluster(points: Points, how: Clustering, classes: int, rng: np.random.Genera
 
 
 def finch(points: Points) -> Labels:
-    """Link each point to its nearest by cosine: what hangs together is a cluster. Repeat with the means.
+    """FINCH: connected components of the graph of nearest neighbours by cosine, repeated on the clusters' means.
 
-    Returns the coarsest partition of more than one cluster, or the first if that is already a single one.
+    Returns the coarsest partition with more than one cluster, or a single cluster if the first partition is one.
     Sarfraz et al., CVPR 2019.
     """
-    labels = _linked(points)
+    labels = _link_nearest(points)
     while labels.max() > 0:
-        merged = _linked(np.stack([points[labels == c].mean(0) for c in range(labels.max() + 1)]))
+        merged = _link_nearest(np.stack([points[labels == c].mean(0) for c in range(labels.max() + 1)]))
         if merged.max() == 0:
             break
         labels = merged[labels]
     return labels
 
 
-def _linked(points: Points) -> Labels:
-    """One round of first neighbours: points that are linked directly or through others share a label."""
+def _link_nearest(points: Points) -> Labels:
+    """The connected component of each point in the graph that links each point to its nearest."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -52,7 +52,7 @@ def _linked(points: Points) -> Labels:
 
 
 def k_means(points: Points, k: int, rng: np.random.Generator) -> Labels:
-    """At most k clusters around their means, the best of ten starts."""
+    """k-means with at most k clusters, the best of ten initialisations."""
     from sklearn.cluster import KMeans
 
     distinct = len(np.unique(points, axis=0))

@@ -1,4 +1,4 @@
-"""What a method is told: the task it runs on, and the client it runs for."""
+"""The arguments of a method's hooks: the run and the client."""
 
 from __future__ import annotations
 
@@ -18,53 +18,52 @@ from holdfast.models.network import Network, Output
 if TYPE_CHECKING:
     from holdfast.methods.base import Tensors, Tree
 
-TEST_PART = 32  # one part in so many of a GPU's memory is what a test's widest layer may fill: several are held at once
-TEST_MOST = 1 << 14  # samples, which keep a GPU busy
+MEMORY_DIVISOR = 32  # the widest layer's outputs take at most this fraction of a GPU's memory in evaluation
+MAX_EVALUATION_BATCH = 1 << 14
 
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """What is the same for all clients and rounds of a run."""
+    """The properties of a run that are the same for all clients and rounds."""
 
     network: Network
     num_classes: int
     num_clients: int  # N: all registered clients
     class_counts: Tensor  # [C] samples of each class over all clients
     rounds: int
-    local_epochs: int  # E: passes of a client over its samples in a round
+    local_epochs: int  # E: epochs of a client in a round
     seed: int
     batch_size: int
     lr: float  # η of round 1
-    lr_decay: float  # what η is multiplied by from one round to the next
+    lr_decay: float  # factor of η from one round to the next
     momentum: float
     weight_decay: float
     device: torch.device
     dtype: torch.dtype
-    lowest: Tensor  # [1, ...] the model's input for the smallest value a sample may have (black)
-    highest: Tensor  # [1, ...] and for the largest (white)
-    public_x: Tensor  # [P, ...] the server's public samples, ready for the model (P may be 0)
+    lowest: Tensor  # [1, ...] the model's input for the smallest possible pixel value
+    highest: Tensor  # [1, ...] the model's input for the largest possible pixel value
+    public_x: Tensor  # [P, ...] the server's public samples, preprocessed (P may be 0)
     public_y: Tensor  # [P]
     draw_one_of_each: Callable[[], np.ndarray]
     read: Callable[[np.ndarray], tuple[Tensor, Tensor]]  # training samples and labels by id
+    stages: int = 1  # number of tasks of every client, for streams
 
     @cached_property
     def one_of_each(self) -> np.ndarray:
-        """The ids of one training sample of each class, ``[C]``, drawn by the seed; -1 where there is none."""
+        """The ids of one training sample of each class, ``[C]``, drawn with the run's seed; -1 for a class without."""
         return self.draw_one_of_each()
 
     @cached_property
     def evaluation_batch(self) -> int:
-        """Samples forwarded at once in tests: many keep a GPU busy, few stay in a CPU's cache."""
+        """The batch size of evaluation: large for a GPU's utilisation, small for a CPU's cache."""
         if self.device.type != "cuda":
             return 128
         sample = self.network.max_activation_size(self.lowest) * self.lowest.element_size()
-        return min(max(128, gpu_share_bytes(self.device) // TEST_PART // sample), TEST_MOST)
+        return min(max(128, gpu_share_bytes(self.device) // MEMORY_DIVISOR // sample), MAX_EVALUATION_BATCH)
 
     def scalar(self, value: float) -> Tensor:
-        """A number as a tensor, to be carried or sent."""
+        """A number as a tensor, for payloads, carries, states and sums."""
         return torch.tensor(value, dtype=self.dtype, device=self.device)
-
-    stages: int = 1  # how many tasks every client meets, on a stream
 
     def generator(self, purpose: str, *counters: int) -> np.random.Generator:
         """A NumPy generator for one of the method's own random choices on the server."""
@@ -81,27 +80,27 @@ class RunContext:
 
 @dataclass(eq=False)
 class Client:
-    """One client in one round, as its hooks outside the steps see it."""
+    """One client in one round: the argument of hooks outside the local steps."""
 
     context: RunContext
     id: int
     round: int  # t, from 1
-    stage: int  # which of the client's tasks, for streams; 0 otherwise
-    read: Callable[[np.ndarray], Tensor]  # training samples by id, ready for the model, not augmented
+    stage: int  # index of the client's task, for streams; 0 otherwise
+    read: Callable[[np.ndarray], Tensor]  # training samples by id, preprocessed, not augmented
     ids: np.ndarray  # [n] the samples it trains on
     labels: np.ndarray  # [n] their labels
     local_epochs: int
     steps: int  # K: optimiser steps of this round
     lr: float  # η_t of this round
-    global_params: Tensors  # w^{t-1}, the parameters the server sent
-    buffers: Tensors  # the model's buffers as the client has them now
-    heldout_ids: np.ndarray  # those kept out of its training; none but for a method that asks
+    global_params: Tensors  # w^{t-1}, the received parameters
+    buffers: Tensors  # the client's current buffers of the model
+    heldout_ids: np.ndarray  # samples excluded from training; empty unless the method sets ``holdout``
     heldout_labels: np.ndarray
-    notes: Tree = field(default_factory=dict)  # what ``start`` or ``begin`` leaves for ``finish``, by method
+    notes: Tree = field(default_factory=dict)  # values kept for ``client_final``, by method
 
     @property
     def samples(self) -> int:
-        """n_k: how many samples it trains on."""
+        """n_k: the number of its training samples."""
         return len(self.ids)
 
     @cached_property
@@ -111,18 +110,18 @@ class Client:
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """n_k^c: how many samples of each class it trains on, ``[C]``."""
+        """n_k^c: the number of its training samples of each class, ``[C]``."""
         counts = np.bincount(self.labels, minlength=self.context.num_classes)
         return torch.from_numpy(counts).to(self.context.device, self.context.dtype)
 
     @cached_property
     def x(self) -> Tensor:
-        """Its training samples ``[n, ...]``, ready for the model, not augmented."""
+        """Its training samples ``[n, ...]``, preprocessed, not augmented."""
         return self.read(self.ids)
 
     @cached_property
     def heldout_x(self) -> Tensor:
-        """The samples a method with ``holdout`` keeps out of training."""
+        """The samples excluded from training, for a method with ``holdout``."""
         return self.read(self.heldout_ids)
 
     @cached_property
@@ -132,7 +131,7 @@ class Client:
 
     @cached_property
     def owned(self) -> Tensor:
-        """Which classes it holds: bool ``[C]``."""
+        """Which classes its training samples have: bool ``[C]``."""
         return self.label_counts > 0
 
     def forward(self, params: Tensors, x: Tensor | None = None) -> Output:

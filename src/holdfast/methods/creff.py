@@ -1,4 +1,4 @@
-"""CReFF: re-train the classifier on a balanced set of federated features."""
+"""CReFF: re-training of the classifier on a balanced set of federated features."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from holdfast.methods.functional import classifier_inputs, classifier_matrix, fi
 
 @dataclass(frozen=True)
 class CReFF(Method):
-    """Features that never existed, learnt by the server so that a classifier errs on them as on real ones.
+    """Synthetic features, learnt by the server so that the classifier's gradients on them match those on real features.
 
     The server keeps ``features`` learnable features of each class and a re-trained classifier ψ.
-    Client, before its training (plain CE): for each of its classes the gradient of CE in ψ on the features of
-    at most ``images`` samples at the body of w^{t-1}, the mean over ``repeats`` draws.
+    Client, before its training (plain CE): for each of its classes the gradient of CE with respect to ψ, on the
+    features of at most ``images`` samples from the body of w^{t-1}, as the mean over ``repeats`` draws.
     Server: w^t as FedAvg; the real gradients' unweighted mean over the clients that hold a class;
     ``match_steps`` SGD steps (rate ``match_lr``) on the features, minimising Σ_c Σ_rows (1 - cos(synthetic
-    gradient, real gradient)) with the C weight rows and the whole bias as rows; then a fresh ψ is trained on
+    gradient, real gradient)) with the C weight rows and the whole bias as rows; then a new ψ is trained on
     the features for ``epochs`` epochs of SGD (rate ``lr``, batches of 32). Tested: the body of w^t with ψ.
-    Features of a class that no participant holds rest.
+    The features of a class that no participant holds are not updated.
     Shang et al., IJCAI 2022, with their code's values. Real samples are not augmented.
     """
 
@@ -35,15 +35,15 @@ class CReFF(Method):
     card: ClassVar[Card] = Card(
         when="the classes are long-tailed over the whole federation",
         client="a forward pass over its samples each round",
-        server="100 steps on synthetic features, then 300 epochs of the classifier on them",
-        uploads="the classifier's gradient for each of its classes, and which classes they are",
+        server="100 gradient steps on the synthetic features, then 300 epochs of training the classifier on them",
+        uploads="the classifier's gradient for each of its classes, and so which classes it holds",
     )
 
     features: PositiveCount = 100  # federated features of each class
-    images: PositiveCount = 32  # most real samples of a class in one draw
-    repeats: PositiveCount = 10  # draws
-    match_steps: Count = 100
-    match_lr: Positive = 0.1
+    images: PositiveCount = 32  # largest number of real samples of a class in one draw
+    repeats: PositiveCount = 10  # draws of real samples for each class
+    match_steps: Count = 100  # gradient steps on the features in a round
+    match_lr: Positive = 0.1  # learning rate of these steps
     epochs: Count = 300  # of ψ's training
     lr: Positive = 0.01  # of ψ's training
     batch_size: PositiveCount = 32  # of ψ's training
@@ -58,11 +58,10 @@ class CReFF(Method):
         }
 
     def broadcast(self, server: Server) -> Tree:
-        """Clients receive ψ."""
         return {"classifier": server.state["classifier"]}
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The gradient in ψ of each class: ``[C, C, d+1]``."""
+        """Computes the gradient with respect to ψ for each class: ``[C, C, d+1]``."""
         psi, classes = classifier_matrix(payload["classifier"]), client.context.num_classes
         inputs = classifier_inputs(client.forward(client.global_params).features, psi)
         error = (inputs @ psi.T).softmax(-1) - F.one_hot(client.y, classes)
@@ -73,7 +72,7 @@ class CReFF(Method):
         return {}
 
     def _draws(self, client: Client) -> Tensor:
-        """Each sample's weight in its class's gradient: how often it is drawn, as a share: ``[n]``."""
+        """Each sample's weight in its class's gradient ``[n]``: the mean over draws of 1 / size if it is drawn."""
         rng, labels = client.generator("real features"), client.y.cpu().numpy()
         drawn = np.zeros(len(labels))
         for label in np.unique(labels):
@@ -84,25 +83,24 @@ class CReFF(Method):
         return torch.from_numpy(drawn).to(client.context.device, client.context.dtype)
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Send the gradients, and whose they are."""
         return {"gradients": client.notes[self.name], "holders": client.owned.to(client.context.dtype)}, {}
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
-        """Match the gradients, then train a fresh ψ on all features."""
+        """Match the gradients, then train a new ψ on all features."""
         holders = sums["holders"]
         real = sums["gradients"] / holders.clamp(min=1).view(-1, 1, 1)
         psi = classifier_matrix(server.state["classifier"])
-        features = self._matched(server.state["features"], real, (holders > 0).to(real.dtype), psi)
+        features = self._match_gradients(server.state["features"], real, (holders > 0).to(real.dtype), psi)
         fresh = _random_classifier(context, server.round)
         inputs = classifier_inputs(features.flatten(0, 1), psi)
         labels = torch.arange(context.num_classes, device=context.device).repeat_interleave(self.features)
         rng = context.generator("federated feature batches", server.round)
         batches = shuffled_batches(rng, len(labels), self.batch_size, self.epochs)
         matrix = fit_classifier(classifier_matrix(fresh), inputs, labels, batches, self.lr)
-        return {"features": features, "classifier": _like(fresh, matrix)}
+        return {"features": features, "classifier": _split_classifier(fresh, matrix)}
 
-    def _matched(self, features: Tensor, real: Tensor, held: Tensor, psi: Tensor) -> Tensor:
-        """The features ``[C, m, d]`` after SGD on the mismatch of gradients."""
+    def _match_gradients(self, features: Tensor, real: Tensor, held: Tensor, psi: Tensor) -> Tensor:
+        """The features ``[C, m, d]`` after SGD on the distance of the synthetic gradients from the ``real`` ones."""
         targets = torch.eye(len(psi), dtype=psi.dtype, device=psi.device).unsqueeze(1)
         width = features.shape[-1]
         for _ in range(self.match_steps):
@@ -111,8 +109,8 @@ class CReFF(Method):
                 inputs = classifier_inputs(features, psi)
                 error = (inputs @ psi.T).softmax(-1) - targets
                 synthetic = error.mT @ inputs / self.features
-                apart = _apart(synthetic[..., :width], real[..., :width]).sum(-1)
-                apart = apart + _apart(synthetic[..., width:].mT, real[..., width:].mT).sum(-1)
+                apart = _cosine_distance(synthetic[..., :width], real[..., :width]).sum(-1)
+                apart = apart + _cosine_distance(synthetic[..., width:].mT, real[..., width:].mT).sum(-1)
                 loss = (apart * held).sum()
             features = features - self.match_lr * torch.autograd.grad(loss, features)[0]
         return features.detach()
@@ -123,15 +121,15 @@ class CReFF(Method):
         return server.params | classifier
 
 
-def _apart(a: Tensor, b: Tensor) -> Tensor:
-    """1 - cos of each row."""
+def _cosine_distance(a: Tensor, b: Tensor) -> Tensor:
+    """1 - cos(a, b) of each row."""
     lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
     cosines: Tensor = (a * b).sum(-1) / (lengths + 1e-6)
     return 1 - cosines
 
 
 def _random_classifier(context: RunContext, round: int) -> Tensors:
-    """A linear layer as torch initialises it, drawn for this round."""
+    """A linear layer with PyTorch's default initialisation, drawn for this round."""
     head, rng = context.network.head, context.generator("classifier", round)
     bound = head.features**-0.5
     shapes = {name: context.network.params[name].shape for name in head.names}
@@ -141,6 +139,6 @@ def _random_classifier(context: RunContext, round: int) -> Tensors:
     }
 
 
-def _like(classifier: Tensors, matrix: Tensor) -> Tensors:
-    """The matrix as the parameters it is made of."""
+def _split_classifier(classifier: Tensors, matrix: Tensor) -> Tensors:
+    """The inverse of ``classifier_matrix``: the matrix as parameters named and shaped like ``classifier``'s."""
     return {name: matrix[:, -1] if p.ndim == 1 else matrix[:, : p.shape[1]] for name, p in classifier.items()}

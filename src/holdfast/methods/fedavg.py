@@ -1,4 +1,4 @@
-"""FedAvg: train locally, average by sample count."""
+"""FedAvg: local training and the average weighted by sample counts."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from holdfast.methods.card import Card
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Plain averaging.
+    """Federated averaging.
 
     Local: CE.  Server: w^t = Σ_k n_k w_k / Σ_k n_k over the participants.
     McMahan et al., AISTATS 2017.
@@ -17,5 +17,5 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
     card: ClassVar[Card] = Card(
-        when="the baseline; enough where clients hold similar data",
+        when="as the baseline; sufficient if clients have similar data",
     )

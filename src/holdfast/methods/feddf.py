@@ -1,4 +1,4 @@
-"""FedDF: distil the clients' ensemble into the global model, on unlabelled public data."""
+"""FedDF: distillation of the clients' ensemble into the global model, on unlabelled public data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,25 +19,25 @@ from holdfast.methods.functional import kl_divergence
 class FedDF(Method):
     """Ensemble distillation for model fusion.
 
-    Local: CE.  Server: the student starts at the n_k-weighted mean and learns KL(p ‖ q) on public images
+    Local: CE.  Server: the student starts at the n_k-weighted mean and minimises KL(p ‖ q) on public samples
     without their labels; p is the softmax of the mean of the participants' logits, q the student's.
     Adam with learning rate 1e-3, annealed to 0 by a cosine, batches of 128, gradient norms clipped at 5.
-    Lin et al., NeurIPS 2020. Their code stops by a labelled validation split; without one the server makes
+    Lin et al., NeurIPS 2020. Their code stops early by a labelled validation split; here the server makes
     ``epochs`` passes over the public set in every round.
     """
 
     name: ClassVar[str] = "feddf"
     card: ClassVar[Card] = Card(
-        when="the server has unlabelled public data like the clients'",
-        server="forward passes of all participants' models over the public set, then epochs of Adam on it",
+        when="the server has unlabelled public data similar to the clients'",
+        server="forward passes of all participants' models over the public set, then training on it with Adam",
     )
     needs_public: ClassVar[bool] = True
     keeps_uploads: ClassVar[bool] = True
 
     epochs: Count = 5  # passes over the public set in a round
     lr: Positive = 1e-3  # Adam's learning rate at the first step of a round
-    batch_size: PositiveCount = 128  # samples of a step at most; a pass is cut into even batches
-    clip: Positive = 5.0  # largest norm of a gradient
+    batch_size: PositiveCount = 128  # largest batch; a pass is split into batches of equal size
+    clip: Positive = 5.0  # largest gradient norm
 
     def refine(self, server: Server, uploads: Sequence[Upload], context: RunContext) -> Server:
         """Distil the mean of the clients' logits into the mean of their weights."""

@@ -1,4 +1,4 @@
-"""FedDyn: local objectives that agree with the federation's at its optimum."""
+"""FedDyn: dynamic regularisation, which makes local optima consistent with the global one."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -16,35 +16,36 @@ class FedDyn(Method):
     """Dynamic regularisation.
 
     Local: CE - ⟨g_k, w⟩ + (α/2)‖w - w^{t-1}‖²;  afterwards g_k ← g_k - α (w_k - w^{t-1}).
-    Server: h ← h - (α/N) Σ_k (w_k - w^{t-1}) with N all clients;  w^t = mean_k w_k - h/α, clients alike.
-    Acar et al., ICLR 2021; α = 0.01 is theirs, 0.1 FedNTD's and FedFA's.
+    Server: h ← h - (α/N) Σ_k (w_k - w^{t-1}) with N the number of all clients;  w^t = mean_k w_k - h/α, where the
+    mean is unweighted.
+    Acar et al., ICLR 2021; α = 0.01 in the paper, 0.1 in FedNTD's and FedFA's.
 
     ``variant``:
-      ``official``  as the authors' code: α_k = α Σn / (N n_k) on the clients, and what is tested is the mean
-                    of the w_k, not w^t. (It also clips gradients: train with ``max_grad_norm=10``.)
+      ``official``  as in the authors' code: α_k = α Σn / (N n_k) on the clients, and the tested model is the
+                    mean of the w_k, not w^t. (It also clips gradients: train with ``max_grad_norm=10``.)
       ``ntd``       FedNTD's baseline: clients weighted by n_k.
       ``fa``        FedFA's baseline: CE + α_k ⟨w, w_k^{prev} - w^{t-1}⟩ with w_k^{prev} the client's last
-                    trained model, no quadratic term, and FedAvg's server.
+                    trained model, no quadratic term, and the server as in FedAvg.
     """
 
     name: ClassVar[str] = "feddyn"
     card: ClassVar[Card] = Card(
-        when="clients can keep state, and accuracy in few rounds matters more than stability over very many",
-        server="a linear term of the model's size",
+        when="clients can keep state, and accuracy after few rounds is more important than stability over many",
+        server="keeps a linear term of the model's size",
     )
 
     alpha: Positive = 0.01  # α: strength of the regularisation
     variant: Literal["original", "official", "ntd", "fa"] = "original"
 
     def init_server_state(self, context: RunContext) -> Tree:
-        """h = 0; the official variant also keeps the mean it tests."""
+        """h = 0; the official variant also keeps the tested mean."""
         if self.variant == "fa":
             return {}
         state: Tree = {"h": {k: torch.zeros_like(p) for k, p in context.network.params.items()}}
         return state | ({"mean": context.network.params} if self.variant == "official" else {})
 
     def init_client_state(self, client: Client) -> Tree:
-        """g_k = 0; in the fa variant the linear term vanishes at first."""
+        """g_k = 0; in the fa variant w_k^{prev} = w^{t-1}, so the linear term starts at 0."""
         if self.variant == "fa":
             return {"previous": client.global_params}
         return {"g": {k: torch.zeros_like(p) for k, p in client.global_params.items()}}
@@ -57,7 +58,7 @@ class FedDyn(Method):
         return self.alpha * float(context.class_counts.sum()) / (context.num_clients * client.samples)
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The gradient of the linear term, which is the same in every step, and α."""
+        """The gradient of the linear term, constant during the round, and α_k."""
         alpha = self.client_alpha(client)
         if self.variant == "fa":
             return {
@@ -76,7 +77,7 @@ class FedDyn(Method):
         }
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Remember g_k; where the server's mean is weighted, the plain sum of the moves is sent as well."""
+        """Updates g_k; the ntd variant, whose mean is weighted, also sends w_k - w^{t-1} for the plain sum in h."""
         if self.variant == "fa":
             return {}, {"previous": params}
         moved = {k: params[k] - w for k, w in client.global_params.items()}
@@ -85,13 +86,13 @@ class FedDyn(Method):
         return sums, {"g": {k: -linear - alpha * moved[k] for k, linear in carry["linear"].items()}}
 
     def client_weight(self, client: Client) -> float:
-        """Clients count alike, but for the baselines of other papers."""
+        """1, or n_k in the baselines of other papers."""
         return 1.0 if self.variant in ("original", "official") else float(client.samples)
 
     def aggregate(
         self, server: Server, mean: Tensors, sums: Tree, context: RunContext
     ) -> tuple[Tensors, Tree]:
-        """The mean, moved by -h/α."""
+        """w^t = mean - h/α."""
         if self.variant == "fa":
             return mean, server.state
         if self.variant == "ntd":
@@ -104,6 +105,6 @@ class FedDyn(Method):
         return {k: m - h[k] / self.alpha for k, m in mean.items()}, state
 
     def eval_params(self, server: Server) -> Tensors:
-        """The official code tests the mean of the clients' models."""
+        """w^t, or the mean of the clients' models in the official variant."""
         tested: Tensors = server.state["mean"] if self.variant == "official" else server.params
         return tested

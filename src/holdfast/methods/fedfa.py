@@ -1,4 +1,4 @@
-"""FedFA: shared feature anchors align the clients' features and calibrate their classifiers."""
+"""FedFA: shared feature anchors that align the clients' features and calibrate their classifiers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,30 +22,30 @@ ADAM_RATE, ADAM_BETAS, ADAM_EPS = 1e-3, (0.9, 0.999), 1e-8  # of the authors' co
 class FedFA(Method):
     """Feature anchors a_c, one for each class, in the space of the classifier's input h.
 
-    Each step: 1. descend CE + L_fa;  2. calibrate: a step of the classifier alone on mean_c CE(W a_c + b, c);
-    3. add the batch's class means of h, as step 1 saw it, to m_c.
-    Each epoch: divide m_c by the number of batches; ã_c ← λ ã_c + (1 - λ) m_c for the client's own classes.
-    ã starts at the received anchors, which stay what steps 1 and 2 use for the whole round.
+    Each step: 1. an SGD step on CE + L_fa;  2. calibration: a step of the classifier alone on
+    mean_c CE(W a_c + b, c);  3. the batch's class means of h, as computed in step 1, are added to m_c.
+    Each epoch: m_c is divided by the number of batches; ã_c ← λ ã_c + (1 - λ) m_c for the client's own classes.
+    ã starts at the received anchors a, which steps 1 and 2 use unchanged during the whole round.
     Server: the mean of the ã, weighted like the models by n_k, becomes the next round's anchors.
     Zhou et al., 2023, Eq. 6-8 and Algorithm 1. μ = 0.1, λ = 0.5; the defaults follow the authors' code.
 
     ``anchor_loss``: ``code`` is μ (1/C) Σ_{c in the batch} mean_{j of c} ‖h_j - a_c‖², ``paper`` is
-    (μ/2) mean_j ‖h_j - a_{y_j}‖². ``calibration``: ``adam`` (1e-3), ``sgd`` (the round's η) or ``off``, once
-    a ``step`` or an ``epoch``. ``update_anchors``: whether anchors learn. ``anchor_init``: ``orthogonal``
-    (distinct rows of the identity; with more classes than features as ``random``) or ``random`` (Gaussian
-    rows of length 1). ``class_means``: ``faithful`` divides m_c by all batches of the epoch, ``per-class`` by
-    those that hold class c. ``warmup``: round 1 goes without L_fa.
+    (μ/2) mean_j ‖h_j - a_{y_j}‖². ``calibration``: ``adam`` (1e-3), ``sgd`` (the round's η) or ``off``,
+    after each ``step`` or ``epoch`` (``calibrate_each``). ``update_anchors``: whether anchors are updated.
+    ``anchor_init``: ``orthogonal`` (distinct rows of the identity; with more classes than features, as ``random``)
+    or ``random`` (Gaussian rows of length 1). ``class_means``: ``faithful`` divides m_c by the number of all batches
+    of the epoch, ``per-class`` by that of the batches with class c. ``warmup``: round 1 omits L_fa.
     """
 
     name: ClassVar[str] = "fedfa"
     card: ClassVar[Card] = Card(
-        when="label or feature skew pulls the clients' features apart; next to nothing more may be sent",
-        client="no extra pass; after each step a step of the classifier on one anchor a class",
-        uploads="how far its training moved the anchors of its classes, and so which classes it holds",
+        when="label or feature skew makes the clients' features diverge, and little more may be sent",
+        client="no extra pass; after each step, a step of the classifier on one anchor for each class",
+        uploads="the change of its classes' anchors, and so which classes it holds",
     )
 
-    mu: NonNegative = 0.1  # μ: strength of the pull towards the anchors
-    lam: Fraction = 0.5  # λ: how much of an anchor stays in an epoch
+    mu: NonNegative = 0.1  # μ: weight of L_fa
+    lam: Fraction = 0.5  # λ: weight of the old anchor in an epoch's update
     anchor_loss: Literal["code", "paper"] = "code"
     calibration: Literal["adam", "sgd", "off"] = "adam"
     calibrate_each: Literal["step", "epoch"] = "step"
@@ -55,7 +55,7 @@ class FedFA(Method):
     warmup: bool = False
 
     def init_server_state(self, context: RunContext) -> Tree:
-        """The first anchors ``[C, d]``."""
+        """The initial anchors ``[C, d]``."""
         classes, width = context.num_classes, context.network.head.features
         rng = context.generator("feature anchors")
         if self.anchor_init == "orthogonal" and classes <= width:
@@ -66,14 +66,13 @@ class FedFA(Method):
         return {"anchors": torch.from_numpy(anchors).to(context.device, context.dtype)}
 
     def broadcast(self, server: Server) -> Tree:
-        """Clients receive the anchors."""
         return server.state
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The anchors, what becomes of them, and the calibrating optimiser's state."""
+        """The anchors, their running update, and the state of the calibration's optimiser."""
         anchors, context = payload["anchors"], client.context
-        resting = self.warmup and client.round == 1
-        carry: Tree = {"anchors": anchors, "mu": context.scalar(0.0 if resting else self.mu)}
+        without_loss = self.warmup and client.round == 1
+        carry: Tree = {"anchors": anchors, "mu": context.scalar(0.0 if without_loss else self.mu)}
         if self.update_anchors:
             carry |= {
                 "updated": anchors,
@@ -89,14 +88,14 @@ class FedFA(Method):
         return carry
 
     def _optimiser(self, parameter: Tensor, client: Client) -> Tensors:
-        """What the calibrating optimiser keeps for one of the classifier's parameters."""
+        """The calibration optimiser's initial state for one of the classifier's parameters."""
         if self.calibration == "sgd":
             return {"rate": client.context.scalar(client.lr)}
         zeros = torch.zeros_like(parameter)
         return {"steps": client.context.scalar(0.0), "mean": zeros, "square": zeros}
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
-        """L_fa: the distance of features from their class's anchor."""
+        """L_fa."""
         if self.mu == 0:
             return None
         strength: Tensor = carry["mu"]
@@ -105,11 +104,11 @@ class FedFA(Method):
         if self.anchor_loss == "paper":
             return strength / 2 * batch.mean(distance)
         members = batch.members(len(anchors))
-        weight = (members / members.sum(0).clamp(min=1)).sum(-1)  # of a sample in its class's mean
+        weight = (members / members.sum(0).clamp(min=1)).sum(-1)  # of each sample in its class's mean
         return strength / len(anchors) * (weight * distance).sum()
 
     def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
-        """Calibrate, and add up the batch's class means."""
+        """Calibrate, and add the batch's class means."""
         if self.calibrate_each == "step":
             params, carry = self._calibrate(params, carry)
         if self.update_anchors:
@@ -119,7 +118,7 @@ class FedFA(Method):
         return params, carry
 
     def after_epoch(self, params: Tensors, carry: Tree) -> tuple[Tensors, Tree]:
-        """Move the client's own classes' anchors towards the epoch's means."""
+        """Update the anchors of the client's own classes."""
         if self.calibrate_each == "epoch":
             params, carry = self._calibrate(params, carry)
         if self.update_anchors:
@@ -133,7 +132,7 @@ class FedFA(Method):
         return params, carry
 
     def _calibrate(self, params: Tensors, carry: Tree) -> tuple[Tensors, Tree]:
-        """One step of the classifier on the anchors, each labelled with its class."""
+        """One step of the classifier on mean_c CE(W a_c + b, c)."""
         if self.calibration == "off":
             return params, carry
         anchors, classifier = carry["anchors"], carry["classifier"]
@@ -141,7 +140,7 @@ class FedFA(Method):
         logits = anchors @ params[weight].T
         for name in classifier.keys() - {weight}:
             logits = logits + params[name]
-        # The gradient of the mean cross-entropy in the logits.
+        # The gradient of the mean cross-entropy with respect to the logits.
         labels = torch.eye(len(anchors), dtype=logits.dtype, device=logits.device)
         error = (logits.softmax(-1) - labels) / len(anchors)
         new, kept = dict(params), {}
@@ -151,7 +150,7 @@ class FedFA(Method):
         return new, carry | {"classifier": kept}
 
     def _move(self, gradient: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        """How far the optimiser moves a parameter down its gradient."""
+        """The amount to subtract from a parameter, and the optimiser's new state."""
         if self.calibration == "sgd":
             return state["rate"] * gradient, state
         first, second = ADAM_BETAS
@@ -162,14 +161,14 @@ class FedFA(Method):
         return ADAM_RATE * mean / (1 - first**steps) / scale, {"steps": steps, "mean": mean, "square": square}
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Send how the anchors moved, times n_k, so that one nobody moved stays to the bit."""
+        """n_k (ã - a) and n_k; sending changes keeps an anchor that no client updates unchanged to the bit."""
         if not self.update_anchors:
             return {}, {}
         samples = client.context.scalar(client.samples)
         return {"moved": samples * (carry["updated"] - carry["anchors"]), "samples": samples}, {}
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
-        """The next round's anchors: the mean of the clients', weighted by n_k."""
+        """The n_k-weighted mean of ã."""
         if not self.update_anchors:
             return server.state
         return {"anchors": server.state["anchors"] + sums["moved"] / sums["samples"]}

@@ -1,4 +1,4 @@
-"""FedFomo: mix in the models of those clients that help you."""
+"""FedFomo: personal mixtures of the models of other clients, weighted by their benefit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from holdfast.methods.context import Client, RunContext
 
 @dataclass(frozen=True)
 class FedFomo(Method):
-    """First-order model optimisation: every client has its own mixture of the others' models.
+    """First-order model optimisation: every client trains its own mixture of the others' models.
 
-    The server keeps each client's last model and an affinity P, at first the identity, and sends client k the
-    ``models`` models of largest P[k, j].
+    The server keeps each client's last model and an affinity matrix P, initially the identity, and sends client k
+    the ``models`` models of largest P[k, j].
     Client, with a fifth of its samples held out: w_old is its model before its last training;
     u_j = (L(w_old) - L(w_j)) / (‖w_j - w_old‖ + 1e-5) with L the held-out CE; its model becomes
-    Σ_j max(0, u_j) w_j / Σ_j max(0, u_j), or stays as it is where no u_j is positive; then CE training.
+    Σ_j max(0, u_j) w_j / Σ_j max(0, u_j), or stays unchanged if no u_j is positive; then CE training.
     Server: P[k, j] += u_j.  Tested as global: the n_k-weighted mean of all clients' last models.
     Zhang et al., ICLR 2021; M = 5 from PFLlib. Before its first round a client has the run's initial model.
     """
 
     name: ClassVar[str] = "fedfomo"
     card: ClassVar[Card] = Card(
-        when="a few clients resemble each other and may see each other's models",
+        when="some clients have similar data and may receive each other's models",
         client="six forward passes over the held-out fifth of its samples each round",
         server="keeps every client's last model",
-        uploads="how much each received model helped it; and its model goes to other clients",
+        uploads="the benefit u_j of each received model; other clients receive its model",
     )
     keeps_uploads: ClassVar[bool] = True
     holdout: ClassVar[float] = 0.2
@@ -40,7 +40,7 @@ class FedFomo(Method):
     models: PositiveCount = 5  # M: how many models a client receives
 
     def broadcast_to(self, server: Server, client: int) -> Tree:
-        """The models this client has the largest affinity with; among equals those of lower number."""
+        """The models of largest affinity with this client; ties go to the lower client number."""
         stored = server.state.get("models", {})
         affinity = server.state.get("affinity", {}).get(str(client))
         known = sorted(map(int, stored))
@@ -49,12 +49,11 @@ class FedFomo(Method):
         return {"models": {str(known[i]): stored[str(known[i])] for i in best}}
 
     def init_client_state(self, client: Client) -> Tree:
-        """The run's initial model, twice."""
         initial = client.context.network.params
         return {"own": initial, "old": initial}
 
     def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
-        """Mix the received models by how much they help on the held-out samples."""
+        """The mixture of the received models."""
         own: Tensors = state["own"]
         gains: Tensors = {}
         if len(client.heldout_y):
@@ -73,7 +72,6 @@ class FedFomo(Method):
         return own
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Send u; remember the model before and after training."""
         notes = client.notes[self.name]
         return {"gains": notes["gains"]}, {"own": params, "old": notes["old"]}
 

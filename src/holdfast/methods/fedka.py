@@ -1,4 +1,4 @@
-"""FedKA: an anchor, one sample of each endangered class, holds on to what the global model says of it."""
+"""FedKA: distillation of the global model's logits on one sample of each class that is rare or absent at a client."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
@@ -15,7 +15,7 @@ from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
-SMOOTHING = 1e-6  # of a plain distance at 0, where rounding alone would decide which way it pulls
+SMOOTHING = 1e-6  # of the plain distance near 0, where its gradient would be rounding noise
 
 
 @dataclass(frozen=True)
@@ -23,38 +23,39 @@ class FedKA(Method):
     """Federated knowledge anchor.
 
     A class is missing at a client (C_m), non-dominant (C_n: its share of the samples is below γ) or dominant
-    (C_d). The anchor T, built anew each round, holds one of the client's own samples for each class of C_n
-    and the shared set S's sample for each class of C_m; of more than μ, a random μ stay.
-    Local: CE + β (1/|T|) Σ_{x∈T} Σ_{c∉C_d} (z_g(x)_c - z_k(x)_c)², logits z, z_g of the global model.
-    Server: as FedAvg, and it sends the shared set: one training sample of each class, fixed for the run.
-    Chen et al., ACM MM 2023, Eq. 3. There μ = 10 and β is tuned in 0.5, 0.1, 0.01, 0.001; γ is not printed,
-    but section 3.2 sees collapse at a share of about 0.05.
+    (C_d). The anchor T, drawn anew each round, contains one of the client's own samples for each class of C_n
+    and the shared set S's sample for each class of C_m; of more than μ classes, μ are chosen at random.
+    Local: CE + β (1/|T|) Σ_{x∈T} Σ_{c∉C_d} (z_g(x)_c - z_k(x)_c)², with logits z_k of the local and z_g of the global
+    model.
+    Server: as FedAvg; it also sends the shared set: one training sample of each class, fixed for the run.
+    Chen et al., ACM MM 2023, Eq. 3. There μ = 10 and β is tuned over 0.5, 0.1, 0.01, 0.001; γ is not given,
+    but section 3.2 reports collapse at a share of about 0.05.
 
-    ``sampling``: which sample stands for a class of C_n: ``random``, ``hard`` or ``proficient`` (largest or
+    ``sampling``: how the sample for a class of C_n is chosen: ``random``, ``hard`` or ``proficient`` (largest or
     smallest cross-entropy under w^{t-1}). ``anchors``: of ``both``, ``non-dominant`` or ``missing`` classes.
-    ``shared``: the samples of S; drawn by the seed if none are given.
-    ``logits``: ``raw`` as printed, or ``centred``: z less its mean over all classes, to which softmax is blind.
-    Raw, the term stops the missing classes' logits from falling but not the dominant ones' from rising, so all
-    logits rise round by round until steps overshoot and training breaks down; the larger β and the learning
-    rate, the sooner. Centred they do not, and β may be about ten times as large.
-    ``distance``: ``squared`` as in Eq. 3, or ``plain``: the "L2 distance" that the text speaks of,
-    β (1/|T|) (Σ_{x∈T} Σ_{c∉C_d} (z_g(x)_c - z_k(x)_c)²)^½, whose pull does not grow with the distance.
-    The anchor is never augmented; it passes through the model along with each batch.
+    ``shared``: the ids of the samples of S; drawn with the run's seed if none are given.
+    ``logits``: ``raw`` as in Eq. 3, or ``centred``: z minus its mean over all classes, which leaves the softmax
+    unchanged. With raw logits, the term stops the logits of missing classes from falling but not those of dominant
+    classes from rising, so all logits grow from round to round until training diverges, sooner with larger β and
+    learning rate. Centred logits do not grow, and β may be about ten times as large.
+    ``distance``: ``squared`` as in Eq. 3, or ``plain``: the "L2 distance" of the paper's text,
+    β (1/|T|) (Σ_{x∈T} Σ_{c∉C_d} (z_g(x)_c - z_k(x)_c)²)^½, whose gradient does not grow with the distance.
+    The anchor is never augmented; it passes through the model with each batch.
     """
 
     name: ClassVar[str] = "fedka"
     card: ClassVar[Card] = Card(
-        when="clients lack classes or hold few samples of them, and one sample of each class may be shown "
-        "to all",
-        client="up to μ = 10 anchor samples go through the model with every batch",
-        server="holds the shared set",
-        uploads="one raw training sample of each class, once, from some client to all (unless `shared` is "
+        when="clients lack classes or hold few samples of them, and one sample of each class may be shared "
+        "with all",
+        client="up to μ = 10 anchor samples pass through the model with every batch",
+        server="keeps the shared set",
+        uploads="one raw training sample of each class, once, from a client to all (unless `shared` is "
         "public)",
     )
 
-    beta: NonNegative = 0.001  # β: strength of preservation
-    gamma: PositiveFraction = 0.05  # γ: share of a client's samples from which a class is dominant
-    mu: PositiveCount = 10  # μ: the most samples an anchor has
+    beta: NonNegative = 0.001  # β: strength of distillation
+    gamma: PositiveFraction = 0.05  # γ: smallest share of a client's samples of a dominant class
+    mu: PositiveCount = 10  # μ: the largest number of samples in an anchor
     sampling: Literal["random", "hard", "proficient"] = "random"
     anchors: Literal["both", "non-dominant", "missing"] = "both"
     shared: tuple[int, ...] = ()  # ids of the shared samples, one for each class in order; () draws them
@@ -62,14 +63,14 @@ class FedKA(Method):
     distance: Literal["squared", "plain"] = "squared"
 
     def prepare(self, context: RunContext) -> Self:
-        """The shared set must have one sample of each class."""
+        """Raises unless the shared set has one sample of each class."""
         if not self._shares:
             return self
         if not self.shared:
             absent = np.flatnonzero(context.one_of_each < 0).tolist()
             if absent:
                 raise HoldfastError(
-                    f"fedka shares one sample of each class, but no client holds any of class {absent[0]}; "
+                    f"fedka shares one sample of each class, but no client has samples of class {absent[0]}; "
                     "give sample ids as shared, or use anchors='non-dominant'"
                 )
         elif _labels(context, self.shared) != list(range(context.num_classes)):
@@ -91,11 +92,10 @@ class FedKA(Method):
         return {"shared": context.read(ids)[0]}
 
     def broadcast(self, server: Server) -> Tree:
-        """Clients receive the shared set."""
         return server.state
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The anchor, what the global model says of it, and how much each of its logits counts."""
+        """The anchor, the global model's logits on it, and each logit's weight in the loss."""
         if self.beta == 0:
             return {}
         context, rng = client.context, client.generator("anchor")
@@ -105,7 +105,7 @@ class FedKA(Method):
         classes = np.flatnonzero(of_kind[self.anchors])
         if len(classes) > self.mu:
             classes = np.sort(rng.choice(classes, self.mu, replace=False))
-        # Every anchor has as many places; idle ones hold own samples, so that BatchNorm sees nothing odd.
+        # All anchors have the same size; they are padded with own samples, which suit BatchNorm's statistics.
         places = min(self.mu, context.num_classes)
         rows = rng.integers(client.samples, size=places)
         for place in np.flatnonzero(owned[classes]):
@@ -122,7 +122,7 @@ class FedKA(Method):
         }
 
     def _representative(self, label: np.int64, client: Client, rng: np.random.Generator) -> int:
-        """The row of the client's own sample that stands for a non-dominant class."""
+        """The row of the client's own sample that is chosen for a non-dominant class."""
         rows = np.flatnonzero(client.labels == label)
         if self.sampling == "random":
             return int(rng.choice(rows))
@@ -131,11 +131,10 @@ class FedKA(Method):
         return int(rows[int(losses.argmax() if self.sampling == "hard" else losses.argmin())])
 
     def extra_inputs(self, carry: Tree) -> Tensor | None:
-        """The anchor goes through the model with each batch."""
         return carry.get("anchor")
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
-        """β times the anchor's distance in the logits, dominant classes left out."""
+        """β times the distance of the anchor's logits from the global model's, without the dominant classes."""
         if self.beta == 0 or out.extra is None:
             return None
         apart: Tensor = out.extra.logits - carry["global"]
@@ -149,7 +148,7 @@ class FedKA(Method):
 
 
 def _labels(context: RunContext, ids: tuple[int, ...]) -> list[int]:
-    """The labels of these training samples; none where one does not exist."""
+    """The labels of these training samples; empty if an id does not exist."""
     try:
         return context.read(np.array(ids, np.int64))[1].tolist() if min(ids) >= 0 else []
     except IndexError:

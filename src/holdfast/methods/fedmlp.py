@@ -1,4 +1,4 @@
-"""FedMLP: prototypes on three levels keep the features of a stream of tasks together."""
+"""FedMLP: prototypes on three levels that align features across clients and over a stream of tasks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, U
 from holdfast.methods.card import CLASS_MEANS, Card
 from holdfast.methods.clustering import Clustering, cluster
 from holdfast.methods.context import Client, RunContext
-from holdfast.methods.functional import class_means, kl_divergence, nearness, smooth_l1
+from holdfast.methods.functional import class_means, kl_divergence, prototype_scores, smooth_l1
 from holdfast.models.network import Output
 
 
@@ -23,33 +23,35 @@ from holdfast.models.network import Output
 class FedMLP(Method):
     """Multi-level prototypes, for clients whose data changes from task to task.
 
-    c_k: the mean feature of class k at a client after training, which goes into the client's memory.
-    g_k: the plain mean of the participants' c_k. P: means of clusters of all g_k. O: the same of a memory.
+    c_k: the mean feature of class k at a client after training, which is stored in the client's memory.
+    g_k: the unweighted mean of the participants' c_k. P: the means of clusters of all g_k. O: the means of
+    clusters of a client's memory.
     Local: CE + L_P + L_I + α L_S, means over the batch; h is a sample's feature, y its class, σ the softmax
     over features. L_P = SmoothL1(h, g_y). L_S = SmoothL1(h, the P of y's cluster), over minority classes.
-    L_I = KL(σ(h) ‖ σ(c̃)), c̃ the remembered c_y or, for a class new to the client, the O nearest to h.
-    Where there is no prototype yet the term is 0.
-    Server: the feature extractor as FedAvg; the classifier stays with its client.
-    Guo et al., AAAI 2025, Eq. 1-11, where α and the clustering are not printed. The minority is the rarer
-    half of the classes over all clients; there is none if all are equally frequent.
+    L_I = KL(σ(h) ‖ σ(c̃)), c̃ the stored c_y or, for a class new to the client, the O nearest to h.
+    A term without a prototype is 0.
+    Server: the feature extractor as FedAvg; classifiers are not sent.
+    Guo et al., AAAI 2025, Eq. 1-11, where α and the clustering are not given. Minority classes are the rarer
+    half of the classes over all clients; there are none if all are equally frequent.
 
-    ``smooth_l1``: the ``mean`` over feature dimensions, or their ``sum``, as in the work that the paper cites.
+    ``smooth_l1``: the ``mean`` over feature dimensions, or their ``sum``, as in the work cited by the paper.
     ``clustering``: ``finch``, or ``kmeans`` with √C clusters. ``inter_task_kl``: ``feature-memory`` as above,
-    ``memory-feature`` for KL(σ(c̃) ‖ σ(h)). ``memory``: new prototypes ``overwrite`` or mix by half (``ema``).
-    ``use_prototype``, ``use_inter_task``, ``use_semantic``: L_P, L_I, L_S. ``head``: ``personal``;
-    ``epoch``, personal too, but the average of all whenever the stages of a stream begin anew, as in the
-    authors' code of FedPRP; or ``shared`` to average the classifier like the rest.
+    ``memory-feature`` for KL(σ(c̃) ‖ σ(h)). ``memory``: new prototypes ``overwrite`` the stored ones or are
+    averaged with them (``ema``).
+    ``use_prototype``, ``use_inter_task``, ``use_semantic``: whether to use L_P, L_I, L_S.
+    ``head``: ``personal``; ``epoch``, also personal, but reset to the average of all clients' whenever the stages
+    of a stream restart, as in the authors' code of FedPRP; or ``shared``, averaged as the other layers.
     """
 
     name: ClassVar[str] = "fedmlp"
     card: ClassVar[Card] = Card(
-        when="a stream: tasks arrive one after another at every client; a personal classifier is wanted",
+        when="the data is a stream of tasks at every client, and each client needs a personal classifier",
         client="a forward pass over its samples each round, for prototypes",
-        server="clusters at most one prototype a class",
+        server="clusters at most one prototype for each class",
         uploads=CLASS_MEANS,
     )
 
-    alpha: NonNegative = 1.0  # α: strength of L_S
+    alpha: NonNegative = 1.0  # α: weight of L_S
     smooth_l1: Literal["mean", "sum"] = "mean"
     clustering: Clustering = "finch"
     inter_task_kl: Literal["feature-memory", "memory-feature"] = "feature-memory"
@@ -60,7 +62,7 @@ class FedMLP(Method):
     head: Literal["personal", "epoch", "shared"] = "personal"
 
     def overrides(self, hook: str) -> bool:
-        """Whether this method has its own version of a hook; a shared classifier starts like all else."""
+        """Whether this method defines a hook itself, which depends on its hyper-parameters."""
         has = {"initial_params": self.head != "shared", "prototype_logits": self._from_server}
         return super().overrides(hook) and has.get(hook, True)
 
@@ -70,58 +72,56 @@ class FedMLP(Method):
 
     @property
     def _from_server(self) -> bool:
-        """Whether a term needs the prototypes of the federation."""
+        """Whether a term needs the federation's prototypes."""
         return self.use_prototype or self._semantic
 
     def init_server_state(self, context: RunContext) -> Tree:
-        """No class has a prototype yet."""
         if not self._from_server:
             return {}
-        prototypes, known = _nothing(context)  # G and which of it exists
-        clusters = torch.zeros_like(known, dtype=torch.int64)  # which P a class belongs to
+        prototypes, known = _nothing(context)  # g, and which of them exist
+        clusters = torch.zeros_like(known, dtype=torch.int64)  # the index in P for each class
         return {"prototypes": prototypes, "known": known, "semantic": prototypes[:0], "cluster": clusters}
 
     def broadcast(self, server: Server) -> Tree:
-        """Clients receive G, P, and which classes belong to which P."""
+        """g, P, and the index in P for each class."""
         return server.state
 
     def init_client_state(self, client: Client) -> Tree:
-        """Nothing is remembered yet."""
         memory, remembered = _nothing(client.context)
         return {"memory": memory, "remembered": remembered}
 
     def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
-        """The received body, with the client's own classifier if it has one."""
+        """The received body with the client's own classifier, if it has one."""
         anew = self.head == "epoch" and client.stage < int(state.get("stage", 0))
         own: Tensors = {} if anew else state.get("head", {})
         return params | own
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The prototypes that each class, or each sample of a new class, is held to."""
+        """The prototypes in the terms L_P, L_S and L_I."""
         return self._from_federation(payload, client) | self._from_memory(state, client)
 
     def _from_federation(self, payload: Tree, client: Client) -> Tree:
-        """g_k and, as the last, the P of k's cluster: ``held`` [terms, C, d], and where they count [terms, C]."""
+        """g_k and, last, the P of k's cluster: ``targets`` [terms, C, d], and their weights ``counts`` [terms, C]."""
         if not self._from_server:
             return {}
         prototypes, known = payload["prototypes"], payload["known"]
-        held, counts = ([prototypes], [known]) if self.use_prototype else ([], [])
+        targets, counts = ([prototypes], [known]) if self.use_prototype else ([], [])
         if self._semantic:
             semantic = torch.zeros_like(prototypes)
             semantic[known] = payload["semantic"][payload["cluster"][known]]
             minority = torch.from_numpy(minority_classes(client.context.class_counts.cpu().numpy()))
-            held, counts = [*held, semantic], [*counts, minority.to(known.device) & known]
-        return {"held": torch.stack(held), "counts": torch.stack(counts).to(prototypes.dtype)}
+            targets, counts = [*targets, semantic], [*counts, minority.to(known.device) & known]
+        return {"targets": torch.stack(targets), "counts": torch.stack(counts).to(prototypes.dtype)}
 
     def _from_memory(self, state: Tree, client: Client) -> Tree:
-        """What is remembered, and O with its squared lengths; ``goals`` are log σ of both, one after the other."""
+        """The memory, and O with its squared norms; ``goals`` are log σ of both, concatenated."""
         if not self.use_inter_task:
             return {}
         memory, remembered = state["memory"], state["remembered"]
         means, _ = self._clusters(memory[remembered], client.context, client.generator("clusters"))
         neighbours, exists = _nothing(client.context)
         neighbours[: len(means)], exists[: len(means)] = means, True
-        # One that is not there is never nearest.
+        # Padding is never nearest.
         lengths = torch.where(exists, neighbours.square().sum(-1), torch.inf)
         goals = F.log_softmax(torch.cat([memory, neighbours]), dim=-1)
         return {
@@ -140,17 +140,17 @@ class FedMLP(Method):
         return class_means(prototypes, members.to(prototypes.dtype))[0], labels
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
-        """L_P + L_I + α L_S, as far as they are on."""
+        """L_P + L_I + α L_S, or those of them that are used."""
         terms, h, y = [], out.features, batch.y
         if self._from_server:
             counts = carry["counts"][:, y]
-            distances = counts * self._distance(h - carry["held"][:, y])  # [terms, B]
+            distances = counts * self._distance(h - carry["targets"][:, y])  # [terms, B]
         if self.use_prototype:
             terms.append(batch.mean(distances[0]))
         if self.use_inter_task:
             terms.append(batch.mean(self._inter_task(h, y, carry)))
         if self._semantic:
-            share = batch.mean(counts[-1])  # the mean distance over this share is that of the rare samples
+            share = batch.mean(counts[-1])  # of minority samples: the mean over the batch is divided by it
             terms.append(self.alpha * batch.mean(distances[-1]) / torch.where(share > 0, share, 1.0))
         return torch.stack(terms).sum() if terms else None
 
@@ -160,8 +160,8 @@ class FedMLP(Method):
         return each.mean(-1) if self.smooth_l1 == "mean" else each.sum(-1)
 
     def _inter_task(self, h: Tensor, y: Tensor, carry: Tree) -> Tensor:
-        """The divergence of each sample from what is remembered: ``[B]``."""
-        apart = carry["lengths"] - 2 * h.detach() @ carry["neighbours"].T  # and ‖h‖², the same for all
+        """The divergence in L_I of each sample: ``[B]``."""
+        apart = carry["lengths"] - 2 * h.detach() @ carry["neighbours"].T  # less ‖h‖², which is equal for all
         remembered = carry["remembered"]
         row = torch.where(remembered[y], y, len(remembered) + apart.argmin(-1))
         feature, goal = F.log_softmax(h, dim=-1), carry["goals"][row]
@@ -170,7 +170,7 @@ class FedMLP(Method):
         return divergence
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Send the prototypes of the current task and remember them, and the classifier."""
+        """Send the prototypes of the current task; keep them and the classifier."""
         sums, state = {}, {}  # type: Tree, Tree
         if self._from_server or self.use_inter_task:
             members = F.one_hot(client.y, client.context.num_classes).to(client.context.dtype)
@@ -189,15 +189,14 @@ class FedMLP(Method):
         return sums, state
 
     def is_shared(self, name: str, context: RunContext) -> bool:
-        """A personal classifier stays."""
         return self.head != "personal" or name not in context.network.head.names
 
     def prototype_logits(self, out: Output, server: Server) -> Tensor:
-        """The nearness of g_k."""
-        return nearness(out.features, server.state["prototypes"], server.state["known"])
+        """Scores by distance to g."""
+        return prototype_scores(out.features, server.state["prototypes"], server.state["known"])
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
-        """g_k from this round's owners, an old one where there is none; then P."""
+        """g_k from this round's owners of class k, unchanged if there are none; then P."""
         if not self._from_server:
             return server.state
         owners, old = sums["owners"].unsqueeze(-1), server.state["prototypes"]

@@ -1,4 +1,4 @@
-"""FedNova: average directions, not distances, where clients take different numbers of steps."""
+"""FedNova: averaging of normalised updates, for clients that take different numbers of steps."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -14,40 +14,39 @@ from holdfast.methods.functional import momentum_steps
 
 @dataclass(frozen=True)
 class FedNova(Method):
-    """Normalised averaging: each client's update counts by its direction d_k, whatever its number of steps.
+    """Normalised averaging: client updates are divided by their effective number of steps.
 
-    a_k: how far τ_k local steps of a constant gradient move, in units of one step (τ_k without momentum);
+    a_k: the distance of τ_k local steps with a constant gradient, in units of one step (τ_k without momentum);
     d_k = (w^{t-1} - w_k) / a_k;  p_k = n_k / Σ n.
-    Server: w^t = w^{t-1} - (Σ p_k a_k) Σ p_k d_k.  BatchNorm's statistics: plain weighted mean.
+    Server: w^t = w^{t-1} - (Σ p_k a_k) Σ p_k d_k.  BatchNorm's statistics: the weighted mean.
     Wang et al., NeurIPS 2020. ``mu`` adds their proximal term (μ/2)‖w - w^{t-1}‖² to the local objective and
     accounts for it in a_k.
 
     ``variant="ntd"`` repeats FedNTD's baseline: from a client's second participation on, its last d_k / η is
-    taken off each of its gradients. (The federation's counterpart stays 0 in that code, which breaks the
-    control variate that was meant.)
+    subtracted from each of its gradients. (In that code the federation's counterpart stays 0, so it is not the
+    intended control variate.)
     """
 
     name: ClassVar[str] = "fednova"
     card: ClassVar[Card] = Card(
         when="clients take very different numbers of local steps",
-        uploads="how far its steps would lead, and so how many they are",
+        uploads="a_k, and so its number of local steps",
     )
 
-    mu: NonNegative = 0.0  # μ: strength of the pull to the global weights
+    mu: NonNegative = 0.0  # μ: weight of the proximal term
     variant: Literal["original", "ntd"] = "original"
 
     def init_client_state(self, client: Client) -> Tree:
-        """The ntd variant remembers a client's last direction."""
+        """The last d_k / η in the ntd variant."""
         if self.variant == "original":
             return {}
         return {"direction": {k: torch.zeros_like(p) for k, p in client.global_params.items()}}
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """Carry that direction through the steps."""
         return state
 
     def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
-        """The proximal term's gradient; in the ntd variant the last direction is taken off."""
+        """g + μ (w - w^{t-1}), minus the last d_k / η in the ntd variant."""
         if self.mu:
             grads = {k: g + self.mu * (local.params[k] - local.global_params[k]) for k, g in grads.items()}
         if self.variant == "ntd":
@@ -55,7 +54,7 @@ class FedNova(Method):
         return grads
 
     def distance(self, client: Client) -> float:
-        """a_k: how far the client's steps lead if each has the gradient 1."""
+        """a_k: the distance of the client's steps if each has gradient 1."""
         momentum = client.context.momentum
         if not self.mu:
             return momentum_steps(client.steps, momentum)
@@ -66,12 +65,12 @@ class FedNova(Method):
         return distance
 
     def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
-        """The weights a client would reach in one step: w^{t-1} - d_k."""
+        """w^{t-1} - d_k."""
         a = self.distance(client)
         return {k: w - (w - params[k]) / a for k, w in client.global_params.items()}
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Send n_k a_k and n_k."""
+        """n_k a_k and n_k; the ntd variant keeps d_k / η."""
         a, n = self.distance(client), client.context.scalar(client.samples)
         sums = {"distance": n * a, "samples": n}
         if self.variant == "original":
@@ -82,6 +81,6 @@ class FedNova(Method):
     def aggregate(
         self, server: Server, mean: Tensors, sums: Tree, context: RunContext
     ) -> tuple[Tensors, Tree]:
-        """Go the mean distance in the mean direction."""
+        """w^t = w^{t-1} - (Σ p_k a_k) Σ p_k d_k."""
         mean_distance = float(sums["distance"] / sums["samples"])
         return {k: w - mean_distance * (w - mean[k]) for k, w in server.params.items()}, server.state

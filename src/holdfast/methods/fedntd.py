@@ -1,4 +1,4 @@
-"""FedNTD: keep the global model's view of the classes a sample does not belong to."""
+"""FedNTD: distillation of the global model's predictions for the classes other than a sample's own."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from holdfast.models.network import Output
 
 @dataclass(frozen=True)
 class FedNTD(Method):
-    """Not-true distillation: preserve what the global model knows outside the local classes.
+    """Not-true distillation, which preserves the global model's knowledge of classes outside the local data.
 
     Local: CE(z_k, y) + β τ² KL(q̃_g ‖ q̃_k), where q̃ is the softmax over the C-1 classes other than y of the
     logits / τ, of the global model (teacher, w^{t-1}) and the local one.  Server: as FedAvg.
@@ -23,16 +23,16 @@ class FedNTD(Method):
 
     name: ClassVar[str] = "fedntd"
     card: ClassVar[Card] = Card(
-        when="label skew makes local training forget the classes a client lacks; nothing more may be sent "
+        when="label skew makes local training forget the classes a client lacks, and nothing more may be sent "
         "or kept",
         client=GLOBAL_TEACHER,
     )
     teachers: ClassVar[tuple[str, ...]] = ("global",)
 
-    beta: NonNegative = 1.0  # β: strength of preservation
+    beta: NonNegative = 1.0  # β: weight of the distillation term
     tau: Positive = 1.0  # τ: softmax temperature
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor:
-        """β times the mean over the batch."""
+        """β times the mean over the batch of τ² KL(q̃_g ‖ q̃_k)."""
         teacher = batch.teacher["global"].logits
         return self.beta * batch.mean(not_true_distillation(out.logits, teacher, batch.y, self.tau))

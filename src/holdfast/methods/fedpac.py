@@ -1,4 +1,4 @@
-"""FedPAC: aligned features for all, and for each client a mixture of the heads that suit its data."""
+"""FedPAC: feature alignment for all clients, and for each client a mixture of heads optimised for its data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,43 +16,43 @@ from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
-SMALLEST_SHARE = 1e-3  # heads with less of a mixture than this are left out
+SMALLEST_SHARE = 1e-3  # heads with a smaller α in a mixture are left out
 
 
 @dataclass(frozen=True)
 class FedPAC(Method):
     """Personalisation by feature alignment and classifier collaboration.
 
-    Local: in the first epoch only the head learns (at rate ``head_lr``); in the others only the body:
-    CE + λ MSE(h, p_y), the mean over dimensions and batch, from round 2 on. p are the global class
+    Local: the first epoch trains only the head (with learning rate ``head_lr``), the others only the body, on
+    CE + λ MSE(h, p_y); the MSE is the mean over dimensions and batch, and λ = 0 in round 1. p are the global class
     prototypes; a class without one uses the client's own mean feature before training.
-    Before training, on the features of the received body, with shares p_c and class means μ_c: the client's
-    v_k = [Σ_c p_c tr E_c[hhᵀ] - Σ_c p_c² ‖μ_c‖²] / n_k, and its p_c μ_c.
+    Before training, a client computes, from the features of the received body, with class shares p_c and class means
+    μ_c: v_k = [Σ_c p_c tr E_c[hhᵀ] - Σ_c p_c² ‖μ_c‖²] / n_k, and p_c μ_c.
     Server: the n_k-weighted mean of the bodies; prototypes: class means after training, weighted by class
     counts; for each participant i the head Σ_j α_j head_j with α = argmin αᵀ(diag v + D)α, α ≥ 0, Σα = 1,
-    D_jl = ⟨p^i μ^i - p^j μ^j, p^i μ^i - p^l μ^l⟩; shares under 0.001 are dropped.
-    Xu et al., ICLR 2023; λ = 1, head rate 0.1. A client's first head is the run's initial one; the global
-    model that is tested has the n_k-weighted mean of the heads.
+    D_jl = ⟨p^i μ^i - p^j μ^j, p^i μ^i - p^l μ^l⟩; α_j below 0.001 are set to 0.
+    Xu et al., ICLR 2023; λ = 1, ``head_lr`` = 0.1. A client's first head is the run's initial one; the
+    tested global model has the n_k-weighted mean of the heads.
     """
 
     name: ClassVar[str] = "fedpac"
     card: ClassVar[Card] = Card(
-        when="every client wants its own model, and label counts may be known",
+        when="every client needs a personal model, and label counts may be disclosed",
         client="two forward passes over its samples each round",
-        server="a small quadratic programme for each participant; keeps every client's classifier",
-        uploads="each class's feature sums and counts, their spread; and its classifier is mixed into others'",
+        server="solves a small quadratic programme for each participant; keeps every client's classifier",
+        uploads="each class's feature sum and count, and the features' variance; its classifier is mixed into others'",
     )
     keeps_uploads: ClassVar[bool] = True
 
-    lam: NonNegative = 1.0  # λ: strength of the alignment
+    lam: NonNegative = 1.0  # λ: weight of the alignment term
     head_lr: Positive = 0.1  # the head's learning rate in its epoch
 
     def prepare(self, context: RunContext) -> Self:
-        """One epoch for the head, at least one for the body."""
+        """Raises unless there is an epoch for the head and at least one for the body."""
         if context.local_epochs < 2:
             raise HoldfastError(
-                "fedpac trains the head in the first epoch and the body in the others, "
-                f"and local_epochs is {context.local_epochs}; it must be at least 2"
+                "fedpac trains the head in the first local epoch and the body in the others; "
+                f"local_epochs is {context.local_epochs} and must be at least 2"
             )
         return self
 
@@ -64,22 +64,21 @@ class FedPAC(Method):
         return {"prototypes": zeros, "known": torch.zeros_like(context.class_counts)}
 
     def broadcast(self, server: Server) -> Tree:
-        """Clients receive the prototypes."""
         return {"prototypes": server.state["prototypes"], "known": server.state["known"]}
 
     def broadcast_to(self, server: Server, client: int) -> Tree:
-        """The client's own mixture of heads, once there is one."""
+        """The client's own mixture of heads; none before its first participation."""
         head = server.state.get("heads", {}).get(str(client))
         return {} if head is None else {"head": head}
 
     def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
-        """The received body under the client's own head."""
+        """The received body with the client's own head."""
         network = client.context.network
         head: Tensors = payload.get("head") or {name: network.params[name] for name in network.head.names}
         return params | head
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The prototypes to align with; what the server will mix heads by is noted."""
+        """The prototypes to align with; also computes v_k and p_c μ_c."""
         features = client.forward(client.global_params).features
         sums, n = _class_sums(features, client), client.samples
         spread = (features.square().sum() / n - (sums / n).square().sum()) / n
@@ -98,19 +97,19 @@ class FedPAC(Method):
         return term
 
     def learning_rate(self, name: str, epoch: int, lr: float, context: RunContext) -> float:
-        """The head's epoch is the first."""
+        """0 except for the head in the first epoch and the body in the others."""
         of_head = name in context.network.head.names
         if of_head != (epoch == 0):
             return 0.0
         return self.head_lr if of_head else lr
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Send the class sums of the trained body's features, and what was noted before training."""
+        """Send the class sums of the trained body's features, label counts, v_k and p_c μ_c."""
         sums = _class_sums(client.forward(params).features, client)
         return {"features": sums, "labels": client.label_counts, **client.notes[self.name]}, {}
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
-        """New prototypes, and new heads for those that took part."""
+        """New prototypes, and new heads for the participants."""
         state, labels = server.state, sums["labels"]
         seen = labels > 0
         means = sums["features"] / labels.clamp(min=1).unsqueeze(-1)
@@ -136,9 +135,9 @@ def _class_sums(features: Tensor, client: Client) -> Tensor:
 def _shares(uploads: Sequence[Upload], own: int) -> list[float]:
     """α for one participant."""
     means = torch.stack([u.sums["means"].flatten() for u in uploads]).double()
-    apart = means[own] - means
+    differences = means[own] - means
     variances = torch.stack([u.sums["variance"] for u in uploads]).double()
-    shares = simplex_minimum((torch.diag(variances) + apart @ apart.T).cpu().numpy())
+    shares = simplex_minimum((torch.diag(variances) + differences @ differences.T).cpu().numpy())
     shares[shares < SMALLEST_SHARE] = 0
     return [float(a) for a in shares / shares.sum()]
 

@@ -1,4 +1,4 @@
-"""FedProc: features near the global prototype of their class, first of all; the classifier later."""
+"""FedProc: a contrastive loss with global class prototypes that is gradually replaced by cross-entropy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,37 +16,37 @@ from holdfast.methods.fedfa import FedFA
 from holdfast.methods.functional import cross_entropy
 from holdfast.models.network import Output
 
-FAR = -1e9  # the similarity with a prototype that does not exist yet
+MASKED = -1e9  # the similarity with a prototype that does not exist yet
 
 
 @dataclass(frozen=True)
 class FedProc(Method):
-    """Prototypical contrast, handing over to cross-entropy as the rounds go by.
+    """Prototypical contrast, whose weight decreases over the rounds in favour of cross-entropy.
 
     Local: α_t CE + (1 - α_t) mean_B -log softmax_c( cos(h, p_c) / τ )[y],  α_t = t/R; CE alone in round 1.
-    Server: p_c ← λ p_c + (1-λ) m_c, m_c the mean feature of class c over the participants' samples at their
-    trained models; a class first seen takes m_c itself, one without a prototype is left out of the softmax.
-    Mu et al., 2023; τ, α_t and the moving average as FedFA states them.
+    Server: p_c ← λ p_c + (1-λ) m_c, m_c the mean feature of class c over the participants' samples under
+    their trained models; for a class seen first, p_c = m_c; one without a prototype is left out of the softmax.
+    Mu et al., 2023; τ, α_t and the moving average as stated in the FedFA paper.
 
     ``variant="official"``: the authors' code. α_t = min(1, (t-1)/100), similarity h·p_c/‖p_c‖ without τ,
-    p_c = m_c, and a class never seen has a prototype of zeros.
-    ``variant="fa"``: FedFA's baseline. p_c are FedFA's first anchors for ever, similarity h·p_c, no CE-only
-    round.
+    p_c = m_c, and the prototype of an unseen class is zero.
+    ``variant="fa"``: FedFA's baseline. p_c are FedFA's initial anchors and never change, similarity h·p_c, no
+    CE-only round.
     """
 
     name: ClassVar[str] = "fedproc"
     card: ClassVar[Card] = Card(
-        when="features should be learnt before the classifier; label counts may be known",
-        client="a forward pass over its samples each round, for prototypes",
+        when="features should be learnt before the classifier, and label counts may be disclosed",
+        client="a forward pass over its samples each round, for the prototypes",
         uploads="the sum of each class's features, and its label counts",
     )
 
     tau: Positive = 0.5  # τ: temperature
-    lam: Fraction = 0.5  # λ: how much of a prototype stays in a round
+    lam: Fraction = 0.5  # λ: weight of the old prototype in a round's update
     variant: Literal["original", "official", "fa"] = "original"
 
     def init_server_state(self, context: RunContext) -> Tree:
-        """No prototype yet, or FedFA's anchors."""
+        """No prototypes yet, or FedFA's anchors."""
         if self.variant == "fa":
             return {
                 "prototypes": FedFA().init_server_state(context)["anchors"],
@@ -58,11 +58,10 @@ class FedProc(Method):
         return {"prototypes": zeros, "known": torch.zeros_like(context.class_counts)}
 
     def broadcast(self, server: Server) -> Tree:
-        """Clients receive the prototypes."""
         return server.state
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The prototypes, scaled as the similarity wants them, and the round's α_t."""
+        """The prototypes, normalised for the similarity, and α_t."""
         prototypes, known = payload["prototypes"], payload["known"]
         if self.variant != "fa":
             prototypes = F.normalize(prototypes, dim=-1)
@@ -71,7 +70,6 @@ class FedProc(Method):
         return {"prototypes": prototypes, "known": known, "alpha": client.context.scalar(self._alpha(client))}
 
     def _alpha(self, client: Client) -> float:
-        """α_t."""
         if client.round == 1 and self.variant != "fa":
             return 1.0
         if self.variant == "official":
@@ -84,17 +82,16 @@ class FedProc(Method):
         return loss
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor:
-        """(1 - α_t) times the contrast; a sample whose class has no prototype adds nothing."""
+        """(1 - α_t) times the contrast, which is 0 for a sample whose class has no prototype."""
         features, known = out.features, carry["known"]
         if self.variant == "original":
             features = F.normalize(features, dim=-1) / self.tau
-        similarity = torch.where(known > 0, features @ carry["prototypes"].T, FAR)
+        similarity = torch.where(known > 0, features @ carry["prototypes"].T, MASKED)
         contrast = cross_entropy(similarity, batch.y) * known[batch.y]
         term: Tensor = (1 - carry["alpha"]) * batch.mean(contrast)
         return term
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Send the sum of each class's features, and the label counts."""
         if self.variant == "fa":
             return {}, {}
         features = client.forward(params).features
@@ -102,7 +99,7 @@ class FedProc(Method):
         return {"features": members.T @ features, "labels": client.label_counts}, {}
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
-        """Prototypes of the classes that took part move to their mean features."""
+        """Update the prototypes of the participants' classes."""
         if self.variant == "fa":
             return server.state
         prototypes, known, labels = server.state["prototypes"], server.state["known"], sums["labels"]

@@ -1,4 +1,4 @@
-"""FedProto: exchange class prototypes, not weights."""
+"""FedProto: exchange of class prototypes instead of weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,50 +11,48 @@ from holdfast.core.spec import NonNegative
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.card import CLASS_MEANS, Card
 from holdfast.methods.context import Client, RunContext
-from holdfast.methods.functional import nearness
+from holdfast.methods.functional import prototype_scores
 from holdfast.models.network import Output
 
 
 @dataclass(frozen=True)
 class FedProto(Method):
-    """Each client trains a model of its own towards the federation's class prototypes.
+    """Each client trains its own model, with features regularised towards the federation's class prototypes.
 
-    Local: CE + λ MSE(h, p_y), the mean over dimensions and batch; a sample whose class has no prototype adds
-    nothing, so round 1 is CE alone.
-    Up: the client's class means of h, collected in the last epoch, as training saw them.
-    Server: p_c = unweighted mean over the participants that hold c; a class that none holds keeps its p_c.
+    Local: CE + λ MSE(h, p_y), the mean over dimensions and batch; the term is 0 for a sample whose
+    class has no prototype, so round 1 is CE alone.
+    Upload: the client's class means of h, collected during training in the last epoch.
+    Server: p_c = unweighted mean over the participants with class c; if there are none, p_c is unchanged.
     Tan et al., AAAI 2022. λ = 1 on MNIST and FEMNIST, 0.1 on CIFAR-10.
-    A client predicts the nearest of its own prototypes, on a stream those of earlier tasks too. There is no global
-    model; what is tested as such is the unweighted mean of the clients' models with the nearest global prototype.
+    A client predicts the class of the nearest of its own prototypes, on a stream including those of earlier tasks.
+    There is no global model; in its place, the unweighted mean of the clients' models is tested, with the nearest
+    global prototype.
     """
 
     name: ClassVar[str] = "fedproto"
     card: ClassVar[Card] = Card(
-        when="weights must not travel, or models are personal; there is hardly a global model",
+        when="weights must not be exchanged, or models are personal; the global model is weak",
         uploads=CLASS_MEANS,
     )
 
-    lam: NonNegative = 1.0  # λ: strength of the pull to the prototypes
+    lam: NonNegative = 1.0  # λ: weight of the prototype term
 
     def init_server_state(self, context: RunContext) -> Tree:
-        """No prototype yet."""
         return _nothing(context)
 
     def broadcast(self, server: Server) -> Tree:
-        """Clients receive the prototypes."""
         return server.state
 
     def init_client_state(self, client: Client) -> Tree:
-        """Every client's model starts as the run's initial one; it knows no class yet."""
+        """The run's initial model, and no prototypes."""
         return {"params": client.context.network.params} | _nothing(client.context)
 
     def initial_params(self, params: Tensors, payload: Tree, state: Tree, client: Client) -> Tensors:
-        """The client's own model."""
         own: Tensors = state["params"]
         return own
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The global prototypes, and room for the client's own."""
+        """The global prototypes, and sums and counts for the client's own."""
         client.notes[self.name] = {"prototypes": state["prototypes"], "known": state["known"]}
         return {
             "prototypes": payload["prototypes"],
@@ -78,48 +76,47 @@ class FedProto(Method):
         return params, carry | {"sums": sums, "counts": counts}
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Send the class means over the samples that were visited; remember them and the model."""
+        """Send the class means over the samples of the last epoch; keep them and the model."""
         counts = carry["counts"]
         visited = counts > 0
         prototypes = carry["sums"] / counts.clamp(min=1).unsqueeze(-1)
-        remembered = _replaced(client.notes[self.name], prototypes, visited)
+        remembered = _replace(client.notes[self.name], prototypes, visited)
         sent = {"prototypes": prototypes, "holders": visited.to(counts.dtype)}
         return sent, {"params": params, **remembered}
 
     def is_shared(self, name: str, context: RunContext) -> bool:
-        """No weight does."""
         return False
 
     def client_weight(self, client: Client) -> float:
-        """Clients count alike in the model that is tested."""
+        """1: the tested mean of the clients' models is unweighted."""
         return 1.0
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
-        """The mean over those that hold a class."""
+        """p_c as the mean over the participants with class c."""
         holders = sums["holders"]
-        return _replaced(server.state, sums["prototypes"] / holders.clamp(min=1).unsqueeze(-1), holders > 0)
+        return _replace(server.state, sums["prototypes"] / holders.clamp(min=1).unsqueeze(-1), holders > 0)
 
     def global_logits(self, out: Output, server: Server) -> Tensor:
-        """The nearest global prototype; before there is any, the classifier."""
+        """Scores by distance to the global prototypes; the classifier's before there are any."""
         return self.prototype_logits(out, server) if server.state["known"].any() else out.logits
 
     def personal_logits(self, out: Output, state: Tree) -> Tensor:
-        """The nearest of the client's own prototypes."""
-        return nearness(out.features, state["prototypes"], state["known"])
+        """Scores by distance to the client's own prototypes."""
+        return prototype_scores(out.features, state["prototypes"], state["known"])
 
     def prototype_logits(self, out: Output, server: Server) -> Tensor:
-        """The nearness of p_c."""
-        return nearness(out.features, server.state["prototypes"], server.state["known"])
+        """Scores by distance to p."""
+        return prototype_scores(out.features, server.state["prototypes"], server.state["known"])
 
 
 def _nothing(context: RunContext) -> Tensors:
-    """No prototype of any class: zeros ``[C, d]``, and which are known, ``[C]`` of 0 and 1."""
+    """No prototypes: zeros ``[C, d]``, and which are known, ``[C]`` of 0 and 1."""
     shape = (context.num_classes, context.network.head.features)
     zeros = torch.zeros(shape, dtype=context.dtype, device=context.device)
     return {"prototypes": zeros, "known": torch.zeros_like(context.class_counts)}
 
 
-def _replaced(old: Tensors, prototypes: Tensor, new: Tensor) -> Tensors:
+def _replace(old: Tensors, prototypes: Tensor, new: Tensor) -> Tensors:
     """New prototypes of some classes (bool ``[C]``), the old ones of the others."""
     return {
         "prototypes": torch.where(new.unsqueeze(-1), prototypes, old["prototypes"]),

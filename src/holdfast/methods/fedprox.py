@@ -1,4 +1,4 @@
-"""FedProx: stay close to the global weights."""
+"""FedProx: a proximal term that keeps local weights close to the global ones."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,19 +10,18 @@ from holdfast.methods.card import Card
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """Pull local weights towards those the server sent.
+    """A proximal term between the local and the global weights.
 
     Local: CE + (μ/2) ‖w - w^{t-1}‖² over the parameters.  Server: as FedAvg.
-    Li et al., MLSys 2020. μ: 1 in FedNTD's configuration, 0.1 in FedFA's; FedKA tunes it in 0.001 … 1.
+    Li et al., MLSys 2020. μ: 1 in FedNTD's configuration, 0.1 in FedFA's; FedKA tunes it over 0.001 … 1.
     """
 
     name: ClassVar[str] = "fedprox"
     card: ClassVar[Card] = Card(
-        when="clients drift because they take many or unequal numbers of local steps; one number to tune",
+        when="clients drift because they take many or unequal numbers of local steps; there is one hyper-parameter",
     )
 
-    mu: NonNegative = 0.1  # μ: strength of the pull
+    mu: NonNegative = 0.1  # μ: weight of the proximal term
 
     def proximal_mu(self) -> float:
-        """The proximal term's gradient is μ (w - w^{t-1})."""
         return self.mu

@@ -1,4 +1,4 @@
-"""FedRoD: a balanced head for everyone, a personal one beside it."""
+"""FedRoD: a shared head trained with a balanced loss, and a personal head for each client."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,47 +12,47 @@ from holdfast.methods.context import Client
 from holdfast.methods.functional import classifier_inputs, classifier_matrix, cross_entropy
 from holdfast.models.network import Output
 
-FEWEST = 1e-12  # stands for a count of 0, whose logarithm does not exist
+MIN_COUNT = 1e-12  # replaces counts of 0, whose logarithm is infinite
 
 
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """Generic and personal at once.
+    """A generic and a personal classifier on one body.
 
-    Local, in each step: body and generic head descend CE(z + log n_k, y), the balanced softmax, with n_k the
-    client's label counts; then the personal head descends CE(z + z_p, y), where z and the features under z_p
-    are those of before the step and are not moved by it (plain SGD at the round's rate).
-    Server: the n_k-weighted mean of body and generic head; a personal head, at first a copy of the initial
-    head, stays with its client.
-    Chen and Chao, ICLR 2022. A client predicts by z + z_p, the global model by z.
+    Local, in each step: body and generic head minimise CE(z + log n_k, y), the balanced softmax, with n_k the
+    client's label counts; then the personal head takes a step on CE(z + z_p, y), where z and the input of z_p are
+    those computed before the step and are constants (plain SGD with the round's learning rate).
+    Server: the n_k-weighted mean of body and generic head; a personal head, initially a copy of the initial
+    head, is not sent.
+    Chen and Chao, ICLR 2022. A client predicts with z + z_p, the global model with z.
     """
 
     name: ClassVar[str] = "fedrod"
     card: ClassVar[Card] = Card(
-        when="one good global model and a personal one are wanted from the same training",
-        client="no extra pass; after each step a step of the personal classifier",
+        when="a global model and personal models are needed from the same training",
+        client="no extra pass; after each step, a step of the personal classifier",
     )
 
     def init_client_state(self, client: Client) -> Tree:
-        """The personal head: ``[C, d+1]``, the bias last."""
+        """The personal head: ``[C, d+1]``, with the bias as last column."""
         network = client.context.network
         return {"head": classifier_matrix({name: network.params[name] for name in network.head.names})}
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The personal head is trained in the carry."""
+        """The personal head, log n_k and the learning rate."""
         counts = client.label_counts
         return {
             "head": state["head"],
-            "log_counts": counts.clamp(min=FEWEST).log(),
+            "log_counts": counts.clamp(min=MIN_COUNT).log(),
             "lr": client.context.scalar(client.lr),
         }
 
     def task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
-        """Cross-entropy of the balanced softmax."""
+        """CE(z + log n_k, y)."""
         return batch.mean(cross_entropy(out.logits + carry["log_counts"], batch.y))
 
     def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
-        """A step of the personal head."""
+        """A step of the personal head on CE(z + z_p, y)."""
         head = carry["head"]
         inputs = classifier_inputs(out.features, head)
         members = batch.members(len(head))
@@ -61,10 +61,9 @@ class FedRoD(Method):
         return params, carry | {"head": head - carry["lr"] * gradient}
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Remember the personal head."""
         return {}, {"head": carry["head"]}
 
     def personal_logits(self, out: Output, state: Tree) -> Tensor:
-        """Both heads together."""
+        """z + z_p."""
         head: Tensor = state["head"]
         return torch.addmm(out.logits, classifier_inputs(out.features, head), head.T)

@@ -1,4 +1,4 @@
-"""Flashback: distil on the client and on the server, each teacher weighted by the labels it has seen."""
+"""Flashback: distillation on clients and server, with teachers weighted by the labels they were trained on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,39 +20,40 @@ from holdfast.models.network import Output
 class Flashback(Method):
     """Dynamic distillation by label counts.
 
-    D(p, q; a) = Σ_c a^c p^c log(p^c / q^c), the mean over the batch; p a teacher's softmax, q the student's.
-    Local: CE + D(w^{t-1}, w; a), a = π / (ν + π); π counts the labels the global model has seen, ν the local.
-    Server: the student starts at the mean of the clients' models and does E_s epochs of SGD over a labelled
-    public set with CE + Σ_i D(w_i, w; a_i). Teachers are the clients' models (counts μ_i) and, from round 2,
+    D(p, q; a) = Σ_c a^c p^c log(p^c / q^c), the mean over the batch; p is a teacher's softmax, q the student's.
+    Local: CE + D(w^{t-1}, w; a), a = π / (ν + π); π counts the labels the global model was trained on, ν the
+    client's.
+    Server: the student starts at the mean of the clients' models and takes E_s epochs of SGD over a labelled
+    public set on CE + Σ_i D(w_i, w; a_i). Teachers are the clients' models (counts μ_i) and, from round 2,
     w^{t-1} (counts π); a_i = μ_i / (π + Σ_j μ_j), the sum over all teachers. 0/0 is 0.
-    Then client k has taken part r_k times; while γ r_k ≤ 1, π grows by γ μ_k.
-    Aljahdali et al., 2024, Eq. 3 and Algorithm 1. Its γ and E_s are not known; the defaults are a start.
-    The server's SGD has the clients' batch size, learning rate (decayed alike), momentum and weight decay.
+    Afterwards, with r_k the number of client k's participations, π increases by γ μ_k if γ r_k ≤ 1.
+    Aljahdali et al., 2024, Eq. 3 and Algorithm 1. γ and E_s are not given; the defaults are this library's choice.
+    The server's SGD has the clients' batch size, learning rate (with its decay), momentum and weight decay.
 
-    ``half``: ``both``, or the ``client`` or ``server`` half alone; the public set belongs to the server half.
+    ``half``: ``both``, or only the ``client`` or ``server`` half; only the server half needs the public set.
     """
 
     name: ClassVar[str] = "flashback"
     card: ClassVar[Card] = Card(
-        when="the server has a small labelled public set, and label counts may be known",
+        when="the server has a small labelled public set, and label counts may be disclosed",
         client=GLOBAL_TEACHER,
         server="forward passes of all participants' models over the public set, then SGD on it",
         uploads="its label counts",
     )
     keeps_uploads: ClassVar[bool] = True  # the server counts how often each client took part
 
-    gamma: PositiveFraction = 0.1  # γ: share of a client's label counts that π gains from one participation
+    gamma: PositiveFraction = 0.1  # γ: share of μ_k that π gains from one participation
     server_epochs: Count = 1  # E_s: epochs of the server on the public set
     half: Literal["both", "client", "server"] = "both"
 
     @property
     def needs_public(self) -> bool:  # type: ignore[override]
-        """Only the server half learns from public data."""
+        """Whether the server half trains on public data."""
         return self.half != "client" and self.server_epochs > 0
 
     @property
     def teachers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Only the client half has one: the global model."""
+        """The global model, in the client half."""
         return () if self.half == "server" else ("global",)
 
     def init_server_state(self, context: RunContext) -> Tree:
@@ -69,17 +70,16 @@ class Flashback(Method):
         return state
 
     def broadcast(self, server: Server) -> Tree:
-        """Clients receive π."""
         return {} if self.half == "server" else {"pi": server.state["pi"]}
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The weights a, constant during the round; in round 1 they are 0."""
+        """The weights a, constant during the round and 0 in round 1."""
         if self.half == "server":
             return {}
         return {"a": _ratio(payload["pi"], client.label_counts + payload["pi"])}
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
-        """D of the global model from the local one."""
+        """D(w^{t-1}, w; a)."""
         if self.half == "server":
             return None
         p = F.log_softmax(batch.teacher["global"].logits, dim=-1)
@@ -87,11 +87,10 @@ class Flashback(Method):
         return batch.mean(kl_divergence(p, q, carry["a"]))
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Send the label counts μ_k."""
         return {"labels": client.label_counts}, {}
 
     def refine(self, server: Server, uploads: Sequence[Upload], context: RunContext) -> Server:
-        """Distil the clients' models and the last global one into the mean, then let π grow."""
+        """Distil the clients' models and w^{t-1} into the mean, then update π."""
         state = dict(server.state)
         params, buffers = server.params, server.buffers
         if self.needs_public:
@@ -114,7 +113,7 @@ class Flashback(Method):
             for rows, dropout in _public_batches(context, server.round, epoch):
                 context.network.seed_dropout(dropout)
                 logits = context.network.apply(params, buffers, context.public_x[rows], train=True).logits
-                # Σ_i D(p_i, q; a_i) is -Σ_c targets^c log q^c and a constant.
+                # Σ_i D(p_i, q; a_i) is -Σ_c targets^c log q^c plus a constant.
                 distillation = -(targets[rows] * F.log_softmax(logits, dim=-1)).sum(-1).mean()
                 sgd.zero_grad()
                 torch.autograd.backward(F.cross_entropy(logits, context.public_y[rows]) + distillation)
@@ -141,16 +140,16 @@ def _targets(server: Server, uploads: Sequence[Upload], context: RunContext) -> 
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole, 0 for a class that nobody has seen."""
+    """part / whole, with 0/0 = 0."""
     return torch.where(whole > 0, part / whole, torch.zeros_like(whole))
 
 
 def _public_batches(context: RunContext, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch of the public set: each batch's rows, and where its dropout masks are drawn from."""
+    """One epoch of the public set: each batch's rows and the seed of its dropout masks."""
     rng = context.generator("public batches", round, epoch)
     order = torch.from_numpy(rng.permutation(len(context.public_y))).to(context.device)
     batches = list(torch.split(order, context.batch_size))
     if context.network.has_batch_norm and len(batches) > 1 and len(batches[-1]) == 1:
-        batches[-2:] = [torch.cat(batches[-2:])]  # one sample alone has no variance
+        batches[-2:] = [torch.cat(batches[-2:])]  # a single sample has no variance
     for rows in batches:
         yield rows, torch.tensor(int(rng.integers(2**32)), device=context.device)

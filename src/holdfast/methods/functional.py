@@ -1,4 +1,4 @@
-"""The equations that methods share."""
+"""Functions shared by several methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kl_divergence(
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """-log softmax(z)_y for each sample: ``[B]`` from logits ``[B, C]``."""
-    # Under vmap torch's own takes two dozen operations.
+    # Under vmap, F.cross_entropy takes about 24 operations.
     if torch._C._functorch.is_functorch_wrapped_tensor(logits):
         return -F.log_softmax(logits, dim=-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
     return F.cross_entropy(logits, y, reduction="none")
@@ -28,20 +28,19 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 def smooth_l1(difference: Tensor) -> Tensor:
     """d²/2 within ±1 and |d| - 1/2 beyond, of each value."""
-    slope = difference.detach().clamp(
-        -1, 1
-    )  # which is its gradient; under vmap torch's own takes a dozen operations
+    # The slope is the gradient. Under vmap, F.smooth_l1_loss takes a dozen operations.
+    slope = difference.detach().clamp(-1, 1)
     return slope * (difference - slope / 2)
 
 
-def nearness(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Minus the mean squared distance to each prototype, ``[B, C]``; those not ``known`` come last."""
+def prototype_scores(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Negative mean squared distances to prototypes: ``[B, C]``; those not ``known`` score below all others."""
     scores = -torch.cdist(features, prototypes).square() / features.shape[-1]
     return torch.where(known > 0, scores, scores.amin(-1, keepdim=True) - 1)
 
 
 def not_true(logits: Tensor, y: Tensor) -> Tensor:
-    """The logits of the classes a sample does not belong to: ``[B, C-1]`` from ``[B, C]``."""
+    """The logits of the classes other than a sample's own: ``[B, C-1]`` from ``[B, C]``."""
     places = torch.arange(logits.shape[-1] - 1, device=logits.device)
     return logits.gather(-1, places + (places >= y.unsqueeze(-1)).long())
 
@@ -63,7 +62,7 @@ def class_means(features: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def momentum_steps(steps: float, momentum: float) -> float:
-    """How far ``steps`` SGD steps of constant gradient move, in units of one step: a_k of FedNova.
+    """The distance of ``steps`` SGD steps with a constant gradient, in units of one step: a_k of FedNova.
 
     [τ - ρ(1 - ρ^τ)/(1 - ρ)] / (1 - ρ), which is τ without momentum.
     """
@@ -71,14 +70,14 @@ def momentum_steps(steps: float, momentum: float) -> float:
     return float((steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho))
 
 
-def minus(these: dict[str, Tensor], those: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each of ``these`` less that of the same name among ``those``: all in one go, which a GPU is told of once."""
-    return dict(zip(these, torch._foreach_sub(list(these.values()), [those[k] for k in these]), strict=True))
+def subtract(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, Tensor]:
+    """a - b by name, with fused kernels on a GPU."""
+    return dict(zip(a, torch._foreach_sub(list(a.values()), [b[k] for k in a]), strict=True))
 
 
-def divided(these: dict[str, Tensor], by: float) -> dict[str, Tensor]:
-    """Each of ``these`` divided by a number, in one go."""
-    return dict(zip(these, torch._foreach_div(list(these.values()), by), strict=True))
+def divide(a: dict[str, Tensor], divisor: float) -> dict[str, Tensor]:
+    """a / divisor by name, with fused kernels on a GPU."""
+    return dict(zip(a, torch._foreach_div(list(a.values()), divisor), strict=True))
 
 
 def classifier_matrix(classifier: dict[str, Tensor]) -> Tensor:
@@ -88,14 +87,14 @@ def classifier_matrix(classifier: dict[str, Tensor]) -> Tensor:
 
 
 def classifier_inputs(features: Tensor, matrix: Tensor) -> Tensor:
-    """Features ``[B, d]`` as that matrix takes them: with a 1 for the bias, if there is one."""
+    """Features ``[B, d]``, with a column of ones appended if ``matrix`` has a bias column."""
     return F.pad(features, (0, matrix.shape[-1] - features.shape[-1]), value=1.0)
 
 
 def fit_classifier(matrix: Tensor, inputs: Tensor, y: Tensor, batches: Iterable[Tensor], lr: float) -> Tensor:
     """The matrix after plain SGD on cross-entropy, one step for each batch (row numbers of ``inputs``).
 
-    Thousands of tiny steps, each waiting for the last: the CPU does them sooner than a GPU can be told of them.
+    Runs on the CPU: for thousands of small sequential steps, a GPU's launch overhead exceeds the computation.
     """
     inputs, fitted = inputs.cpu(), matrix.cpu()
     targets = F.one_hot(y.cpu(), len(matrix)).to(inputs.dtype)
@@ -107,6 +106,6 @@ def fit_classifier(matrix: Tensor, inputs: Tensor, y: Tensor, batches: Iterable[
 
 
 def shuffled_batches(rng: np.random.Generator, rows: int, size: int, epochs: int) -> Iterator[Tensor]:
-    """Row numbers of each batch of several epochs, each shuffled anew; the last, shorter batch is kept."""
+    """Row numbers of each batch of several epochs, reshuffled for each; a shorter last batch is kept."""
     for _ in range(epochs):
         yield from torch.split(torch.from_numpy(rng.permutation(rows)), size)

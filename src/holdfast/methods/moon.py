@@ -1,4 +1,4 @@
-"""MOON: look like the global model, not like your own past."""
+"""MOON: features attracted to the global model's and repelled from those of the client's previous model."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -19,36 +19,35 @@ class Moon(Method):
 
     Local: CE + μ mean_B -log[ e^{s_g/τ} / (e^{s_g/τ} + e^{s_p/τ}) ], where s_g and s_p are the cosines of h
     with the features of the global model w^{t-1} and of the client's previous local model. A client that
-    never took part has the run's initial model as its previous one.  Server: as FedAvg.
-    Both are frozen, each with its own statistics where there is BatchNorm.
+    has not participated before has the run's initial model as its previous one.  Server: as FedAvg.
+    Both are frozen, each with its own BatchNorm statistics, if any.
     Li et al., CVPR 2021; τ = 0.5; μ = 1 is the authors' default, 5 their CIFAR-10 example, 0.1 in FedNTD's
     configuration. Their projection head is part of the model (``moon-cnn``), not of the method.
 
-    ``variant="fa"`` repeats FedFA's baseline: cosines are averaged over the batch before the softmax, and a
-    client that never took part has w^{t-1} as its previous model, which leaves it without the term.
+    ``variant="fa"`` is FedFA's baseline: cosines are averaged over the batch before the softmax, and a client that
+    has not participated before has w^{t-1} as its previous model, so the term has no gradient.
     """
 
     name: ClassVar[str] = "moon"
     card: ClassVar[Card] = Card(
-        when="image features drift apart, clients take part often and can keep a model",
+        when="image features diverge between clients, which participate often and can keep a model",
         client="forward passes of two models over its samples each round, each step where inputs are "
         "augmented",
     )
     teachers: ClassVar[tuple[str, ...]] = ("global", "previous")
 
-    mu: NonNegative = 1.0  # μ: strength of the contrast
+    mu: NonNegative = 1.0  # μ: weight of the contrastive term
     tau: Positive = 0.5  # τ: temperature
     variant: Literal["original", "fa"] = "original"
 
     def init_client_state(self, client: Client) -> Tree:
-        """The previous model of a client that has none."""
+        """The previous model before the first participation."""
         if self.variant == "fa":
             return {"previous": {**client.global_params, **client.buffers}}
         network = client.context.network
         return {"previous": {**network.params, **network.buffers}}
 
     def teacher(self, name: str, payload: Tree, state: Tree, client: Client) -> Tensors:
-        """The client's previous model, or the one the server sent."""
         previous: Tensors = state["previous"]
         return previous if name == "previous" else client.global_params
 
@@ -64,5 +63,4 @@ class Moon(Method):
         return self.mu * batch.mean(F.softplus((far - near) / self.tau))
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Remember the trained model."""
         return {}, {"previous": {**params, **client.buffers}}

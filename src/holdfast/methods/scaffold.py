@@ -1,4 +1,4 @@
-"""SCAFFOLD: correct each client's drift by what the others' gradients say."""
+"""SCAFFOLD: control variates that correct the drift of each client's gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
-from holdfast.methods.functional import divided, minus, momentum_steps
+from holdfast.methods.functional import divide, momentum_steps, subtract
 
 
 @dataclass(frozen=True)
@@ -27,44 +27,41 @@ class Scaffold(Method):
 
     name: ClassVar[str] = "scaffold"
     card: ClassVar[Card] = Card(
-        when="clients take part often and can keep state; label skew makes their gradients disagree",
-        server="a control variate of the model's size",
-        uploads="how its control variate changed, which is about its mean gradient",
+        when="clients participate often and can keep state, and label skew makes their gradients differ",
+        server="keeps a control variate of the model's size",
+        uploads="the change of its control variate, which approximates its mean gradient",
     )
 
     variant: Literal["original", "ntd"] = "original"
 
     def init_server_state(self, context: RunContext) -> Tree:
-        """c = 0."""
         return {"c": {k: torch.zeros_like(p) for k, p in context.network.params.items()}}
 
     def broadcast(self, server: Server) -> Tree:
-        """Clients receive c."""
         return {"c": server.state["c"]}
 
     def init_client_state(self, client: Client) -> Tree:
-        """c_k = 0."""
         return {"c_k": {k: torch.zeros_like(p) for k, p in client.global_params.items()}}
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """What is added to every gradient of this round, c - c_k, and c_k itself."""
+        """The correction of every gradient of this round, c - c_k, and c_k itself."""
         c_k = state["c_k"]
-        return {"correction": minus(payload["c"], c_k), "c_k": c_k}
+        return {"correction": subtract(payload["c"], c_k), "c_k": c_k}
 
     def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
         """g - c_k + c."""
         return {k: g + carry["correction"][k] for k, g in grads.items()}
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Send the change of c_k, remember c_k⁺."""
+        """Send c_k⁺ - c_k and keep c_k⁺."""
         steps = float(client.steps)
         if self.variant == "ntd":
             steps = momentum_steps(steps, client.context.momentum)
         # c_k⁺ = (w^{t-1} - w_k) / (K η) - (c - c_k)
-        new = minus(divided(minus(client.global_params, params), steps * client.lr), carry["correction"])
-        return {"change": minus(new, carry["c_k"])}, {"c_k": new}
+        new = subtract(divide(subtract(client.global_params, params), steps * client.lr), carry["correction"])
+        return {"change": subtract(new, carry["c_k"])}, {"c_k": new}
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
-        """c moves by the sampled clients' share of the federation."""
+        """c + Σ_k (c_k⁺ - c_k) / N."""
         change = sums["change"]
         return {"c": {k: c + change[k] / context.num_clients for k, c in server.state["c"].items()}}

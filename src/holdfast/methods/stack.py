@@ -1,4 +1,4 @@
-"""Several methods as one: their terms are added, their hooks chained, their states kept apart by name."""
+"""Composition of methods: loss terms are added, hooks chained, and states separated by the parts' names."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from holdfast.models.network import Output
 EXCLUSIVE = {
     "aggregate": "replace the aggregation",
     "upload_params": "replace what is uploaded",
-    "client_weight": "weight clients their own way",
+    "client_weight": "choose the clients' weights",
     "task_loss": "replace the task's loss",
     "step": "replace the whole step",
-    "initial_params": "choose where training starts",
+    "initial_params": "choose the initial weights",
     "learning_rate": "set learning rates",
     "eval_params": "choose the tested model",
     "global_logits": "choose how the global model predicts",
     "personal_logits": "choose how clients predict",
 }
-"""Hooks that only one part of a stack may have, and what having it means."""
+"""Hooks that only one part of a stack may override, and the effect of each, for error messages."""
 
 WITHIN_A_STEP = ("task_loss", "loss", "edit_gradient", "proximal_mu", "learning_rate", "after_step")
-"""Hooks that are not called where a part replaces the whole step."""
+"""Hooks that are not called if a part replaces the whole step."""
 
 
 @dataclass(frozen=True, init=False)
 class Stack(Method):
     """``Stack(FedNTD(beta=1), FedFA(mu=0.1))``, or ``fedntd+fedfa`` on the command line.
 
-    Loss terms add up, gradient edits and hooks run in the given order, each part keeps its own payload, carry
-    and state. Two parts that both replace the same thing (the aggregation, say) contradict each other.
-    A part that is a stack itself stands for its parts.
+    Loss terms are added, and other hooks run in the given order. Each part has its own payload, carry and state.
+    Two parts that both override an exclusive hook, such as the aggregation, cannot be stacked. Nested stacks are
+    flattened.
     """
 
     parts: tuple[Method, ...]
@@ -51,7 +51,7 @@ class Stack(Method):
         self.check()
 
     def check(self) -> None:
-        """Parts must not contradict each other."""
+        """Raise if the parts cannot be combined."""
         if not self.parts:
             raise HoldfastError("a stack needs at least one method")
         for part in self.parts:
@@ -62,7 +62,7 @@ class Stack(Method):
         names = [part.name for part in self.parts]
         if len(set(names)) < len(names):
             raise HoldfastError(
-                f"'{self.name}' names a method twice; each part of a stack must be another method"
+                f"'{self.name}' names a method twice; the parts of a stack must be different methods"
             )
         for hook, meaning in EXCLUSIVE.items():
             owners = [part.name for part in self.parts if part.overrides(hook)]
@@ -73,14 +73,14 @@ class Stack(Method):
         if whole and within:
             raise HoldfastError(
                 f"{whole[0]} and {within[0]} cannot be stacked: {whole[0]} replaces the whole step, "
-                f"which leaves no place for what {within[0]} does in it"
+                f"so the hooks of {within[0]} within a step would not be called"
             )
-        other = [p.name for p in self.parts if p.overrides("upload_params")]
-        readers = [p.name for p in self.parts if p.keeps_uploads and p.name not in other]
-        if other and readers:
+        replacing = [p.name for p in self.parts if p.overrides("upload_params")]
+        readers = [p.name for p in self.parts if p.keeps_uploads and p.name not in replacing]
+        if replacing and readers:
             raise HoldfastError(
-                f"{other[0]} and {readers[0]} cannot be stacked: {other[0]} replaces what is uploaded, "
-                f"which {readers[0]} takes for the clients' models"
+                f"{replacing[0]} and {readers[0]} cannot be stacked: {replacing[0]} replaces what is uploaded, "
+                f"and {readers[0]} needs the clients' models"
             )
 
     @property
@@ -90,42 +90,38 @@ class Stack(Method):
 
     @property
     def teachers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """All teachers, each under its part's name."""
+        """All teachers, prefixed with their part's name."""
         return tuple(f"{part.name}:{teacher}" for part in self.parts for teacher in part.teachers)
 
     @property
     def keeps_uploads(self) -> bool:  # type: ignore[override]
-        """Whether any part does."""
         return any(part.keeps_uploads for part in self.parts)
 
     @property
     def needs_public(self) -> bool:  # type: ignore[override]
-        """Whether any part does."""
         return any(part.needs_public for part in self.parts)
 
     @property
     def holdout(self) -> float:  # type: ignore[override]
-        """The largest of the parts' shares."""
+        """The largest share of any part."""
         return max(part.holdout for part in self.parts)
 
     def describe(self) -> dict[str, Any]:
-        """The parts, one under another."""
+        """The name and the description of each part."""
         return {"name": self.name} | {part.name: part.describe() for part in self.parts}
 
     def overrides(self, hook: str) -> bool:
-        """Whether any part does."""
         return any(part.overrides(hook) for part in self.parts)
 
     def prepare(self, context: RunContext) -> Stack:
-        """Each part prepares itself."""
         return Stack(*(part.prepare(context) for part in self.parts))
 
     def _owner(self, hook: str) -> Method:
-        """The part that has this exclusive hook, or any part, whose default then serves."""
+        """The part that overrides this exclusive hook, or else the first part, which has the default."""
         return next((part for part in self.parts if part.overrides(hook)), self.parts[0])
 
     def _each(self, call: Callable[[Method], Tree]) -> Tree:
-        """One call a part; what is empty is left out."""
+        """The non-empty results of a call for each part, by name."""
         results = ((part.name, call(part)) for part in self.parts)
         return {name: tree for name, tree in results if tree}
 
@@ -201,7 +197,6 @@ class Stack(Method):
         return grads
 
     def proximal_mu(self) -> float:
-        """All pulls together."""
         return sum(part.proximal_mu() for part in self.parts)
 
     def learning_rate(self, name: str, epoch: int, lr: float, context: RunContext) -> float | None:
@@ -235,8 +230,10 @@ class Stack(Method):
         return part.upload_params(params, carry.get(part.name, {}), client)
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        both = {part.name: part.client_final(params, carry.get(part.name, {}), client) for part in self.parts}
-        return {n: s for n, (s, _) in both.items() if s}, {n: m for n, (_, m) in both.items() if m}
+        results = {
+            part.name: part.client_final(params, carry.get(part.name, {}), client) for part in self.parts
+        }
+        return {n: s for n, (s, _) in results.items() if s}, {n: m for n, (_, m) in results.items() if m}
 
     def is_shared(self, name: str, context: RunContext) -> bool:
         return all(part.is_shared(name, context) for part in self.parts)
