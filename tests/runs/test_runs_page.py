@@ -6,7 +6,7 @@ from pathlib import Path
 import holdfast as hf
 
 PAGE = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
-SECTION = PAGE.split("## What a record says")[1].split("\n## ")[0]
+SECTION = PAGE.split("## Contents of a record")[1].split("\n## ")[0]
 BY_ROUND, BY_CLIENT = (
     {
         key
