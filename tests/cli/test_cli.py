@@ -387,7 +387,7 @@ def test_methods_and_datasets_as_json():
     assert {"fedavg", "fedprox", "fedavgm", "scaffold", "fedntd"} <= set(methods)
     beta = next(p for p in methods["fedntd"]["parameters"] if p["name"] == "beta")
     assert beta["default"] == 1.0
-    assert "strength" in beta["about"]
+    assert "weight of the distillation term" in beta["about"]
     assert json.loads(good("methods", "fedntd", "--json")) == methods["fedntd"]
     datasets = {d["name"]: d for d in json.loads(good("datasets", "--json"))}
     assert datasets["digits"]["found"] == "embedded"
@@ -398,7 +398,7 @@ def test_datasets_lists_missing_files_and_where_to_put_them(tmp_path, monkeypatc
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     output = good("datasets")
-    assert "cifar100 needs cifar-100-python.tar.gz: get it from https://www.cs.toronto.edu/" in output
+    assert "cifar100 needs cifar-100-binary.tar.gz: get it from https://www.cs.toronto.edu/" in output
     assert f"and put it in {tmp_path / 'cifar100'}" in output
 
 

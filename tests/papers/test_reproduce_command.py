@@ -202,9 +202,9 @@ def test_a_cell_that_cannot_be_run_shows_in_the_exit_status(monkeypatch):
     ("option", "value", "sentence"),
     [
         ("--device", "tpu", "device is 'tpu'"),
-        ("--work", "a-file", "cannot write a-file/leases: a file stands"),
+        ("--work", "a-file", "cannot write a-file/leases: a file exists"),
         ("--results", "a-file", "a-file is a file"),
-        ("--results", "a-file/below", "cannot write a-file/below: a file stands"),
+        ("--results", "a-file/below", "cannot write a-file/below: a file exists"),
     ],
 )
 def test_what_would_stop_every_cell_is_reported_before_the_first(

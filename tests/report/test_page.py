@@ -93,7 +93,7 @@ def test_names_cannot_become_markup(tmp_path):
 
 def test_a_path_that_cannot_be_written_is_one_sentence(compared, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(HoldfastError, match=r"cannot write .*report.html: a file stands"):
+    with pytest.raises(HoldfastError, match=r"cannot write .*report.html: a file exists"):
         write_report(compared[:1], tmp_path / "file" / "report.html")
 
 
