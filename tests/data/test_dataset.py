@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.random import generator
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.preprocess import Preprocess
@@ -45,7 +45,30 @@ def test_images_become_uint8_channels_first(given, expected, kind):
     np.testing.assert_array_equal(data.x_train, moved.reshape(6, *expected))
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.uint16, bool])
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int8, np.uint16, np.uint64, ">i4"])
+def test_other_integers_stay_integers(dtype):
+    x = np.arange(12).reshape(6, 2).astype(dtype)
+    data = from_arrays(x)
+    assert data.x_train.dtype == torch.int64
+    np.testing.assert_array_equal(data.x_train, x.astype(np.int64))
+    assert data.preprocess(data.x_train, dtype=torch.float64).dtype == torch.int64
+
+
+def test_ids_above_those_that_float32_can_hold_are_kept():
+    x = np.array([[2**24 + 1], [2**62 + 1], [-3]])
+    assert Dataset.from_arrays(x, [0, 1, 0], x[:1], [0]).x_train.flatten().tolist() == x.ravel().tolist()
+    with pytest.warns(
+        HoldfastWarning, match=r"holds whole numbers above 2\^24, such as 16777217, which float32 rounds"
+    ):
+        assert Dataset.from_arrays(x, [0, 1, 0], x[:1], [0]).with_float_samples.x_train.dtype == torch.float32
+
+
+def test_integers_beside_floats_become_floats():
+    data = Dataset.from_arrays(np.array([[1, 2]]), [0], np.array([[0.5, 2.0]]), [0])
+    assert (data.x_train.dtype, data.x_test.dtype) == (torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.longdouble, bool, ">f8"])
 def test_anything_else_becomes_float32(dtype):
     x = np.arange(12).reshape(6, 2).astype(dtype)
     data = from_arrays(x)
@@ -147,6 +170,22 @@ NAN = np.array([[1.0, 2.0], [np.nan, 1.0], [0.0, 0.0], [np.inf, 1.0]])
         ((X, Y, X, Y), {"classes": ["a", "a"]}, "classes must differ, but 'a' occurs more than once"),
         ((X, Y, X, Y), {"groups": {"w": Y}}, r"group 'w' is a ndarray; it must be a holdfast\.Group\("),
         ((X * 1j, Y, X, Y), {}, "real numbers"),
+        (
+            (np.full((4, 2), 1e300), Y, np.ones((4, 2)), Y),
+            {},
+            "x_train holds NaN or infinite values in 4 of 4",
+        ),
+        ((np.full((4, 2), 2**63, np.uint64), Y, X, Y), {}, r"x_train .* holds whole numbers above 2\^63 - 1"),
+        (
+            (np.array([None, 1, 2, 3]), Y, X, Y),
+            {},
+            "x_train must be an array of numbers: it holds strings or other",
+        ),
+        (
+            (np.array(["2020-01-01"] * 4, "M8[D]"), Y, X, Y),
+            {},
+            "x_train .* holds dates or times; make them numbers",
+        ),
         ((X, Y, X, Y), {"preprocess": Preprocess((0.5, 0.5), (1.0, 1.0))}, "mean has 2 channels"),
         ((X, Y, X, Y), {"groups": {"w": Group(("a",), Y[:2], Y)}}, "group 'w' must have one train entry"),
         (

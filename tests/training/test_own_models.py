@@ -149,15 +149,22 @@ class Words(nn.Module):
         return self.last(self.words(x.long() if self.converts else x).mean(1))
 
 
-def test_indices_are_floats_until_a_model_makes_them_indices():
-    x = np.random.default_rng(0).integers(0, 11, (30, 7))
+@pytest.mark.parametrize(("dtype", "converts"), [(int, False), (int, True), (float, True)])
+def test_indices_may_be_integers_or_floats_that_a_model_makes_indices(dtype, converts):
+    x = np.random.default_rng(0).integers(0, 11, (30, 7)).astype(dtype)
     data = hf.Dataset.from_arrays(x, Y[:30], x[:9], Y[:9])
     federation = hf.federate(data, hf.IID(), clients=3, seed=0)
     one, other = (
-        hf.train("fedavg", Words(converts=True), federation, engine=engine, **SHORT).experiment["engine"]
+        hf.train("fedavg", Words(converts), federation, engine=engine, **SHORT).experiment["engine"]
         for engine in ("sequential", "auto")
     )
     assert (one, other) == ("sequential", "vectorized")
+
+
+def test_floats_are_no_indices():
+    x = np.random.default_rng(0).integers(0, 11, (30, 7)).astype(float)
+    data = hf.Dataset.from_arrays(x, Y[:30], x[:9], Y[:9])
+    federation = hf.federate(data, hf.IID(), clients=3, seed=0)
     with pytest.raises(hf.HoldfastError, match=r"samples are floats: x.long\(\) makes indices of them"):
         hf.train("fedavg", Words(converts=False), federation, **SHORT)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.spec import named
 from holdfast.data.preprocess import Preprocess
 
@@ -45,7 +47,7 @@ class Dataset:
     """Training and test samples with their labels.
 
     Images are stored as uint8 ``[N, channels, height, width]``; ``preprocess`` converts a batch of them to float32
-    on its device. Other samples are float32 ``[N, ...]``.
+    on its device. Other samples are ``[N, ...]``: float32, or int64 for whole numbers, such as tokens and other ids.
     Labels are int64 ``[N]``, from 0 to ``len(classes) - 1``.
     """
 
@@ -75,6 +77,19 @@ class Dataset:
         """The number of classes (C)."""
         return len(self.classes)
 
+    @cached_property
+    def with_float_samples(self) -> Dataset:
+        """The same data with integer samples as float32, for models that take no integers."""
+        rounded = torch.cat([x[x.abs() > 2**24].flatten()[:1] for x in (self.x_train, self.x_test)])
+        if len(rounded):
+            warnings.warn(
+                f"the model takes floats, and {self.name} holds whole numbers above 2^24, such as {int(rounded[0])}, "
+                "which float32 rounds; a model that begins with torch.nn.Embedding gets them unchanged",
+                HoldfastWarning,
+                stacklevel=2,
+            )
+        return replace(self, x_train=self.x_train.float(), x_test=self.x_test.float())
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample, without the batch dimension."""
@@ -97,7 +112,8 @@ class Dataset:
 
         Samples: integers from 0 to 255 with three or four dimensions are images and become uint8
         ``[N, channels, height, width]``; the input may also be ``[N, height, width]`` (grey) or channels-last.
-        Anything else becomes float32 and keeps its shape, except that samples with four dimensions, of which the
+        Other integers become int64; a model that takes no integers gets them as floats. Floats of any width become
+        float32, true and false 1 and 0. The shape is kept, except that samples with four dimensions, of which the
         last is 1 or 3 and the second is not, are channels-last images too.
 
         Labels: one integer per sample, from 0. ``classes`` are their names; by default the numbers from 0 to the
@@ -105,6 +121,8 @@ class Dataset:
         """
         samples = {"x_train": _samples(x_train, "x_train"), "x_test": _samples(x_test, "x_test")}
         labels = {"y_train": _labels(y_train, "y_train"), "y_test": _labels(y_test, "y_test")}
+        if {x.dtype for x in samples.values()} == {torch.int64, torch.float32}:
+            samples = {part: x.to(torch.float32) for part, x in samples.items()}
         if samples["x_train"].dtype != samples["x_test"].dtype:
             raise HoldfastError("x_train and x_test must both be images from 0 to 255, or both be floats")
         if samples["x_train"].shape[1:] != samples["x_test"].shape[1:]:
@@ -176,8 +194,15 @@ def _tensor(values: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
             values = np.require(values, requirements=["C", "W"])
             if values.dtype.kind in "OSUT":
                 raise TypeError(f"it holds strings or other objects{hint}")
+            if values.dtype.kind in "mM":
+                raise TypeError("it holds dates or times; make them numbers, such as the days since a date")
             if values.dtype.kind == "u" and values.dtype.itemsize > 1:
+                if values.size and values.max() > np.iinfo(np.int64).max:
+                    raise TypeError("it holds whole numbers above 2^63 - 1")
                 values = values.astype(np.int64)
+            elif values.dtype.kind == "f" and values.dtype.itemsize > 8:
+                values = values.astype(np.float64)
+            values = values.astype(values.dtype.newbyteorder("="), copy=False)
         tensor = torch.as_tensor(values).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise HoldfastError(f"{name} must be an array of numbers: {error}") from error
@@ -192,7 +217,10 @@ def _samples(values: ArrayLike | Tensor, name: str) -> Tensor:
         x = x.permute(0, 3, 1, 2)
     if x.is_complex():
         raise HoldfastError(f"{name} must be real numbers, not complex ones")
+    if x.dtype == torch.bool:
+        return x.to(torch.float32).contiguous()
     if x.is_floating_point():
+        x = x.to(torch.float32)
         bad = ~x.isfinite().flatten(1).all(dim=1) if x.ndim > 1 else ~x.isfinite()
         if bad.any():
             raise HoldfastError(
@@ -201,7 +229,7 @@ def _samples(values: ArrayLike | Tensor, name: str) -> Tensor:
             )
     elif x.ndim in (3, 4) and (x.dtype == torch.uint8 or (x.min() >= 0 and x.max() <= 255)):
         return (x[:, None] if x.ndim == 3 else x).to(torch.uint8).contiguous()
-    return x.to(torch.float32).contiguous()
+    return (x if x.is_floating_point() else x.to(torch.int64)).contiguous()
 
 
 def _labels(values: ArrayLike | Tensor, name: str) -> Tensor:

@@ -73,8 +73,11 @@ class Preprocess:
     ) -> Tensor:
         """Convert a batch ``[n, C, H, W]`` to floats of ``dtype``, augmented by ``draws`` ``[n, 5]`` if given.
 
-        Floats are not scaled. Without ``draws``, as in evaluation, there is no augmentation.
+        Floats are not scaled, and int64 samples, such as tokens, are returned unchanged. Without ``draws``, as in
+        evaluation, there is no augmentation.
         """
+        if x.dtype == torch.int64:
+            return x
         moves = None if draws is None else draws.long()
         if moves is not None and (self.crop or self.flip):
             x = self._move(x, moves)

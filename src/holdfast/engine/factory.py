@@ -106,7 +106,7 @@ def step_bytes(context: RunContext, data: DeviceData, width: int) -> int:
         return 2 * weights
     params = {k: v.detach().requires_grad_() for k, v in network.params.items()}
     buffers = {k: v.clone() for k, v in network.buffers.items()}
-    x = torch.zeros((width, *data.x.shape[1:]), dtype=context.dtype, device=context.device)
+    x = _blank(context, (width, *data.x.shape[1:]))
     saved_bytes: dict[int, int] = {}  # by address
 
     def save(tensor: Tensor) -> Tensor:
@@ -117,6 +117,12 @@ def step_bytes(context: RunContext, data: DeviceData, width: int) -> int:
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         network.apply(params, buffers, network.to_fast_layout(x), train=True)
     return 2 * weights + sum(saved_bytes.values())
+
+
+def _blank(context: RunContext, shape: tuple[int, ...]) -> Tensor:
+    """Inputs of this shape: zeros, or the smallest value of all samples where these are integers."""
+    lowest = context.lowest[0]
+    return lowest.expand(shape).clone() if lowest.dtype == torch.int64 else lowest.new_zeros(shape)
 
 
 def _vmap_error(context: RunContext, data: DeviceData, width: int, lanes: int | None) -> str | None:
@@ -160,7 +166,7 @@ def _run_one_lane(context: RunContext, shape: tuple[int, ...]) -> None:
     params = {k: v.unsqueeze(0) for k, v in context.network.params.items()}
     # Some layers change their buffers in place; the network's own must not change.
     buffers = {k: v.clone().unsqueeze(0) for k, v in context.network.buffers.items()}
-    x = torch.zeros(shape, dtype=context.dtype, device=context.device)
+    x = _blank(context, shape)
     keys = torch.zeros(1, dtype=torch.int64, device=context.device)
 
     def gradient(p: Tensors, b: Tensors, v: Tensor, key: Tensor) -> Tensors:

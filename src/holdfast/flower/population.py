@@ -153,7 +153,7 @@ class Population:
 
     def value_bounds(self, dataset: Dataset) -> tuple[float, float]:
         """The smallest and largest value that a sample can have."""
-        return self.bounds if dataset.x_test.is_floating_point() else (0.0, 255.0)
+        return (0.0, 255.0) if dataset.x_test.dtype == torch.uint8 else self.bounds
 
     def locate(self, position: int) -> dict[str, int]:
         """Client, stage and class of the clients' sample at ``position``, and its rank among those of this class."""

@@ -37,7 +37,7 @@ from holdfast.flower.messages import (
 from holdfast.flower.wire import spec_of
 from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
-from holdfast.models.wrapping import build_network
+from holdfast.models.wrapping import build_network, fit_samples
 
 
 class Site:
@@ -179,6 +179,7 @@ class RoundWork:
             app_config.model(), dataset.shape, dataset.num_classes, settings.seed, device, dtype,
             app_config.described["classifier"], app_config.described["batchnorm"],
         )  # fmt: skip
+        dataset = fit_samples(network, dataset)
         data = device_data(dataset, device, dtype)
         self.context = make_run_context(
             network,

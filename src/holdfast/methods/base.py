@@ -65,10 +65,11 @@ class Batch:
             return values.mean()
         return (values * self.mask).sum() / self.mask.sum().clamp(min=1)
 
-    def members(self, num_classes: int) -> Tensor:
-        """One-hot labels ``[B, C]``, zero rows for padding."""
+    def members(self, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """One-hot labels ``[B, C]``, zero rows for padding; in the dtype of ``x``, or ``dtype`` if that is integer."""
         classes = torch.arange(num_classes, device=self.y.device)
-        member = (self.y.unsqueeze(-1) == classes).to(self.x.dtype)
+        member = self.y.unsqueeze(-1) == classes
+        member = member.to(self.x.dtype if self.x.is_floating_point() else dtype)
         return member if self.mask is None else member * self.mask.unsqueeze(-1)
 
 

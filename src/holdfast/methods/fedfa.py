@@ -103,7 +103,7 @@ class FedFA(Method):
         distance = (out.features - anchors[batch.y]).square().sum(-1)
         if self.anchor_loss == "paper":
             return strength / 2 * batch.mean(distance)
-        members = batch.members(len(anchors))
+        members = batch.members(len(anchors), anchors.dtype)
         weight = (members / members.sum(0).clamp(min=1)).sum(-1)  # of each sample in its class's mean
         return strength / len(anchors) * (weight * distance).sum()
 
@@ -112,7 +112,9 @@ class FedFA(Method):
         if self.calibrate_each == "step":
             params, carry = self._calibrate(params, carry)
         if self.update_anchors:
-            means, counts = class_means(out.features, batch.members(len(carry["anchors"])))
+            means, counts = class_means(
+                out.features, batch.members(len(carry["anchors"]), out.features.dtype)
+            )
             counted = counts > 0 if self.class_means == "per-class" else torch.ones_like(counts)
             carry = carry | {"sums": carry["sums"] + means, "batches": carry["batches"] + counted}
         return params, carry

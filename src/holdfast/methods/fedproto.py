@@ -71,7 +71,7 @@ class FedProto(Method):
 
     def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
         """In the last epoch, collect the features of each class."""
-        members = batch.members(len(carry["known"])) * (batch.epoch == carry["last"])
+        members = batch.members(len(carry["known"]), out.features.dtype) * (batch.epoch == carry["last"])
         sums, counts = carry["sums"] + members.T @ out.features, carry["counts"] + members.sum(0)
         return params, carry | {"sums": sums, "counts": counts}
 

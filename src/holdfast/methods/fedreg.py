@@ -1,16 +1,17 @@
 """FedReg: removal of the part of each step that causes forgetting, measured on generated samples."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.spec import Fraction, NonNegative, PositiveCount
 from holdfast.methods.base import Batch, Local, Method, Tensors, Trainer, Tree
 from holdfast.methods.card import Card
-from holdfast.methods.context import Client
+from holdfast.methods.context import Client, RunContext
 
 CHUNK = 1024  # samples generated at once
 
@@ -41,6 +42,13 @@ class FedReg(Method):
     gamma: Fraction = 0.5  # γ: the point at which g₁ is computed, from w_0 (0) to w (1)
     eta_s: NonNegative = 0.1  # η_s: step size for pseudo samples, in units of the model's input
     steps: PositiveCount = 10  # gradient ascent steps for each generated sample
+
+    def prepare(self, context: RunContext) -> Self:
+        if not context.lowest.is_floating_point():
+            raise HoldfastError(
+                "fedreg moves samples along a gradient, so it needs floats or images, not integers"
+            )
+        return self
 
     def tables(self, payload: Tree, state: Tree, client: Client) -> Tensors:
         """The pseudo and perturbed samples, and the pseudo samples' soft labels."""

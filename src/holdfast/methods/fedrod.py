@@ -55,7 +55,7 @@ class FedRoD(Method):
         """A step of the personal head on CE(z + z_p, y)."""
         head = carry["head"]
         inputs = classifier_inputs(out.features, head)
-        members = batch.members(len(head))
+        members = batch.members(len(head), head.dtype)
         error = (out.logits + inputs @ head.T).softmax(-1) * members.sum(-1, keepdim=True) - members
         gradient = error.T @ inputs / members.sum().clamp(min=1)
         return params, carry | {"head": head - carry["lr"] * gradient}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from holdfast.data.dataset import Dataset
 from holdfast.models.network import BatchNormPolicy, Network, find_classifier
 from holdfast.models.registry import ModelSpec
 
@@ -21,6 +22,21 @@ def build_network(
         return Network(model.build(shape, num_classes, seed).to(device, dtype), classifier, batchnorm)
     net = copy.deepcopy(unwrap_module(model)).to(device, dtype)
     return Network(net, classifier, batchnorm, unused_parameters(net, shape, classifier))
+
+
+def fit_samples(network: Network, dataset: Dataset) -> Dataset:
+    """The data set, with integer samples as floats if the network takes no integers."""
+    if dataset.x_train.dtype != torch.int64:
+        return dataset
+    device = next(iter(network.params.values())).device
+    try:
+        with torch.no_grad():
+            network.apply(network.params, network.buffers, dataset.x_train[:1].to(device))
+    except (RuntimeError, TypeError):
+        return dataset.with_float_samples
+    except (ValueError, IndexError, AttributeError):
+        pass  # for instance an index above the embedding's; the check of the model reports it
+    return dataset
 
 
 def unwrap_module(module: nn.Module) -> nn.Module:
@@ -66,3 +82,4 @@ def _trial_inputs(shape: tuple[int, ...], like: Tensor) -> Iterator[Tensor]:
     rng = torch.Generator().manual_seed(0)
     normal = torch.randn((4, *shape), generator=rng, dtype=like.dtype).to(like.device)
     yield from (torch.zeros_like(normal), normal, normal.abs(), -normal.abs())
+    yield torch.zeros_like(normal, dtype=torch.int64)

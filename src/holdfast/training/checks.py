@@ -148,7 +148,8 @@ def ignores_padding(network: Network, data: DeviceData) -> bool:
     plain = network.clone()
     plain.own_kernels = False  # they would be compiled for this batch alone
     x = data.read(np.arange(4) % len(data.labels))
-    mask, x, other = x.new_tensor([1.0, 1.0, 0.0]), x[:3], x[[0, 1, 3]]
+    mask = torch.tensor([1.0, 1.0, 0.0], dtype=data.dtype, device=x.device)
+    x, other = x[:3], x[[0, 1, 3]]
     key = torch.zeros((), dtype=torch.int64, device=x.device)
 
     def outcome(batch: Tensor) -> list[Tensor]:

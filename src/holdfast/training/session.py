@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from holdfast.methods.context import RunContext
 from holdfast.methods.registry import is_known
 from holdfast.models.network import BatchNormPolicy
 from holdfast.models.registry import ModelSpec
-from holdfast.models.wrapping import build_network
+from holdfast.models.wrapping import build_network, fit_samples
 from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
@@ -116,6 +116,9 @@ class Training:
             )
             own_kernels = kernels.compilation_pays_off(network.net, shape, settings.batch_size, trained)
         network.own_kernels = own_kernels
+        if (fitting := fit_samples(network, dataset)) is not dataset:
+            dataset = fitting
+            self.federation = federation = replace(federation, dataset=dataset)
         self.batchnorm, self.classifier = batchnorm, classifier
         self.data = device_data(dataset, self.device, dtype)
         check_model(network, dataset, self.data)
@@ -343,7 +346,7 @@ class Training:
 
 def _bounds(x: torch.Tensor) -> tuple[float, float]:
     """The smallest and the largest value that a stored sample can have."""
-    ends = x.aminmax() if x.is_floating_point() else torch.iinfo(x.dtype)
+    ends = torch.iinfo(x.dtype) if x.dtype == torch.uint8 else x.aminmax()
     return float(ends.min), float(ends.max)
 
 
