@@ -1,16 +1,16 @@
 """Measures every method's costs and collects its accuracy, for `holdfast methods` and docs/methods.md.
 
-    python benchmarks/catalogue.py [--results]
+    python benchmarks/catalogue.py [--missing | --results]
 
-Costs are measured in the third round of a small federation. Accuracy and forgetting are means of the runs in
-results/learning.json; ``--results`` updates only these.
+Costs are measured in the third round of a small federation; ``--missing`` measures them only for methods that have
+none yet. Accuracy and forgetting are means of the runs in results/learning.json; ``--results`` updates only these.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -146,11 +146,11 @@ class Watched:
         return 0 if self.counter is None else self.counter.total
 
 
-def costs() -> dict[str, Any]:
-    """The costs of every method, with work as a multiple of FedAvg's."""
+def costs(names: Iterable[str]) -> dict[str, Any]:
+    """The costs of these methods, with work as a multiple of FedAvg's."""
     costs: dict[str, Any] = {}
     base = {augment: work(METHODS["fedavg"](), augment)["clients"] for augment in (False, True)}
-    for name in METHODS:
+    for name in names:
         method = measured_method(name)
         plain, augmented = (work(method, augment) for augment in (False, True))
         costs[name] = traffic(method) | {
@@ -215,7 +215,8 @@ def markdown() -> str:
             lines += [*_table(["hyper-parameter", "default", "meaning"], parameters), ""]
         lines += [*_table(["cost", ""], [list(line) for line in costs_in_words(page).items()]), ""]
         keys = ["method", "data", "split", "accuracy", "forgetting", "seeds"]
-        lines += _table(["run as", *keys[1:]], [[str(r[key]) for key in keys] for r in page["results"]])
+        rows = [[str(r[key]) for key in keys] for r in page["results"]]
+        lines += _table(["run as", *keys[1:]], rows) if rows else ["Accuracy is not measured."]
     return "\n".join(lines) + "\n"
 
 
@@ -227,10 +228,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", action="store_true", help="update results only")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--missing", action="store_true", help="measure methods without measured costs only")
+    only.add_argument("--results", action="store_true", help="update results only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    facts = json.loads(MEASUREMENTS.read_text())["costs"] if arguments.results else costs()
+    known = json.loads(MEASUREMENTS.read_text())["costs"] if arguments.missing or arguments.results else {}
+    measured = costs(name for name in METHODS if name not in known and not arguments.results)
+    facts = {name: (known | measured)[name] for name in METHODS if name in known | measured}
     written = {"costs": facts, "results": {name: results(name) for name in METHODS}}
     MEASUREMENTS.write_text(json.dumps(written, indent=1) + "\n")
     (ROOT / "docs/methods.md").write_text(markdown())

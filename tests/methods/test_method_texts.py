@@ -63,6 +63,9 @@ PUBLISHED = {
     "fedfomo": {"models": 5},
     "fedpac": {"lam": 1.0, "head_lr": 0.1},
     "fedrod": {},
+    "ema": {"beta": 0.9, "start": False},
+    "balanced": {"tau": 1.0, "floor": 1e-8},
+    "fedlc": {"tau": 1.0},
 }  # fmt: skip
 
 

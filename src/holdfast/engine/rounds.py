@@ -24,7 +24,7 @@ from holdfast.engine.local_records import LocalRecords
 from holdfast.engine.probe import Probe
 from holdfast.engine.sampling import ClientSampler
 from holdfast.engine.stream_evaluation import StreamEvaluation
-from holdfast.methods.base import Method, Server
+from holdfast.methods.base import Method, Server, Tensors
 from holdfast.methods.context import RunContext
 
 
@@ -229,10 +229,8 @@ class RoundLoop:
             self._pending.test()
 
     def _start_test(self, test: TestSet, server: Server) -> PendingEvaluation:
-        method = self.method
-        return test.start(
-            method.eval_params(server), server.buffers, lambda out: method.global_logits(out, server)
-        )
+        params, buffers = evaluated_model(self.method, server)
+        return test.start(params, buffers, lambda out: self.method.global_logits(out, server))
 
     def _compare_with_last(self, now: Evaluation) -> dict[str, Any]:
         """The metrics of a new global model, and its forgetting since the last test."""
@@ -256,6 +254,12 @@ class RoundLoop:
         self.last_class_accuracy, self.local_test_accuracy = state.get("all"), state.get("local")
         if self.stream is not None:
             self.stream.restore(state)
+
+
+def evaluated_model(method: Method, server: Server) -> tuple[Tensors, Tensors]:
+    """The parameters and the buffers of the model that is tested as the global one and handed out at the end."""
+    model = {**server.buffers, **(server.params if server.final else method.eval_params(server))}
+    return {k: model[k] for k in server.params}, {k: model[k] for k in server.buffers}
 
 
 def _evaluation_record(model: Evaluation) -> dict[str, Any]:

@@ -112,6 +112,7 @@ class Server:
     buffers: Tensors
     state: Tree
     round: int = 0  # the round in progress, from 1
+    final: bool = False  # whether ``params`` and ``buffers`` are what `Method.finalize` returned
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ class Method:
     # Evaluation ------------------------------------------------------------------------------------
 
     def eval_params(self, server: Server) -> Tensors:
-        """The parameters that are evaluated as the global model."""
+        """The parameters that are evaluated as the global model, and its buffers if they are not the server's."""
         return server.params
 
     def global_logits(self, out: Output, server: Server) -> Tensor:
@@ -272,7 +273,7 @@ class Method:
         return None
 
     def finalize(self, server: Server, sums: Tree, context: RunContext) -> Server:
-        """The final model from these sums."""
+        """The final model from these sums; ``server`` has the model of ``eval_params``."""
         return server
 
     # Composition ---------------------------------------------------------------------------------------

@@ -25,3 +25,6 @@ from holdfast.methods.fedala import FedALA as FedALA
 from holdfast.methods.fedfomo import FedFomo as FedFomo
 from holdfast.methods.fedpac import FedPAC as FedPAC
 from holdfast.methods.fedrod import FedRoD as FedRoD
+from holdfast.methods.ema import EMA as EMA
+from holdfast.methods.balanced import Balanced as Balanced
+from holdfast.methods.fedlc import FedLC as FedLC

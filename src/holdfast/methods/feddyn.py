@@ -37,6 +37,10 @@ class FedDyn(Method):
     alpha: Positive = 0.01  # α: strength of the regularisation
     variant: Literal["original", "official", "ntd", "fa"] = "original"
 
+    def overrides(self, hook: str) -> bool:
+        """Only the official variant tests another model than w^t."""
+        return super().overrides(hook) and (hook != "eval_params" or self.variant == "official")
+
     def init_server_state(self, context: RunContext) -> Tree:
         """h = 0; the official variant also keeps the tested mean."""
         if self.variant == "fa":

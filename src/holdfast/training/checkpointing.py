@@ -97,7 +97,8 @@ def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device) -> No
     tree = unflatten(dict(checkpoint.tensors))
     params, buffers, state = (to_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))
     _refuse_another_model({**params, **buffers}, {**loop.server.params, **loop.server.buffers})
-    loop.server = Server(params, buffers, state, checkpoint.round)
+    final = checkpoint.round == loop.settings.rounds and loop.method.overrides("final_statistics")
+    loop.server = Server(params, buffers, state, checkpoint.round, final)
     loop.restore_evaluation_state({k: v.numpy() for k, v in tree.get("before", {}).items()})
 
 

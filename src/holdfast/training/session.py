@@ -34,7 +34,7 @@ from holdfast.engine.clients import Broadcast, ClientRunner, DeviceData, Inciden
 from holdfast.engine.evaluation import TestSet
 from holdfast.engine.factory import choose_engine
 from holdfast.engine.probe import PER_CLASS
-from holdfast.engine.rounds import PendingRound, RoundLoop
+from holdfast.engine.rounds import PendingRound, RoundLoop, evaluated_model
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Method, Tree, check_public
@@ -311,7 +311,8 @@ class Training:
         """Finalize the model from statistics of all clients, for methods such as CCVR; recorded with the last round."""
         if not self.method.overrides("final_statistics"):
             return
-        before = loop.server
+        params, buffers = evaluated_model(self.method, loop.server)
+        before = replace(loop.server, params=params, buffers=buffers)
         sums: Tree = {}
         stage = loop.stage(self.settings.rounds)
         sent = Broadcast(self.settings.rounds, before.params, before.buffers, {})
@@ -326,7 +327,7 @@ class Training:
                 usable += 1
         if usable < min(self.settings.min_clients, len(jobs)):
             raise too_few_updates(self.settings.rounds, usable, self.settings.min_clients, incidents)
-        loop.server = self.method.finalize(before, sums, self.context)
+        loop.server = replace(self.method.finalize(before, sums, self.context), final=True)
         record["incidents"] += [incident.record() for incident in incidents]
         record |= loop.evaluate_final()
 
@@ -340,7 +341,8 @@ class Training:
     def _final_model(self, loop: RoundLoop) -> nn.Module:
         net = self.context.network.module()
         # Not strict: frozen parameters are in the module already, and tied weights have one name.
-        net.load_state_dict({**self.method.eval_params(loop.server), **loop.server.buffers}, strict=False)
+        params, buffers = evaluated_model(self.method, loop.server)
+        net.load_state_dict({**params, **buffers}, strict=False)
         return net.cpu().eval()
 
 
