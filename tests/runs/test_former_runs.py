@@ -28,6 +28,7 @@ def with_former_names(settings: dict) -> dict:
 
 def as_written_by_0_1_0(run: Path) -> None:
     """Rename the settings in experiment.yaml and in every checkpoint of a run."""
+    (run / "checksums.json").unlink()
     path = run / "experiment.yaml"
     written = with_former_names(yaml.safe_load(path.read_text()))
     assert {

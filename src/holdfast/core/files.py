@@ -1,11 +1,13 @@
 """Atomic file writes, and errors of the file system as `HoldfastError`."""
 
 import errno
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.errors import HoldfastError
 
@@ -41,6 +43,21 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise HoldfastError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; a file that cannot be read or is not JSON raises a `HoldfastError`."""
+    with reading(path):
+        return parse_json(path.read_bytes(), path)
+
+
+def parse_json(data: bytes, path: Path) -> Any:
+    """The value of the JSON ``data``, which is the content of ``path``."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise HoldfastError(f"{path} is damaged: it is not JSON ({reason}); restore it from a copy") from None
 
 
 def write_all(file: FileIO, data: bytes) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast.report.loading import StoredRun
 from holdfast.runs import RunDirectory
+from holdfast.runs.checksums import CHECKSUMS, Checksums
 from holdfast.runs.directory import EXPERIMENT, METRICS
 from holdfast.runs.metrics_file import parse
 
@@ -54,11 +55,21 @@ class LiveRun:
         except FileNotFoundError:
             return
         complete = added[: added.rfind(b"\n") + 1]
-        records = [parse(line) for line in complete.splitlines()]
-        if None in records:
-            place = len(self._records) + records.index(None)
-            raise HoldfastError(f"{self._path / METRICS} is damaged after round {place}")
-        self._records += [record for record in records if record is not None]
+        if not self._offset and not Checksums(self._path).match(METRICS, added):
+            if (self._path / METRICS).read_bytes() != added:
+                return  # another process is writing it; the next call reads it again
+            raise HoldfastError(
+                f"{self._path / METRICS} is damaged: its content does not match its SHA-256 in {CHECKSUMS}"
+            )
+        for number, line in enumerate(complete.splitlines(), start=len(self._records) + 1):
+            try:
+                self._records.append(parse(line))
+            except ValueError as error:
+                self._restart(0)
+                raise HoldfastError(
+                    f"{self._path / METRICS} is damaged: line {number} is not the JSON object of a round "
+                    f"({error})"
+                ) from None
         self._offset += len(complete)
         self._tail = (self._tail + complete)[-TAIL_BYTES:]
 

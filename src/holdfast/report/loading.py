@@ -12,12 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.core import files
 from holdfast.core.errors import HoldfastError, HoldfastWarning
+from holdfast.core.schema import validate_content
 from holdfast.core.settings import MACHINE_SETTINGS, RECORDED
 from holdfast.metrics.arrays import FloatArray
 from holdfast.runs import RunDirectory, list_runs
 from holdfast.runs.comparison import is_baseline
-from holdfast.runs.directory import EXPERIMENT, METRICS
+from holdfast.runs.consistency import check_federation, check_probe, check_records
+from holdfast.runs.directory import EXPERIMENT, FEDERATION, METRICS, PROBE, read_verified
+from holdfast.runs.schemas import StoredFederation, StoredProbe
 
 UNGROUPED_SETTINGS = frozenset({"name", "seed", "partition_seed", *RECORDED, *MACHINE_SETTINGS})
 """Entries of an experiment in which two runs of one group may differ."""
@@ -46,12 +50,18 @@ class StoredRun:
         cls, path: Path, name: str, experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
     ) -> "StoredRun":
         """A run with what its directory stores besides the experiment and the records."""
+        federation = _read_optional(path / FEDERATION, StoredFederation)
+        probe = _read_optional(path / PROBE, StoredProbe)
+        names = experiment.get("classes") or federation.get("classes")
+        classes = check_records(path / METRICS, records, len(names) if names else None)
+        check_federation(path / FEDERATION, federation, classes)
+        check_probe(path / PROBE, probe, classes)
         return cls(
             name=name,
             experiment=experiment,
             records=records,
-            federation=read_json(path / "federation.json"),
-            probe=read_json(path / "probe.json"),
+            federation=federation,
+            probe=probe,
             is_baseline=is_baseline(path),
         )
 
@@ -193,18 +203,12 @@ def _runs_at(path: Path) -> list[tuple[Path, StoredRun]]:
     return loaded
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """An optional JSON file of a run: empty where it does not exist, an error where it cannot be read."""
+def _read_optional(path: Path, schema: Any) -> dict[str, Any]:
+    """An optional JSON file of a run; empty where it does not exist."""
     if not path.exists():
         return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise HoldfastError(
-            f"{path} cannot be read as JSON ({error}); remove it or write it again"
-        ) from error
-    if not isinstance(content, dict):
-        raise HoldfastError(f"{path} must hold one JSON object, not a {type(content).__name__}")
+    content: dict[str, Any] = files.parse_json(read_verified(path), path)
+    validate_content(content, schema, path)
     return content
 
 

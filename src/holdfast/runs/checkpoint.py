@@ -24,6 +24,7 @@ from torch import Tensor
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
+from holdfast.core.schema import validate_content
 from holdfast.runs.tensors import State, from_bytes, to_bytes
 
 WRITERS = 8  # threads that write client files; as many states are in memory
@@ -90,6 +91,13 @@ class _Manifest(TypedDict):
     state: _File
     clients: dict[str, _File]
     changed: list[int]
+
+
+class _ManifestFile(TypedDict):
+    """The whole file: a manifest and its hash."""
+
+    sha256: str
+    checkpoint: _Manifest
 
 
 class CheckpointFolder:
@@ -249,11 +257,15 @@ def _manifest_bytes(manifest: _Manifest) -> bytes:
 def _read_manifest(path: Path) -> _Manifest:
     with files.reading(path):
         data = path.read_bytes()
-    try:
-        manifest: _Manifest = json.loads(data)["checkpoint"]
-        intact = data == _manifest_bytes(manifest)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise HoldfastError(f"{path} is damaged: it is not the JSON of a checkpoint") from error
-    if not intact:
+    content = files.parse_json(data, path)
+    validate_content(content, _ManifestFile, path)
+    manifest: _Manifest = content["checkpoint"]
+    if data != _manifest_bytes(manifest):
         raise HoldfastError(f"{path} is damaged: its content does not match its SHA-256")
+    for client in manifest["clients"]:
+        if not client.isdecimal():
+            raise HoldfastError(f"{path} is damaged: '{client}' is not the number of a client")
+    for client in map(str, manifest["changed"]):
+        if client not in manifest["clients"]:
+            raise HoldfastError(f"{path} is damaged: it changes client {client} and has no file of it")
     return manifest

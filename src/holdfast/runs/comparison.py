@@ -5,6 +5,8 @@ from pathlib import Path
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
+from holdfast.core.schema import validate_content
+from holdfast.runs.schemas import StoredComparison
 
 COMPARISON = "comparison.json"
 
@@ -24,7 +26,8 @@ def is_baseline(run: Path) -> bool:
     if not path.exists():
         return False
     try:
-        with files.reading(path):
-            return bool(json.loads(path.read_bytes())["baseline"] == method.name)
-    except (ValueError, KeyError, TypeError) as error:
+        content = files.read_json(path)
+        validate_content(content, StoredComparison, path)
+    except HoldfastError as error:
         raise HoldfastError(f"{path} is damaged; remove it, or run the comparison again") from error
+    return bool(content["baseline"] == method.name)

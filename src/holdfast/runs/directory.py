@@ -15,10 +15,14 @@ from torch import Tensor
 
 from holdfast.core import files, locks
 from holdfast.core.errors import HoldfastError
+from holdfast.core.schema import validate_content
 from holdfast.core.settings import with_current_names
 from holdfast.runs import metrics_file
 from holdfast.runs.checkpoint import Checkpoint, CheckpointFolder
+from holdfast.runs.checksums import CHECKSUMS, Checksums
+from holdfast.runs.consistency import check_records
 from holdfast.runs.metrics_file import Record
+from holdfast.runs.schemas import StoredExperiment
 from holdfast.runs.tensors import State, from_bytes, to_bytes
 
 # LibYAML is ten times faster, but PyYAML may be built without it.
@@ -29,20 +33,38 @@ EXPERIMENT = "experiment.yaml"
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint"
 MODEL = "model.safetensors"
+FEDERATION = "federation.json"
+PROBE = "probe.json"
 LOCK = ".lock"
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """The settings in an experiment.yaml of any version, under their current names."""
-    with files.reading(path):
-        data = path.read_bytes()
+    data = read_verified(path)
     try:
         experiment = yaml.load(data, _Loader)  # noqa: S506 (a safe loader: no objects are built)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise HoldfastError(f"{path} is damaged: it is not YAML") from error
     if not isinstance(experiment, dict):
         raise HoldfastError(f"{path} is damaged: it does not describe an experiment")
-    return with_current_names(experiment)
+    experiment = with_current_names(experiment)
+    validate_content(experiment, StoredExperiment, path)
+    return experiment
+
+
+def read_verified(path: Path) -> bytes:
+    """The content of a run's file; `HoldfastError` if its checksum is not the recorded one."""
+    checksums, data = Checksums(path.parent), b""
+    while True:
+        before = data
+        with files.reading(path):
+            data = path.read_bytes()
+        if checksums.match(path.name, data):
+            return data
+        if data == before:  # otherwise another process has changed it since
+            raise HoldfastError(
+                f"{path} is damaged: its content does not match its SHA-256 in {CHECKSUMS}; restore it from a copy"
+            )
 
 
 class RunDirectory:
@@ -56,6 +78,7 @@ class RunDirectory:
         self.path = path
         self._metrics = path / METRICS
         self._checkpoint = CheckpointFolder(path / CHECKPOINT)
+        self._checksums = Checksums(path)
         self._locked = False
         self._appending: FileIO | None = None
 
@@ -75,7 +98,7 @@ class RunDirectory:
                     " or choose another --out"
                 )
             text = yaml.dump(dict(experiment), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-            run._replace(EXPERIMENT, text.encode())
+            run.write(EXPERIMENT, text.encode())
         return run
 
     @classmethod
@@ -127,6 +150,7 @@ class RunDirectory:
         line = metrics_file.to_line(record)
         with files.writing(self._metrics):
             if self._appending is None:
+                self._checksums.forget(METRICS)
                 self._appending = open(self._metrics, "ab", buffering=0)  # noqa: SIM115 (closed by lock)
             end = self._appending.seek(0, os.SEEK_END)
             try:
@@ -137,20 +161,27 @@ class RunDirectory:
 
     def records(self) -> list[Record]:
         """Every record so far, oldest first, without an incomplete last line."""
-        return [record for _, record in metrics_file.lines(self._metrics)]
+        if not self._metrics.exists():
+            return []
+        lines = metrics_file.lines(self._metrics, read_verified(self._metrics))
+        records = [record for _, record in lines]
+        check_records(self._metrics, records)
+        return records
 
     def rewind(self, round: int) -> None:
         """Drop the records of rounds after ``round`` and an incomplete last line, to continue from there."""
         self._need_lock()
         self._stop_appending()
+        if not self._metrics.exists():
+            return
         end = 0
-        for line_end, record in metrics_file.lines(self._metrics):
+        for line_end, record in metrics_file.lines(self._metrics, read_verified(self._metrics)):
             if record["round"] > round:
                 break
             end = line_end
-        if self._metrics.exists():
-            with files.writing(self._metrics):
-                os.truncate(self._metrics, end)
+        self._checksums.forget(METRICS)
+        with files.writing(self._metrics):
+            os.truncate(self._metrics, end)
 
     def save_checkpoint(
         self,
@@ -181,7 +212,10 @@ class RunDirectory:
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Write the final model, which marks the run as finished."""
         self._need_lock()
-        self._replace(MODEL, to_bytes(tensors))
+        if self._metrics.exists():
+            with files.reading(self._metrics):
+                self._checksums.expect(METRICS, self._metrics.read_bytes())
+        self.write(MODEL, to_bytes(tensors))
 
     def load_model(self) -> State:
         """The final model's tensors on the CPU; ``HoldfastError`` if the run is not finished."""
@@ -190,14 +224,15 @@ class RunDirectory:
             raise HoldfastError(
                 f"{self.path} has no final model yet; finish it with `holdfast resume {quote(str(self.path))}`"
             )
-        with files.reading(path):
-            data = path.read_bytes()
         try:
-            return from_bytes(data)
+            return from_bytes(read_verified(path))
         except ValueError as error:
             raise HoldfastError(f"{path} is damaged: {error}") from error
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a file of the run atomically and record its checksum."""
+        self._need_lock()
+        self._checksums.expect(name, data)
         files.replace(self.path / name, data)
         with files.writing(self.path):
             files.sync_directory(self.path)

@@ -10,6 +10,8 @@ from typing import Any, BinaryIO
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
+from holdfast.core.schema import Mismatch, validate_schema
+from holdfast.runs import schemas
 
 Record = dict[str, Any]
 
@@ -31,41 +33,41 @@ def plain(value: Any) -> Any:
 
 def to_line(record: Mapping[str, Any]) -> bytes:
     """Serialise a record to one line; ``ValueError`` if it has no integer ``round``."""
-    line = json.dumps(plain(record), allow_nan=False, ensure_ascii=False).encode()
-    if parse(line) is None:
+    content = plain(record)
+    if type(content.get("round")) is not int:
         raise ValueError("a record needs an integer 'round'")
-    return line + b"\n"
+    return json.dumps(content, allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
 
-def parse(line: bytes) -> Record | None:
-    """Parse one line; None if it is not a JSON object with a round."""
+def parse(line: bytes) -> Record:
+    """The record in one line; ``ValueError`` with the reason if the line is damaged."""
     try:
-        record = json.loads(line)
+        record: Record = json.loads(line)
+        validate_schema(record, schemas.Record)
+    except Mismatch:
+        raise
     except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("round"), int) else None
+        raise ValueError("it is not JSON") from None
+    return record
 
 
-def lines(path: Path) -> Iterator[tuple[int, Record]]:
-    """Every record, each with the offset in bytes of the end of its line; nothing if the file does not exist.
+def lines(path: Path, data: bytes) -> Iterator[tuple[int, Record]]:
+    """Every record in the content ``data`` of ``path``, each with the offset in bytes of the end of its line.
 
     An incomplete last line is left out. A damaged line before it raises ``HoldfastError``.
     """
-    if not path.exists():
-        return
-    with files.reading(path):
-        data = path.read_bytes()
     complete = data.split(b"\n")[:-1]  # what follows the last line break is incomplete
     end = 0
     for number, line in enumerate(complete, start=1):
         end += len(line) + 1
-        record = parse(line)
-        if record is not None:
-            yield end, record
-        elif number < len(complete):
-            raise HoldfastError(
-                f"{path} is damaged: line {number} is not the JSON object of a round; restore it from a copy"
-            )
+        try:
+            yield end, parse(line)
+        except ValueError as error:
+            if number < len(complete):
+                raise HoldfastError(
+                    f"{path} is damaged: line {number} is not the JSON object of a round ({error}); "
+                    "restore it from a copy"
+                ) from None
 
 
 def newest_first(path: Path) -> Iterator[Record]:
@@ -78,13 +80,13 @@ def newest_first(path: Path) -> Iterator[Record]:
             _lines_backwards(file), 1, None
         )  # without the incomplete line after the last break
         for number, line in enumerate(backwards):
-            record = parse(line)
-            if record is not None:
-                yield record
-            elif number > 0:
-                raise HoldfastError(
-                    f"{path} is damaged: a line near its end is not the JSON object of a round"
-                )
+            try:
+                yield parse(line)
+            except ValueError as error:
+                if number > 0:
+                    raise HoldfastError(
+                        f"{path} is damaged: a line near its end is not the JSON object of a round ({error})"
+                    ) from None
 
 
 def _lines_backwards(file: BinaryIO) -> Iterator[bytes]:

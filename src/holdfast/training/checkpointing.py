@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
+from holdfast.core.schema import validate_content
 from holdfast.core.settings import DEFAULTS, Role, settings_with, with_current_names
 from holdfast.core.trees import leaves, to_device, unflatten
 from holdfast.engine.rounds import RoundLoop
@@ -19,6 +20,7 @@ from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Server, Tensors
 from holdfast.runs import Checkpoint, RunDirectory
 from holdfast.runs.metrics_file import plain
+from holdfast.runs.schemas import CheckpointMeta
 from holdfast.runs.tensors import State
 
 IDENTITY = (*settings_with(Role.RESULT), "engine", "hash")
@@ -58,6 +60,7 @@ def find_checkpoint(directory: RunDirectory, identity: Mapping[str, Any]) -> Che
             text = f"{directory.path} has no checkpoint yet: it begins again with round 1"
             warnings.warn(text, HoldfastWarning, stacklevel=4)
         return None
+    validate_content(checkpoint.meta, CheckpointMeta, directory.path / "checkpoint" / "checkpoint.json")
     if "made_of" in checkpoint.meta:
         refuse_change(directory.path, with_current_names(checkpoint.meta["made_of"]), identity)
     if rounds[: checkpoint.round] != list(range(1, checkpoint.round + 1)):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import platform
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from holdfast.core import files
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import describe_schedule
+from holdfast.runs import RunDirectory
+from holdfast.runs.directory import FEDERATION
 from holdfast.runs.metrics_file import plain
 
 
@@ -35,7 +35,7 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
     return {"partition": partition, **setting}
 
 
-def write_federation(path: Path, federation: Federation, most: int = 10_000) -> None:
+def write_federation(directory: RunDirectory, federation: Federation, most: int = 10_000) -> None:
     """Write federation.json: label counts of the first ``most`` clients, for people and for the report."""
     shown = np.arange(min(federation.clients, most))
     stages = range(federation.stages)
@@ -51,7 +51,7 @@ def write_federation(path: Path, federation: Federation, most: int = 10_000) -> 
         "public": len(federation.public),
         "hash": federation.hash,
     }
-    files.replace(path / "federation.json", json.dumps(content).encode() + b"\n")
+    directory.write(FEDERATION, json.dumps(content).encode() + b"\n")
 
 
 def machine(device: torch.device) -> str:

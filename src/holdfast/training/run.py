@@ -11,8 +11,10 @@ from torch import nn
 
 from holdfast import metrics
 from holdfast.core.errors import HoldfastError
+from holdfast.core.schema import validate_content
 from holdfast.models.registry import ModelSpec
 from holdfast.runs import RunDirectory
+from holdfast.runs.schemas import TrainedExperiment
 
 
 @dataclass(eq=False)
@@ -35,6 +37,7 @@ class Run:
         """A finished run of one of ``holdfast.models``, read from its directory."""
         directory = RunDirectory.open(path)
         experiment, weights = directory.experiment, directory.load_model()
+        validate_content(experiment, TrainedExperiment, f"{directory.path}/experiment.yaml")
         if experiment["model"].get("own"):
             raise HoldfastError(
                 f"{path} holds a model of your own, '{experiment['model']['name']}': make it in Python and "
@@ -42,7 +45,13 @@ class Run:
             )
         spec = ModelSpec.from_description(experiment["model"])
         model = spec.build(tuple(experiment["shape"]), len(experiment["classes"]), experiment["seed"])
-        model.load_state_dict(weights)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError:
+            raise HoldfastError(
+                f"{path} is damaged: model.safetensors does not have the tensors of the model in experiment.yaml; "
+                "restore both from a copy"
+            ) from None
         return cls(experiment, directory.records(), model.eval(), directory.path)
 
     @property

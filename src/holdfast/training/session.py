@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from holdfast import kernels
-from holdfast.core import files
 from holdfast.core.device import choose_device, choose_precision, peak_bytes
 from holdfast.core.errors import HoldfastWarning
 from holdfast.core.random import generator
@@ -45,6 +44,7 @@ from holdfast.models.registry import ModelSpec
 from holdfast.models.wrapping import build_network, fit_samples
 from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
+from holdfast.runs.directory import PROBE
 from holdfast.runs.metrics_file import plain
 from holdfast.training.checkpointing import (
     IDENTITY,
@@ -228,7 +228,7 @@ class Training:
                 checkpoint = find_checkpoint(directory, identity)
                 directory.rewind(0 if checkpoint is None else checkpoint.round)
                 records = directory.records()
-                write_federation(directory.path, self.federation)
+                write_federation(directory, self.federation)
             client_states = StateCache(directory, checkpoint)
             loop = self.loop(client_states)
             if checkpoint is not None:
@@ -259,7 +259,7 @@ class Training:
             self._rounds(loop, done + 1, keep)
             model = self._final_model(loop)
             if directory is not None and loop.probe_features is not None:
-                files.replace(directory.path / "probe.json", json.dumps(loop.probe_features).encode() + b"\n")
+                directory.write(PROBE, json.dumps(loop.probe_features).encode() + b"\n")
             run = Run(experiment, records, model, None, peak_bytes(self.device))
             if directory is not None:
                 run.path = directory.path

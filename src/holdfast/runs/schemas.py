@@ -1,0 +1,179 @@
+"""The schemas of a run's files. A key may be absent unless it is required; null is a value that is not known."""
+
+from typing import Annotated, Any, Required, TypedDict
+
+from holdfast.core.schema import RECTANGULAR
+
+Number = float | None
+Numbers = list[Number]
+Matrix = Annotated[list[Numbers], RECTANGULAR]
+
+
+class Incident(TypedDict, total=False):
+    """A client that was lost in a round, and why."""
+
+    client: int
+    kind: str
+    detail: str
+
+
+class LocalTests(TypedDict, total=False):
+    """Tests of the local models of K participants."""
+
+    class_accuracy: Matrix  # [K, C]
+    accuracy: Numbers  # [K]
+    domain_accuracy: dict[str, Numbers]  # [K] each
+    global_before: Numbers  # [C]
+    global_after: Numbers  # [C]
+
+
+class Transfer(TypedDict, total=False):
+    """Forgetting and transfer of one client of a stream."""
+
+    client: Required[int]
+    average_forgetting: Required[Number]
+    backward_transfer: Required[Number]
+    forward_transfer: Required[Number]
+
+
+class Stream(TypedDict, total=False):
+    """The metrics of a round of a stream."""
+
+    A_sel: Number
+    A_loc: Number
+    A_glo: Number
+    A_loc_t: Number
+    A_glo_t: Number
+    A_pro: Number
+    average_forgetting: Number
+    backward_transfer: Number
+    forward_transfer: Number
+    task_accuracy: Matrix  # [K, T]
+    transfer: list[Transfer]
+
+
+class Alignment(TypedDict, total=False):
+    """Shares of neurons."""
+
+    local: Number
+    dead: Number
+
+
+class ProbeMetrics(TypedDict, total=False):
+    """The metrics of a probe."""
+
+    gradient_diversity: Number
+    alignment: Alignment
+    feature_distance: Number
+    classifier_similarity: Number
+
+
+class Seconds(TypedDict, total=False):
+    """The duration of a round's parts."""
+
+    train: Number
+    evaluate: Number
+    total: Number
+
+
+class Record(TypedDict, total=False):
+    """A line of metrics.jsonl: one round with K participants and C classes."""
+
+    round: Required[int]
+    stage: int | None
+    lr: Number
+    participants: list[int]  # [K]
+    samples: list[int]  # [K]
+    train_loss: Number
+    locals: LocalTests
+    local_in: Numbers  # [K]
+    local_out: Numbers  # [K]
+    weight_divergence: Numbers  # [K]
+    local_forgetting: Numbers  # [K]
+    distribution_distance: Numbers  # [K]
+    in_local: Number
+    out_local: Number
+    bytes_down: int
+    bytes_up: int
+    incidents: list[Incident] | None
+    stream: Stream | None
+    probe: ProbeMetrics
+    accuracy: Number
+    loss: Number
+    class_accuracy: Numbers | None  # [C]
+    domain_accuracy: dict[str, Number] | None
+    forgetting: Number
+    seconds: Seconds
+
+
+class Domains(TypedDict):
+    """The domains' names, and the index of each client's domain."""
+
+    names: list[str]
+    clients: list[int]
+
+
+class StoredFederation(TypedDict, total=False):
+    """The content of federation.json."""
+
+    clients: int
+    stages: int
+    classes: list[str]
+    label_counts: Annotated[list[list[int]] | list[list[list[int]]], RECTANGULAR] | None
+    domains: Domains | None
+    public: int
+    hash: str
+
+
+class Pairs(TypedDict):
+    """Histograms of cosines between pairs of features."""
+
+    edges: list[float]
+    positive: list[int]
+    negative: list[int]
+
+
+class StoredProbe(TypedDict, total=False):
+    """The content of probe.json: a projection of N features."""
+
+    tsne: Annotated[list[list[float]], RECTANGULAR]  # [N, 2]
+    labels: list[int]  # [N]
+    clients: list[int]  # [N]
+    pairs: Pairs
+
+
+class StoredExperiment(TypedDict, total=False):
+    """The entries of experiment.yaml that are read without being parsed as settings."""
+
+    method: str | dict[str, Any] | list[Any] | None
+    data: str | dict[str, Any] | None
+    model: str | dict[str, Any]
+    rounds: int
+    seed: int | None
+    classes: list[str | int | float | bool] | None
+    shape: list[int]
+    hash: str
+    engine: str
+    versions: dict[str, Any]
+
+
+class TrainedExperiment(TypedDict):
+    """The entries of experiment.yaml that describe the model."""
+
+    method: dict[str, Any]
+    model: dict[str, Any]
+    shape: list[int]
+    classes: list[str]
+    seed: int
+
+
+class CheckpointMeta(TypedDict, total=False):
+    """The metadata of a checkpoint: the identity of its run."""
+
+    made_of: dict[str, Any]
+
+
+class StoredComparison(TypedDict, total=False):
+    """The content of comparison.json."""
+
+    baseline: Required[str]
