@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, auto
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.optimizers import SGD, Factory, OptimizerSpec, described, factory_name, optimizer_from
 from holdfast.core.spec import (
     Momentum,
     NonNegative,
@@ -71,11 +72,18 @@ class Settings:
     lr_decay: PositiveFraction = setting(
         HelpGroup.SCHEDULE, "Factor by which the learning rate changes after each round.", 1.0
     )
-    momentum: Momentum = setting(HelpGroup.SCHEDULE, "Momentum of local SGD.", 0.0)
-    keep_momentum: bool = setting(
-        HelpGroup.SCHEDULE, "Keep a client's momentum from one of its rounds to the next.", False
+    optimizer: Described | Factory = setting(
+        HelpGroup.SCHEDULE,
+        "Optimiser of local steps: sgd, sgd:nesterov=true, adam:betas=[0.9,0.99], adamw, rmsprop, adagrad.",
+        "sgd",
     )
-    weight_decay: NonNegative = setting(HelpGroup.SCHEDULE, "Weight decay of local SGD.", 0.0)
+    momentum: Momentum = setting(HelpGroup.SCHEDULE, "Momentum of the optimisers sgd and rmsprop.", 0.0)
+    keep_optimizer_state: bool = setting(
+        HelpGroup.SCHEDULE,
+        "Keep a client's momentum and moments from one of its rounds to the next.",
+        False,
+    )
+    weight_decay: NonNegative = setting(HelpGroup.SCHEDULE, "Weight decay of the optimiser.", 0.0)
     max_grad_norm: Positive | None = setting(HelpGroup.SCHEDULE, "Clip local gradients to this norm.", None)
     client_dropout: Momentum = setting(
         HelpGroup.SCHEDULE, "Probability that a sampled client fails in a round.", 0.0
@@ -106,8 +114,41 @@ class Settings:
 
     def __post_init__(self) -> None:
         validate_fields(self)
-        if self.keep_momentum and not self.momentum:
-            raise HoldfastError("keep_momentum is True; it must be false where momentum is 0")
+        object.__setattr__(self, "optimizer", described(self.optimizer))
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
+        spec = self.optimizer_spec
+        if spec is None:  # a factory has its own options
+            for name in ("momentum", "weight_decay"):
+                if getattr(self, name):
+                    own = factory_name(cast("Factory", self.optimizer))
+                    raise HoldfastError(
+                        f"{name} is {getattr(self, name)}, and {own} takes its own options only; give them with "
+                        f"functools.partial({own}, …)"
+                    )
+            return
+        if self.momentum and not spec.uses_momentum:
+            raise HoldfastError(
+                f"momentum is {self.momentum}; it must be 0 for optimizer {spec.name}: only sgd and rmsprop use it"
+            )
+        if getattr(spec, "nesterov", False) and not self.momentum:
+            raise HoldfastError("sgd: nesterov is True; it must be false where momentum is 0")
+        if self.keep_optimizer_state and not (spec.slots or self.momentum):
+            raise HoldfastError(
+                f"keep_optimizer_state is True; it must be false for optimizer {spec.name} where momentum is 0, "
+                "which keeps no state"
+            )
+
+    @property
+    def optimizer_spec(self) -> OptimizerSpec | None:
+        """The named optimiser; None for a factory of PyTorch optimisers."""
+        return optimizer_from(self.optimizer) if isinstance(self.optimizer, (str, Mapping)) else None
+
+    @property
+    def uses_plain_sgd(self) -> bool:
+        """Whether the optimiser is SGD without ``nesterov``."""
+        return self.optimizer_spec == SGD()
 
     def lr_at(self, round: int) -> float:
         """The learning rate in a round (from 1)."""
@@ -192,7 +233,7 @@ SCHEDULE_SETTINGS = tuple(f.name for f in fields(Settings))
 
 FEDERATION_SETTINGS = settings_with(Role.FEDERATION)
 MACHINE_SETTINGS = settings_with(Role.MACHINE)
-DEFAULTS = {f.name: f.default for f in fields(ExperimentSettings)}
+DEFAULTS = vars(ExperimentSettings())
 
 
 # Former names -----------------------------------------------------------------------------------------------
@@ -206,6 +247,7 @@ FORMER_NAMES = {
     "local_test": "local_test_samples",
     "lanes": "parallel_clients",
     "address": "ray_address",
+    "keep_momentum": "keep_optimizer_state",
 }
 """Settings that runs, experiment files and results from before version 0.2 store under another name."""
 

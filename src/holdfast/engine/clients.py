@@ -11,9 +11,10 @@ from torch import Tensor
 
 from holdfast.core.random import generator
 from holdfast.core.settings import Settings
-from holdfast.core.trees import tensors_only, to_device
+from holdfast.core.trees import clone, tensors_only, to_device
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.batching import BatchPlan, plan_batches
+from holdfast.engine.local_optimizer import former_state
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
@@ -88,7 +89,7 @@ class PreparedClient:
     plan: BatchPlan
     tables: Tensors  # per sample: those of the method, and "teacher/<name>/logits|features"
     teachers: dict[str, Tensors]  # weights of teachers that are evaluated in each step
-    momentum: Tensors  # from its last round; empty if it starts at 0
+    optimizer: Tree  # the optimiser's state from its last round; empty if it starts anew
 
 
 @dataclass(eq=False)
@@ -226,8 +227,8 @@ class ClientRunner:
         tables = dict(method.tables(payload, state, client))
         teachers = {name: method.teacher(name, payload, state, client) for name in method.teachers}
         carry = tensors_only(method.client_init(payload, state, client), method.name, "client_init")
-        momentum = client_state.get("momentum", {})
-        return PreparedClient(client, params, carry, planned.plan, tables, teachers, momentum)
+        optimizer = former_state(client_state)
+        return PreparedClient(client, params, carry, planned.plan, tables, teachers, optimizer)
 
     def _cache_teacher_outputs(self, prepared: Sequence[PreparedClient]) -> None:
         """Add the teachers' outputs for their clients' samples to the tables; each model is evaluated once."""
@@ -265,12 +266,15 @@ class ClientRunner:
         prepared: PreparedClient,
         params: Tensors,
         buffers: Tensors,
-        momentum: Tensors,
+        optimizer: Tree,
         carry: Tree,
         loss: float,
         finite: bool,
     ) -> ClientResult:
-        """Call the method's hooks after the last step and collect the client's result."""
+        """Call the method's hooks after the last step and collect the client's result.
+
+        ``optimizer`` is the optimiser's state if the client keeps it, otherwise empty.
+        """
         client = prepared.client
         client.buffers = buffers
         with torch.no_grad():
@@ -283,8 +287,8 @@ class ClientRunner:
             client_state["norm"] = {
                 k: v.clone() for k, v in {**params, **buffers}.items() if k in self.stateful
             }
-        if self.settings.keep_momentum and momentum:
-            client_state["momentum"] = {k: v.clone() for k, v in momentum.items()}
+        if optimizer:
+            client_state["optimizer"] = clone(optimizer)
         if self.context.stages > 1:  # on a stream, clients are also tested with their local heads
             client_state["head"] = {k: params[k].clone() for k in self.context.network.head.names}
         return ClientResult(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch.func import grad, vmap
 
 from holdfast.core.device import available_ram_bytes, free_gpu_bytes
 from holdfast.core.errors import HoldfastError, HoldfastWarning, unknown
+from holdfast.core.optimizers import OPTIMIZERS, Factory, factory_name
 from holdfast.core.settings import Settings
 from holdfast.engine.base import Engine
 from holdfast.engine.batching import widest_batch
@@ -80,7 +82,13 @@ def _local_engine(
     width = widest_batch(trained, settings.batch_size, context.network.has_batch_norm, settings.drop_last)
     on_cpu = context.device.type == "cpu"
     large_steps = on_cpu and name != "vectorized" and step_bytes(context, data, width) > SMALL_STEP_BYTES
-    if name == "vectorized" or (name == "auto" and not large_steps):
+    own = settings.optimizer_spec is None
+    if own and name == "vectorized":
+        raise HoldfastError(
+            f"optimizer {factory_name(cast('Factory', settings.optimizer))} runs on engine 'sequential' only; the "
+            f"vectorized engine has {', '.join(OPTIMIZERS)}"
+        )
+    if name == "vectorized" or (name == "auto" and not large_steps and not own):
         reason = _vmap_error(context, data, width, lanes)
         if reason is None:
             lanes = lanes or fitting_lanes(context, data, cohort, width)

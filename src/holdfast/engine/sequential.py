@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from holdfast.core.device import keep_freed_memory
+from holdfast.core.optimizers import Factory
 from holdfast.core.settings import Settings
+from holdfast.core.trees import copy_, leaves
 from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import (
     Broadcast,
@@ -21,7 +24,8 @@ from holdfast.engine.clients import (
     proximal_mu_of,
     teacher_outputs,
 )
-from holdfast.engine.optim import add_proximal_term, clip, sgd_
+from holdfast.engine.local_optimizer import LocalOptimizer, TorchOptimizer
+from holdfast.engine.optim import add_proximal_term, clip
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import RunContext
 from holdfast.models.network import Output
@@ -43,7 +47,11 @@ class SequentialEngine:
         self.params: Tensors = {k: p for k, p in self.net.named_parameters() if k in context.network.params}
         self.param_list = list(self.params.values())
         self.all_indices = list(range(len(self.params)))
-        self.momentum = [torch.zeros_like(p) for p in self.param_list] if settings.momentum else []
+        self.optimizer = None if settings.optimizer_spec is None else LocalOptimizer(settings)
+        self.optimizer_state: Tree = self.optimizer.new_state(self.params) if self.optimizer else {}
+        self.own_optimizer: TorchOptimizer | None = None  # of the present client
+        if self.optimizer is None:
+            self._own_optimizer(settings.lr)  # an optimiser that cannot be made is refused before training
         if context.device.type == "cpu":
             keep_freed_memory()
 
@@ -66,10 +74,13 @@ class SequentialEngine:
             torch._foreach_copy_(self.param_list, [prepared.params[name] for name in self.params])
             for name, buffer in self.buffers.items():
                 buffer.copy_(client.buffers[name])
-            if prepared.momentum:
-                torch._foreach_copy_(self.momentum, [prepared.momentum[name] for name in self.params])
-            elif self.momentum:
-                torch._foreach_zero_(self.momentum)
+            if prepared.optimizer and self.optimizer:
+                copy_(self.optimizer_state, prepared.optimizer)
+            elif self.optimizer_state:
+                torch._foreach_zero_([value for _, value in leaves(self.optimizer_state)])
+            if self.optimizer is None:
+                self.own_optimizer = self._own_optimizer(client.lr)
+                self.own_optimizer.load(prepared.optimizer)
         self.net.train()
         total = torch.zeros((), dtype=self.context.dtype, device=self.context.device)
         ids, carry, plan = torch.from_numpy(client.ids), prepared.carry, prepared.plan
@@ -89,8 +100,17 @@ class SequentialEngine:
         loss_mean = float(total) / plan.steps
         params = {name: p.detach() for name, p in self.params.items()}
         finite = bool(torch.isfinite(torch.stack([p.sum() for p in params.values()]).sum()))
-        momentum = dict(zip(self.params, self.momentum, strict=True)) if self.momentum else {}
-        return self.runner.finish(prepared, params, self.buffers, momentum, carry, loss_mean, finite)
+        state = self.own_optimizer.state if self.own_optimizer else self.optimizer_state
+        kept = state if self.settings.keep_optimizer_state else {}
+        return self.runner.finish(prepared, params, self.buffers, kept, carry, loss_mean, finite)
+
+    def _own_optimizer(self, lr: float) -> TorchOptimizer:
+        """An optimiser of the user's own, in its initial state."""
+        factory, one_group = (
+            cast("Factory", self.settings.optimizer),
+            not self.method.overrides("learning_rate"),
+        )
+        return TorchOptimizer(factory, self.params, lr, one_group)
 
     def _batch(self, prepared: PreparedClient, ids: Tensor, index: int) -> Batch:
         plan, device = prepared.plan, self.context.device
@@ -150,14 +170,14 @@ class SequentialEngine:
                     add_proximal_term(self.param_list, grads, global_params, method.proximal_mu()),
                     settings.max_grad_norm,
                 )
-            self._sgd_step(grads, unused, batch, global_params, lr)
+            self._update(grads, unused, batch, global_params, lr)
             if method.overrides("after_step"):
                 out = Output(out.features.detach(), out.logits.detach())
                 params, carry = method.after_step(self.params, out, batch, carry)
                 self._assign(params)
         return loss.detach(), carry
 
-    def _sgd_step(
+    def _update(
         self,
         grads: Sequence[Tensor],
         unused: Collection[int],
@@ -166,21 +186,28 @@ class SequentialEngine:
         lr: float,
     ) -> None:
         """Update all parameters except the ``unused`` ones, as torch's optimisers do."""
+        rates = None
+        if self.method.overrides("learning_rate"):
+            rates = learning_rates(self.method, int(batch.epoch), lr, self.context)
+        if self.own_optimizer is not None:
+            grads = add_proximal_term(self.param_list, grads, sent, self.proximal_mu)
+            self.own_optimizer.step_(grads, rates or [lr] * len(self.param_list), unused)
+            return
+        assert self.optimizer is not None
         used = [i for i in self.all_indices if i not in unused] if unused else self.all_indices
         by_rate: dict[float, list[int]] = {lr: used}
-        if self.method.overrides("learning_rate"):
-            rates, by_rate = learning_rates(self.method, int(batch.epoch), lr, self.context), {}
+        if rates is not None:
+            by_rate = {}
             for i in used:
                 by_rate.setdefault(rates[i], []).append(i)
-            by_rate.pop(0.0, None)  # neither the parameters nor their momentum change
+            by_rate.pop(0.0, None)  # neither the parameters nor their state change
+        state = {slot: list(by_name.values()) for slot, by_name in self.optimizer_state.items()}
         for rate, chosen in by_rate.items():
-            sgd_(
+            self.optimizer.step_(
                 [self.param_list[i] for i in chosen],
                 [grads[i] for i in chosen],
-                [self.momentum[i] for i in chosen] if self.momentum else [],
+                {slot: [values[i] for i in chosen] for slot, values in state.items()},
                 lr=rate,
-                momentum=self.settings.momentum,
-                weight_decay=self.settings.weight_decay,
                 proximal_mu=self.proximal_mu,
                 global_params=[sent[i] for i in chosen] if sent else [],
             )

@@ -129,6 +129,8 @@ class Method:
     """Whether the server learns from a public set."""
     holdout: ClassVar[float] = 0.0
     """The share of a client's samples that is kept out of its training, as ``client.heldout``."""
+    assumes_sgd: ClassVar[str] = ""
+    """Why the method's arithmetic holds for local SGD only; a run with another optimiser is refused with it."""
 
     def __post_init__(self) -> None:
         validate_fields(self, self.name or type(self).__name__)

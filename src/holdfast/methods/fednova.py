@@ -32,6 +32,7 @@ class FedNova(Method):
         when="clients take very different numbers of local steps",
         uploads="a_k, and so its number of local steps",
     )
+    assumes_sgd: ClassVar[str] = "a_k is the distance that SGD's steps cover with a constant gradient"
 
     mu: NonNegative = 0.0  # μ: weight of the proximal term
     variant: Literal["original", "ntd"] = "original"

@@ -31,6 +31,9 @@ class Scaffold(Method):
         server="keeps a control variate of the model's size",
         uploads="the change of its control variate, which approximates its mean gradient",
     )
+    assumes_sgd: ClassVar[str] = (
+        "a control variate is the change of the weights divided by the number of steps and the learning rate"
+    )
 
     variant: Literal["original", "ntd"] = "original"
 

@@ -69,6 +69,20 @@ def check_cohort(settings: Settings, clients: int) -> None:
         )
 
 
+def check_optimizer(method: Method, settings: Settings) -> None:
+    """Raise if the method's arithmetic does not hold for this optimiser."""
+    if settings.uses_plain_sgd:
+        return
+    for part in method.parts if isinstance(method, Stack) else (method,):
+        if part.assumes_sgd:
+            raise HoldfastError(
+                f"{part.name} assumes local SGD without nesterov: {part.assumes_sgd}; use optimizer sgd, or another "
+                "method"
+            )
+    if method.overrides("step"):
+        raise HoldfastError(f"{method.name} computes its whole local step, by SGD; use optimizer sgd")
+
+
 def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
     """Raise if a forward pass fails or does not return one logit for each class."""
     if network.num_outputs != dataset.num_classes:

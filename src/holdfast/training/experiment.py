@@ -110,6 +110,7 @@ class Experiment(ExperimentSettings):
             ("data", "own"),
             ("method", "own"),
             ("model", "own"),
+            ("optimizer", "own"),
             ("partition", "given"),
             ("public", "given"),
         ):

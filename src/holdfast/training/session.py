@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from holdfast import kernels
+from holdfast.core import optimizers
 from holdfast.core.device import choose_device, choose_precision, peak_bytes
 from holdfast.core.errors import HoldfastWarning
 from holdfast.core.random import generator
@@ -58,6 +59,7 @@ from holdfast.training.checkpointing import (
 from holdfast.training.checks import (
     check_cohort,
     check_model,
+    check_optimizer,
     ignores_padding,
     warn_of_own_draws,
     warn_of_tiny_batches,
@@ -142,6 +144,7 @@ class Training:
         )
         check_public(method, self.context)
         self.method = method.prepare(self.context)
+        check_optimizer(self.method, settings)
         if callable(engine):
             self.engine = engine(self.method, self.context, self.data)
         else:
@@ -166,6 +169,7 @@ class Training:
             "classifier": self.classifier,
             "batchnorm": self.batchnorm,
             **asdict(self.settings),
+            "optimizer": optimizers.description(self.settings.optimizer),
             "engine": self.engine.name,
             "device": self.device.type,
             "precision": self.precision,

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.settings import Settings
+from holdfast.core.optimizers import Factory
+from holdfast.core.settings import Described, Settings
 from holdfast.data.federation import Federation
 from holdfast.methods.base import Method
 from holdfast.methods.registry import parse_method
@@ -35,8 +36,9 @@ def train(
     batch_size: int = 32,
     drop_last: bool = False,
     lr: float = 0.01,
+    optimizer: Described | Factory = "sgd",
     momentum: float = 0.0,
-    keep_momentum: bool = False,
+    keep_optimizer_state: bool = False,
     weight_decay: float = 0.0,
     lr_decay: float = 1.0,
     max_grad_norm: float | None = None,
@@ -66,8 +68,9 @@ def train(
     """Train ``model`` with ``method`` across the clients of ``federation``.
 
     Each of ``rounds`` rounds trains ``clients_per_round`` clients (all by default) for ``local_epochs`` epochs over
-    their own data in batches of ``batch_size``, by SGD with ``momentum`` and ``weight_decay``. The learning rate of
-    round t is ``lr * lr_decay ** (t - 1)``. The same ``seed`` on the same engine gives the same bits.
+    their own data in batches of ``batch_size``, with the ``optimizer``, by default SGD with ``momentum`` and
+    ``weight_decay``. The learning rate of round t is ``lr * lr_decay ** (t - 1)``. The same ``seed`` on the same engine
+    gives the same bits.
 
     Args:
         method: a method, or text as on the command line, such as ``"fedntd:beta=2"``.
@@ -76,7 +79,11 @@ def train(
         federation: the clients and their data, from `federate` or `stream`.
         drop_last: leave out an epoch's last batch where it is not full, unless it is the only one. BatchNorm over two
             or three samples may make a model diverge.
-        keep_momentum: a client's momentum continues from its last round; otherwise it begins at 0 in every round.
+        optimizer: ``"sgd"``, ``"sgd:nesterov=true"``, ``"adam:betas=[0.9,0.99]"``, ``"adamw"``, ``"rmsprop"`` or
+            ``"adagrad"``; or a class of ``torch.optim`` or a function that makes such an optimiser from parameters and
+            ``lr``, which runs on engine ``sequential``.
+        keep_optimizer_state: a client's momentum or moments continue from its last round; otherwise they begin at 0
+            in every round.
         client_dropout: the probability that a sampled client fails in a round.
         deadline: seconds of training after which a round closes without the clients that are not ready.
         min_clients: a round with fewer usable updates stops the run.
@@ -104,8 +111,9 @@ def train(
         batch_size=batch_size,
         drop_last=drop_last,
         lr=lr,
+        optimizer=optimizer,
         momentum=momentum,
-        keep_momentum=keep_momentum,
+        keep_optimizer_state=keep_optimizer_state,
         weight_decay=weight_decay,
         lr_decay=lr_decay,
         max_grad_norm=max_grad_norm,

@@ -29,10 +29,16 @@ class ConvFilters:
     """The filters among stacked parameters ``[L, ...]``."""
 
     def __init__(
-        self, method: Method, settings: Settings, params: Tensors, momentum: Tensors, global_params: Tensors
+        self,
+        method: Method,
+        settings: Settings,
+        params: Tensors,
+        momentum: Tensors,
+        global_params: Tensors,
+        is_sgd: bool,
     ) -> None:
-        """``global_params`` are not stacked: all lanes share them."""
-        self.method, self.settings = method, settings
+        """``global_params`` are not stacked: all lanes share them. ``is_sgd``: the optimiser is the kernels' SGD."""
+        self.method, self.settings, self.is_sgd = method, settings, is_sgd
         self.proximal_mu = proximal_mu_of(method, settings)
         self.params, self.momentum, self.global_params = params, momentum, global_params
         self.used_taps: UsedTaps | None = None  # of the filters whose padding taps the optimiser skips
@@ -66,7 +72,9 @@ class ConvFilters:
     ) -> UsedTaps:
         """The filters whose padding taps have no gradient and are not read while a client trains."""
         hooks = ("edit_gradient", "learning_rate", "after_step", "after_epoch")
-        if loss_reads_weights or self.settings.keep_momentum or any(map(self.method.overrides, hooks)):
+        if not self.is_sgd or loss_reads_weights or self.settings.keep_optimizer_state:
+            return {}
+        if any(map(self.method.overrides, hooks)):
             return {}
         used_taps = gradients.used_taps(grads)
         if used_taps:
@@ -78,7 +86,9 @@ class ConvFilters:
 
     def _allocate_fp16_copies(self, fp16: Fp16Filters, n: int) -> dict[str, tuple[range, Tensor]]:
         """Uninitialised copies of the requested filters that only the optimiser changes while a client trains."""
-        if not fp16.requested or any(map(self.method.overrides, ("after_step", "after_epoch"))):
+        if not self.is_sgd or not fp16.requested:
+            return {}
+        if any(map(self.method.overrides, ("after_step", "after_epoch"))):
             return {}
         from holdfast.kernels.sgd import supported
 

@@ -7,6 +7,7 @@ finished one client continues with the next, and lanes are ordered so that the a
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from holdfast.core.trees import (
     first_lanes,
     leaves,
     stack_like,
+    tree_map,
     where,
     write_lanes,
 )
@@ -38,7 +40,7 @@ from holdfast.engine.clients import (
     PreparedClient,
     learning_rates,
 )
-from holdfast.engine.optim import sgd_
+from holdfast.engine.local_optimizer import LocalOptimizer
 from holdfast.engine.vectorized.client_step import ClientStep
 from holdfast.engine.vectorized.conv_filters import ConvFilters
 from holdfast.engine.vectorized.round_schedule import LaneSlot, RoundSchedule, schedule_round
@@ -80,7 +82,8 @@ class VectorizedEngine:
         self.params = {k: self._empty_lanes(v, lanes) for k, v in context.network.params.items()}
         self.buffers = {k: self._empty_lanes(v, lanes) for k, v in context.network.buffers.items()}
         self.frozen_buffers = {k: v.clone() for k, v in self.buffers.items()}  # as each client started
-        self.momentum = {k: torch.zeros_like(v) for k, v in self.params.items()} if settings.momentum else {}
+        self.optimizer = LocalOptimizer(settings)
+        self.optimizer_state = self.optimizer.new_state(self.params, lanes)
         self.loss = torch.zeros(lanes, dtype=context.dtype, device=context.device)
         self.zero = self.loss.new_zeros(())
         self.lr = torch.zeros((), dtype=torch.float64 if context.dtype == torch.float64 else torch.float32,
@@ -88,7 +91,10 @@ class VectorizedEngine:
         self.client_step = ClientStep(
             method, context, settings, self.runner.cache_teachers, self.global_params, self.lr
         )
-        self.conv_filters = ConvFilters(method, settings, self.params, self.momentum, self.global_params)
+        momentum = self.optimizer_state.get("momentum", {})
+        self.conv_filters = ConvFilters(
+            method, settings, self.params, momentum, self.global_params, self.optimizer.is_sgd
+        )
         # The learning rate of each epoch and parameter, if the method sets them.
         self.rates = self.lr.new_zeros((settings.local_epochs, len(self.params)))
         self.cursor = torch.zeros(1, dtype=torch.int64, device=context.device)  # the current step's number
@@ -238,8 +244,8 @@ class VectorizedEngine:
         for name in self.teachers:
             models = [{**prepared.client.buffers, **prepared.teachers[name]} for prepared in clients]
             write_lanes(self.teachers[name], models, lanes)
-        zeros = dict.fromkeys(self.momentum, self.zero)
-        write_lanes(self.momentum, [prepared.momentum or zeros for prepared in clients], lanes)
+        zeros = tree_map(lambda _: self.zero, self.optimizer_state)
+        write_lanes(self.optimizer_state, [prepared.optimizer or zeros for prepared in clients], lanes)
         write_lanes({"loss": self.loss}, [{"loss": self.zero}] * len(lanes), lanes)
         self.conv_filters.refresh_fp16_copies(slice(min(lanes), max(lanes) + 1))
 
@@ -275,8 +281,8 @@ class VectorizedEngine:
         sums = torch.stack(
             [v.sum(tuple(range(1, v.dim()))) if v.dim() > 1 else v for v in self.params.values()]
         ).sum(0)
-        trees = (self.params, self.buffers, self.momentum if self.settings.keep_momentum else {})
-        unbound = [{k: v.unbind() for k, v in tensors.items()} for tensors in trees]
+        kept = self.optimizer_state if self.settings.keep_optimizer_state else {}
+        unbound = [{k: v.unbind() for k, v in tensors.items()} for tensors in (self.params, self.buffers)]
         carries = copies_of_lanes(
             self.carry, [slot.lane for slot in slots]
         )  # may be used after the lane is reused
@@ -284,9 +290,10 @@ class VectorizedEngine:
         for slot, carry in zip(slots, carries, strict=True):
             assert slot.prepared is not None
             lane = slot.lane
-            params, buffers, momentum = ({k: v[lane] for k, v in views.items()} for views in unbound)
+            params, buffers = ({k: v[lane] for k, v in views.items()} for views in unbound)
+            state = tree_map(operator.itemgetter(lane), kept)
             loss = losses[lane] / slot.steps
-            yield self.runner.finish(slot.prepared, params, buffers, momentum, carry, loss, finite[lane])
+            yield self.runner.finish(slot.prepared, params, buffers, state, carry, loss, finite[lane])
 
     # A step ---------------------------------------------------------------------------------------------
 
@@ -304,12 +311,12 @@ class VectorizedEngine:
 
     def _state(self) -> list[Tensor]:
         """All tensors that a step changes."""
-        trees = (self.params, self.buffers, self.momentum, self.carry)
+        trees = (self.params, self.buffers, self.optimizer_state, self.carry)
         return [self.loss, self.cursor, *(leaf for tree in trees for _, leaf in leaves(tree))]
 
     def _step(self, n: int, width: int, masked: bool) -> None:
         """One batch of each of the first n lanes."""
-        method, settings = self.method, self.settings
+        method = self.method
         with torch.no_grad(), recording_amax():
             lanes = self._load_step(n, width, masked)
             params = {k: v[:n] for k, v in self.params.items()}
@@ -326,15 +333,12 @@ class VectorizedEngine:
                     params, buffers, carry, *lanes
                 )
             copy_(buffers, changed)
-            momentum = {k: v[:n] for k, v in self.momentum.items()}
             self.conv_filters.update(*recorded, grads, self.client_step.loss_reads_weights)
-            sgd_(
+            self.optimizer.step_(
                 list(params.values()),
                 [grads[k] for k in params],
-                list(momentum.values()),
+                {slot: [v[:n] for v in by_name.values()] for slot, by_name in self.optimizer_state.items()},
                 lr=self.rates.index_select(0, lanes[3]) if method.overrides("learning_rate") else self.lr,
-                momentum=settings.momentum,
-                weight_decay=settings.weight_decay,
                 proximal_mu=self.conv_filters.proximal_mu,
                 global_params=[self.global_params[k] for k in params],
                 kernels=self.context.network.uses_kernels,
