@@ -26,17 +26,18 @@ UP = {
     "fedcurv": 3 * MODEL, "fedproc": MODEL + ROWS + COUNTS, "fedrep": MODEL - HEAD, "fedproto": ROWS + COUNTS,
     "creff": MODEL + 10 * HEAD + COUNTS, "fedfomo": MODEL + 5 * NUMBER,
     "fedpac": MODEL + 2 * ROWS + COUNTS + NUMBER,
+    "mofedsam": MODEL + 2 * NUMBER, "fedspeed": MODEL + NUMBER, "fedsmoo": 2 * MODEL + NUMBER,
 }  # fmt: skip
 DOWN = {
     "scaffold": 2 * MODEL, "fedka": MODEL + 4 * 10 * 3 * 32 * 32, "flashback": MODEL + COUNTS,
     "fedfa": MODEL + ROWS, "fedcurv": 3 * MODEL, "fedproc": MODEL + ROWS + COUNTS, "fedrep": MODEL - HEAD,
     "fedproto": ROWS + COUNTS, "creff": MODEL + HEAD, "fedfomo": 6 * MODEL,
-    "fedpac": MODEL + HEAD + ROWS + COUNTS,
+    "fedpac": MODEL + HEAD + ROWS + COUNTS, "mofedsam": 2 * MODEL, "fedsmoo": 2 * MODEL,
 }  # fmt: skip
 KEEPS = {
     "scaffold": MODEL, "moon": MODEL, "feddyn": MODEL, "fedcurv": 2 * MODEL, "fedrep": HEAD,
     "fedmlp": HEAD + ROWS + 10, "fedproto": MODEL + ROWS + COUNTS, "fedala": 2 * HEAD + NUMBER,
-    "fedfomo": 2 * MODEL, "fedrod": HEAD,
+    "fedfomo": 2 * MODEL, "fedrod": HEAD, "fedspeed": MODEL, "fedsmoo": 2 * MODEL, "fedlesam": MODEL,
 }  # fmt: skip
 
 
@@ -96,6 +97,7 @@ def test_privacy_agrees_with_what_is_sent():
     harmless = {
         "fednova": {"distance", "samples"},
         "feddyn": {"clients"},
+        "fedspeed": {"clients"},
     }  # numbers that tell no label or feature
     for name in METHODS:
         page = describe(name)
@@ -132,6 +134,9 @@ STEP = 3 * FORWARD - 64 * 200
         ("fedcurv", STEP, STEP),
         ("fedreg", 10 * STEP + 41 * FORWARD, 10 * STEP + 41 * FORWARD),  # 20 ascents go forward and back
         ("fedpac", 2 * FORWARD, 2 * FORWARD),
+        ("fedsam", 5 * STEP, 5 * STEP),  # a second gradient in each step
+        ("fedlesam", 0, 0),
+        ("fedsol", 5 * STEP + FORWARD, 5 * (STEP + FORWARD)),
     ],
 )
 def test_work_is_what_passes_cost(name, plain, augmented):

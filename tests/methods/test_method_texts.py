@@ -66,6 +66,12 @@ PUBLISHED = {
     "ema": {"beta": 0.9, "start": False},
     "balanced": {"tau": 1.0, "floor": 1e-8},
     "fedlc": {"tau": 1.0},
+    "fedsam": {"rho": 0.1},
+    "mofedsam": {"rho": 0.1, "alpha": 0.1},
+    "fedspeed": {"rho": 0.1, "lam": 0.1},
+    "fedsmoo": {"rho": 0.1, "lam": 0.1},
+    "fedlesam": {"rho": 0.1},
+    "fedsol": {"rho": 1.0, "tau": 3.0},
 }  # fmt: skip
 
 

@@ -214,7 +214,7 @@ def test_no_partition_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("norm", ["average", "local", "drop"])
-@pytest.mark.parametrize("name", ["fedavg", "fedntd", "fedka", "moon"])
+@pytest.mark.parametrize("name", ["fedavg", "fedntd", "fedka", "moon", "fedsam"])
 def test_batch_norm(name: str, norm: str) -> None:
     """Clients of 7, 4 and 10 samples end an epoch with a single one, which joins the batch before it."""
     assert_parity(METHODS[name](), unequal(sizes=(7, 4, 10, 5)), mlp(norm=True), batchnorm=norm)
@@ -236,11 +236,12 @@ def test_convolutions(norm: bool) -> None:
     assert_parity(FedAvg(), unequal(), convolution(norm))
 
 
-def test_dropout_layers() -> None:
-    assert_parity(FedAvg(), unequal(), mlp(dropout=True))
+@pytest.mark.parametrize("name", ["fedavg", "fedsam"])
+def test_dropout_layers(name: str) -> None:
+    assert_parity(METHODS[name](), unequal(), mlp(dropout=True))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedntd", "fedka", "fedreg", "flashback", "moon"])
+@pytest.mark.parametrize("name", ["fedavg", "fedntd", "fedka", "fedreg", "flashback", "moon", "fedsol"])
 def test_augmentation(name: str) -> None:
     assert_parity(METHODS[name](), unequal(Preprocess(crop=1, flip=True, cutout=2)), mlp())
 

@@ -142,16 +142,11 @@ class SequentialEngine:
     def _standard_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
         method, settings = self.method, self.settings
         local = Local(self.params, sent)
-        extra = method.extra_inputs(carry)
-        x = batch.x if extra is None else torch.cat([extra, batch.x])
-        out = self.context.network.call(self.net, self.context.network.to_fast_layout(x))
-        if extra is not None:
-            out = split_extra(out, len(extra))
-        loss = method.task_loss(out, batch, carry)
-        term = method.loss(out, batch, carry, local)
-        if term is not None:
-            loss = loss + term
-        grads: Sequence[Tensor] = torch.autograd.grad(loss, self.param_list, allow_unused=True)
+        if method.overrides("perturb"):
+            loss, out, grads, carry = self._perturbed_gradient(batch, carry, local)
+        else:
+            loss, out = self._forward(batch, carry, local)
+            grads = torch.autograd.grad(loss, self.param_list, allow_unused=True)
         unused = [i for i, g in enumerate(grads) if g is None]  # not part of this batch's forward pass
         with torch.no_grad():
             if unused:
@@ -176,6 +171,48 @@ class SequentialEngine:
                 params, carry = method.after_step(self.params, out, batch, carry)
                 self._assign(params)
         return loss.detach(), carry
+
+    def _forward(
+        self, batch: Batch, carry: Tree, local: Local, ascends: bool = False
+    ) -> tuple[Tensor, Output]:
+        """The loss of a batch, or that of the ascent, and the model's outputs."""
+        method, extra = self.method, self.method.extra_inputs(carry)
+        x = batch.x if extra is None else torch.cat([extra, batch.x])
+        out = self.context.network.call(self.net, self.context.network.to_fast_layout(x))
+        if extra is not None:
+            out = split_extra(out, len(extra))
+        loss = method.ascent_loss(out, batch, carry, local) if ascends else None
+        if loss is None:
+            loss, term = method.task_loss(out, batch, carry), method.loss(out, batch, carry, local)
+            loss = loss if term is None else loss + term
+        return loss, out
+
+    def _perturbed_gradient(
+        self, batch: Batch, carry: Tree, local: Local
+    ) -> tuple[Tensor, Output, Sequence[Tensor], Tree]:
+        """Loss, outputs and gradient at the weights that ``Method.perturb`` chooses, and the carry."""
+        ascent, buffers = {}, {}
+        if self.method.ascends:
+            loss, _ = self._forward(batch, carry, local, ascends=True)
+            ascent = dict(
+                zip(
+                    self.params,
+                    torch.autograd.grad(loss, self.param_list, materialize_grads=True),
+                    strict=True,
+                )
+            )
+            buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        with torch.no_grad():
+            start = [p.clone() for p in self.param_list]
+            point, carry = self.method.perturb(ascent, carry, local)
+            self._assign(point)
+        loss, out = self._forward(batch, carry, local)
+        grads = torch.autograd.grad(loss, self.param_list, allow_unused=True)
+        with torch.no_grad():
+            torch._foreach_copy_(self.param_list, start)
+            for name, buffer in buffers.items():
+                self.buffers[name].copy_(buffer)
+        return loss, out, grads, carry
 
     def _update(
         self,

@@ -7,16 +7,18 @@ One round, with the hooks in the order in which they are called::
     broadcast, broadcast_to --- payload, w ------>  initial_params       initial weights (default: w)
                                                     client_init          the carry of the local steps
                                                     tables, teachers     values for each sample
-                                                    +-- each step: task_loss + loss -> edit_gradient,
-                                                    |              proximal_mu -> SGD -> after_step
+                                                    +-- each step: perturb -> task_loss + loss ->
+                                                    |              edit_gradient, proximal_mu -> SGD ->
+                                                    |              after_step
                                                     +-- each epoch: after_epoch
     aggregate, update <-- upload_params, sums ----  client_final         what it uploads, its new state
     refine                                          (server-side learning: public data, ensembles)
 
-Hooks inside the step (``task_loss``, ``loss``, ``edit_gradient``, ``after_step``, ``after_epoch``) run for many
-clients at once under ``torch.func.vmap`` and inside CUDA graphs: no branch on a tensor's value, no in-place change of
-an argument, static shapes; a mask marks what may be absent. All other hooks run for one client, or once on the
-server, as ordinary PyTorch code. ``proximal_mu`` and ``learning_rate`` return plain numbers that hold for all clients.
+Hooks inside the step (``task_loss``, ``loss``, ``ascent_loss``, ``perturb``, ``edit_gradient``, ``after_step``,
+``after_epoch``) run for many clients at once under ``torch.func.vmap`` and inside CUDA graphs: no branch on a tensor's
+value, no in-place change of an argument, static shapes; a mask marks what may be absent. All other hooks run for one
+client, or once on the server, as ordinary PyTorch code. ``proximal_mu`` and ``learning_rate`` return plain numbers that
+hold for all clients.
 
 Payloads, carries, states and sums are dictionaries of tensors, nested where that is clearer. What clients upload
 besides their weights is **summed** over clients before a method receives it: the server sees no single client's
@@ -125,6 +127,8 @@ class Method:
     """Frozen models whose outputs the loss reads: ``global``, ``previous``."""
     keeps_uploads: ClassVar[bool] = False
     """Whether the server sees every upload by itself, not only their sum."""
+    ascends: ClassVar[bool] = True
+    """Whether ``perturb``, if the method overrides it, needs a gradient, and so each step a second pass."""
     needs_public: ClassVar[bool] = False
     """Whether the server learns from a public set."""
     holdout: ClassVar[float] = 0.0
@@ -192,6 +196,19 @@ class Method:
         """The method's own term, added to ``task_loss``; None for none."""
         return None
 
+    def ascent_loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
+        """The loss whose gradient ``perturb`` receives; None for the loss of the step."""
+        return None
+
+    def perturb(self, grads: Tensors, carry: Tree, local: Local) -> tuple[Tensors, Tree]:
+        """The weights at which the step's gradient is computed, and the carry.
+
+        ``grads`` is the gradient of ``ascent_loss`` at ``local.params``, empty if the method does not ``ascend``. The
+        optimiser then moves ``local.params``; all other hooks of the step but the losses receive these. Buffers are
+        updated by the first pass only.
+        """
+        return local.params, carry
+
     def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
         """The gradient for the optimiser; terms on the weights alone are added here, as their gradient."""
         return grads
@@ -211,7 +228,7 @@ class Method:
         return None
 
     def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
-        """Weights and carry after the optimiser's step; ``out`` are the model's outputs before it."""
+        """Weights and carry after the optimiser's step; ``out`` are the outputs from which the loss was computed."""
         return params, carry
 
     def after_epoch(self, params: Tensors, carry: Tree) -> tuple[Tensors, Tree]:

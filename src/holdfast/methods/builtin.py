@@ -28,3 +28,9 @@ from holdfast.methods.fedrod import FedRoD as FedRoD
 from holdfast.methods.ema import EMA as EMA
 from holdfast.methods.balanced import Balanced as Balanced
 from holdfast.methods.fedlc import FedLC as FedLC
+from holdfast.methods.fedsam import FedSAM as FedSAM
+from holdfast.methods.mofedsam import MoFedSAM as MoFedSAM
+from holdfast.methods.fedspeed import FedSpeed as FedSpeed
+from holdfast.methods.fedsmoo import FedSMOO as FedSMOO
+from holdfast.methods.fedlesam import FedLESAM as FedLESAM
+from holdfast.methods.fedsol import FedSOL as FedSOL

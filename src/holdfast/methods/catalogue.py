@@ -54,7 +54,9 @@ def describe(name: str) -> dict[str, Any]:
 
 def _parameters(kind: type[Method]) -> list[dict[str, Any]]:
     # The comment beside a field says what it means, where whoever reads the method needs it.
-    comments = dict(re.findall(r"^    (\w+):[^\n#]*=[^\n#]*# ?(.*)$", inspect.getsource(kind), re.MULTILINE))
+    classes = [parent for parent in reversed(kind.__mro__) if issubclass(parent, Method)]
+    source = "".join(map(inspect.getsource, classes))
+    comments = dict(re.findall(r"^    (\w+):[^\n#]*=[^\n#]*# ?(.*)$", source, re.MULTILINE))
     hints = field_hints(kind)
     return [
         {"name": f.name, "default": f.default, "about": comments.get(f.name) or _choices(hints[f.name])}

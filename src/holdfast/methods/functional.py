@@ -70,6 +70,17 @@ def momentum_steps(steps: float, momentum: float) -> float:
     return float((steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho))
 
 
+def norm(tensors: dict[str, Tensor]) -> Tensor:
+    """The 2-norm over all tensors."""
+    return torch.stack([t.square().sum() for t in tensors.values()]).sum().sqrt()
+
+
+def ascend(params: dict[str, Tensor], direction: dict[str, Tensor], rho: float) -> dict[str, Tensor]:
+    """w + ρ d / ‖d‖, with the norm over all parameters; w where d is zero."""
+    scale = rho / (norm(direction) + 1e-12)
+    return {k: p + scale * direction[k] for k, p in params.items()}
+
+
 def subtract(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, Tensor]:
     """a - b by name, with fused kernels on a GPU."""
     return dict(zip(a, torch._foreach_sub(list(a.values()), [b[k] for k in a]), strict=True))

@@ -22,6 +22,7 @@ EXCLUSIVE = {
     "client_weight": "choose the clients' weights",
     "task_loss": "replace the task's loss",
     "step": "replace the whole step",
+    "perturb": "choose where gradients are computed",
     "initial_params": "choose the initial weights",
     "learning_rate": "set learning rates",
     "eval_params": "choose the tested model",
@@ -30,7 +31,9 @@ EXCLUSIVE = {
 }
 """Hooks that only one part of a stack may override, and the effect of each, for error messages."""
 
-WITHIN_A_STEP = ("task_loss", "loss", "edit_gradient", "proximal_mu", "learning_rate", "after_step")
+WITHIN_A_STEP = (
+    "task_loss", "loss", "ascent_loss", "perturb", "edit_gradient", "proximal_mu", "learning_rate", "after_step",
+)  # fmt: skip
 """Hooks that are not called if a part replaces the whole step."""
 
 
@@ -96,6 +99,11 @@ class Stack(Method):
     @property
     def keeps_uploads(self) -> bool:  # type: ignore[override]
         return any(part.keeps_uploads for part in self.parts)
+
+    @property
+    def ascends(self) -> bool:  # type: ignore[override]
+        """Whether the part that chooses where gradients are computed needs a second pass."""
+        return self._owner("perturb").ascends
 
     @property
     def needs_public(self) -> bool:  # type: ignore[override]
@@ -190,6 +198,15 @@ class Stack(Method):
             if term is not None:
                 total = term if total is None else total + term
         return total
+
+    def ascent_loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
+        part = self._owner("perturb")
+        return part.ascent_loss(out, _part_batch(batch, part), carry.get(part.name, {}), local)
+
+    def perturb(self, grads: Tensors, carry: Tree, local: Local) -> tuple[Tensors, Tree]:
+        part = self._owner("perturb")
+        point, own = part.perturb(grads, carry.get(part.name, {}), local)
+        return point, carry | {part.name: own} if own else carry
 
     def edit_gradient(self, grads: Tensors, carry: Tree, local: Local) -> Tensors:
         for part in self.parts:

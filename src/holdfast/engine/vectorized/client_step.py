@@ -57,8 +57,8 @@ class ClientStep:
 
     def gradient(
         self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any
-    ) -> tuple[Tensors, Tensor, Tensor, Tensor, Tensors]:
-        """Gradient, loss, features, logits and the buffers that changed."""
+    ) -> tuple[Tensors, Tensor, Tensor, Tensor, Tensors, Tree]:
+        """Gradient, loss, features, logits, and the buffers and the carry that changed."""
         method, settings = self.method, self.settings
         batch, key = self._batch(*lane), lane[4]
         extra = method.extra_inputs(carry)
@@ -67,18 +67,30 @@ class ClientStep:
             x = torch.cat([extra, x])
             mask = None if mask is None else torch.cat([mask.new_ones(len(extra)), mask])
 
-        def objective(w: Tensors) -> tuple[Tensor, tuple[Tensor, Tensor, Tensors]]:
+        def objective(
+            w: Tensors, carry: Tree, ascends: bool = False
+        ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensors]]:
             out, new_buffers = self.context.network.pure(w, buffers, x, mask, key)
             if extra is not None:
                 out = split_extra(out, len(extra))
-            loss = self._task_loss(out, batch, carry)
             local = _TrackedLocal(w, self.global_params)
-            term = method.loss(out, batch, carry, local)
+            loss = method.ascent_loss(out, batch, carry, local) if ascends else None
+            if loss is None:
+                loss, term = self._task_loss(out, batch, carry), method.loss(out, batch, carry, local)
+                loss = loss if term is None else loss + term
             self.loss_reads_weights |= local.params_read
-            changed = changes(new_buffers, buffers)
-            return loss if term is None else loss + term, (out.features, out.logits, changed)
+            return loss, (out.features, out.logits, changes(new_buffers, buffers))
 
-        grads, (loss, (features, logits, changed)) = grad_and_value(objective, has_aux=True)(params)
+        point, old_carry, first_changed = params, carry, None
+        if method.overrides("perturb"):
+            ascent: Tensors = {}
+            if method.ascends:
+                ascent, (_, (_, _, first_changed)) = grad_and_value(objective, has_aux=True)(
+                    params, carry, True
+                )
+            point, carry = method.perturb(ascent, carry, Local(params, self.global_params))
+        grads, (loss, (features, logits, changed)) = grad_and_value(objective, has_aux=True)(point, carry)
+        changed = changed if first_changed is None else first_changed
         if method.overrides("edit_gradient"):
             grads = method.edit_gradient(grads, carry, Local(params, self.global_params))
         if settings.max_grad_norm is not None:
@@ -88,7 +100,7 @@ class ClientStep:
             gradients = add_proximal_term(weights, gradients, global_params, method.proximal_mu())
             clipped = clip(gradients, settings.max_grad_norm)
             grads = dict(zip(params, clipped, strict=True))
-        return grads, loss, features, logits, changed
+        return grads, loss, features, logits, changed, changes(carry, old_carry)
 
     def _task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
         if self.context.network.uses_kernels and not self.method.overrides("task_loss"):

@@ -71,7 +71,7 @@ class ConvFilters:
         self, gradients: FilterGradients, grads: Tensors, loss_reads_weights: bool
     ) -> UsedTaps:
         """The filters whose padding taps have no gradient and are not read while a client trains."""
-        hooks = ("edit_gradient", "learning_rate", "after_step", "after_epoch")
+        hooks = ("perturb", "edit_gradient", "learning_rate", "after_step", "after_epoch")
         if not self.is_sgd or loss_reads_weights or self.settings.keep_optimizer_state:
             return {}
         if any(map(self.method.overrides, hooks)):
@@ -88,7 +88,7 @@ class ConvFilters:
         """Uninitialised copies of the requested filters that only the optimiser changes while a client trains."""
         if not self.is_sgd or not fp16.requested:
             return {}
-        if any(map(self.method.overrides, ("after_step", "after_epoch"))):
+        if any(map(self.method.overrides, ("perturb", "after_step", "after_epoch"))):
             return {}
         from holdfast.kernels.sgd import supported
 

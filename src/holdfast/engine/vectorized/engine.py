@@ -329,10 +329,11 @@ class VectorizedEngine:
                 self._count_step(loss)
                 return
             with self.conv_filters.recording(n) as recorded:
-                grads, loss, features, logits, changed = vmap(self.client_step.gradient)(
+                grads, loss, features, logits, changed, new_carry = vmap(self.client_step.gradient)(
                     params, buffers, carry, *lanes
                 )
             copy_(buffers, changed)
+            copy_(carry, new_carry)
             self.conv_filters.update(*recorded, grads, self.client_step.loss_reads_weights)
             self.optimizer.step_(
                 list(params.values()),
