@@ -23,6 +23,7 @@ from holdfast.engine.thread_pool import ThreadPoolEngine
 from holdfast.engine.vectorized.engine import VectorizedEngine
 from holdfast.methods.base import Method, Tensors
 from holdfast.methods.context import RunContext
+from holdfast.methods.masking import respects_mask
 
 ENGINES = ("auto", "sequential", "vectorized", "ray")
 SMALL_STEP_BYTES = 8 << 20  # up to this size, a CPU trains clients faster vectorized than one by one
@@ -89,10 +90,13 @@ def _local_engine(
             f"vectorized engine has {', '.join(OPTIMIZERS)}"
         )
     if name == "vectorized" or (name == "auto" and not large_steps and not own):
+        pad = respects_mask(method)
+        if not pad:  # Holdfast's kernels would be compiled for every size of a batch
+            context.network.own_kernels = False
         reason = _vmap_error(context, data, width, lanes)
         if reason is None:
             lanes = lanes or fitting_lanes(context, data, cohort, width)
-            return VectorizedEngine(method, context, data, settings, lanes, width, sizes)
+            return VectorizedEngine(method, context, data, settings, lanes, width, sizes, pad)
         if name == "vectorized":
             raise HoldfastError(
                 f"this model cannot train on the vectorized engine ({reason}); use engine 'sequential', or auto"

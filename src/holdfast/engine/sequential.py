@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.device import keep_freed_memory
+from holdfast.core.errors import HoldfastError
 from holdfast.core.optimizers import Factory
 from holdfast.core.settings import Settings
 from holdfast.core.trees import copy_, leaves
@@ -253,8 +254,10 @@ class SequentialEngine:
         trainer = _SequentialTrainer(self, lr)
         current = {name: p.detach().clone() for name, p in self.params.items()}
         params = self.method.step(trainer, current, batch, carry, Local(current, sent))
-        assert params is not None
-        assert trainer.loss is not None
+        if params is None:
+            return self._standard_step(batch, carry, sent, lr)
+        if trainer.loss is None:
+            raise no_gradient(self.method)
         self._assign(params)
         return trainer.loss, carry
 
@@ -282,6 +285,14 @@ class _SequentialTrainer:
         grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
         self.loss = value.detach() if self.loss is None else self.loss
         return dict(zip(leaves, grads, strict=True)), value.detach()
+
+
+def no_gradient(method: Method) -> HoldfastError:
+    """The error for a ``step`` whose objective is unknown."""
+    return HoldfastError(
+        f"{method.name}: step returns weights without having called trainer.gradient; compute gradients with "
+        "trainer.gradient(objective, params), or return None for the usual step"
+    )
 
 
 def split_extra(out: Output, extras: int) -> Output:

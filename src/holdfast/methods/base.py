@@ -16,9 +16,12 @@ One round, with the hooks in the order in which they are called::
 
 Hooks inside the step (``task_loss``, ``loss``, ``ascent_loss``, ``perturb``, ``edit_gradient``, ``after_step``,
 ``after_epoch``) run for many clients at once under ``torch.func.vmap`` and inside CUDA graphs: no branch on a tensor's
-value, no in-place change of an argument, static shapes; a mask marks what may be absent. All other hooks run for one
-client, or once on the server, as ordinary PyTorch code. ``proximal_mu`` and ``learning_rate`` return plain numbers that
-hold for all clients.
+value, no in-place change of an argument, static shapes. All other hooks run for one client, or once on the server, as
+ordinary PyTorch code. ``proximal_mu`` and ``learning_rate`` return plain numbers that hold for all clients.
+
+A batch contains only real samples, and ``batch.mask`` is None, unless the method is known to leave padding out: the
+built-in methods, and classes that declare ``uses_mask``. A loss in plain PyTorch on ``out.logits`` and ``batch.y`` is
+therefore right on every engine; ``uses_mask`` makes steps faster in which clients have batches of different sizes.
 
 Payloads, carries, states and sums are dictionaries of tensors, nested where that is clearer. What clients upload
 besides their weights is **summed** over clients before a method receives it: the server sees no single client's
@@ -50,7 +53,8 @@ if TYPE_CHECKING:
 class Batch:
     """One mini-batch of one client.
 
-    ``mask`` is 1 for real samples and 0 for padding, or None where nothing is padded. ``teacher[name]`` holds a
+    ``mask`` is 1 for real samples and 0 for padding, or None where nothing is padded: always, unless the method has
+    ``uses_mask``. ``teacher[name]`` holds a
     frozen model's outputs for these samples, ``table[name]`` their rows of the arrays from ``Method.tables``.
     """
 
@@ -135,6 +139,9 @@ class Method:
     """The share of a client's samples that is kept out of its training, as ``client.heldout``."""
     assumes_sgd: ClassVar[str] = ""
     """Why the method's arithmetic holds for local SGD only; a run with another optimiser is refused with it."""
+    uses_mask: ClassVar[bool] = False
+    """Whether the hooks that this class defines leave padding out, by ``batch.mask``, ``batch.mean`` or
+    ``batch.members``; the vectorized engine may then pad batches. Classes derived from it declare it again."""
 
     def __post_init__(self) -> None:
         validate_fields(self, self.name or type(self).__name__)
@@ -304,6 +311,15 @@ class Method:
     def prepare(self, context: RunContext) -> Self:
         """Validation against the run before training: raises if the method cannot run on it."""
         return self
+
+
+def own_classes(kind: type[Method]) -> list[type[Method]]:
+    """The classes among a method's bases, itself included, that are not part of Holdfast."""
+    return [base for base in kind.__mro__ if issubclass(base, Method) and not _is_builtin(base)]
+
+
+def _is_builtin(kind: type) -> bool:
+    return kind.__module__.startswith("holdfast.methods.")
 
 
 def check_public(method: Method, context: RunContext) -> None:

@@ -13,7 +13,7 @@ from holdfast.core.settings import Settings
 from holdfast.core.trees import changes
 from holdfast.engine.clients import teacher_outputs
 from holdfast.engine.optim import add_proximal_term, clip
-from holdfast.engine.sequential import split_extra
+from holdfast.engine.sequential import no_gradient, split_extra
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
 from holdfast.methods.context import RunContext
 from holdfast.models.network import Output
@@ -124,9 +124,15 @@ class ClientStep:
         batch, key = self._batch(*lane), lane[4]
         trainer = _Trainer(self, buffers, batch.mask, key)
         new = self.method.step(trainer, params, batch, carry, Local(params, self.global_params))
-        assert new is not None
-        assert trainer.loss is not None
+        if new is None:
+            raise UsualStep
+        if trainer.loss is None:
+            raise no_gradient(self.method)
         return new, trainer.loss, changes(trainer.buffers, buffers)
+
+
+class UsualStep(Exception):
+    """The method's ``step`` returns None: it leaves the step to the engine."""
 
 
 class _TrackedLocal(Local):

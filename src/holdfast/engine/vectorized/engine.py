@@ -2,7 +2,9 @@
 
 The parameters of L clients are stacked, ``[L, ...]``; the step is the method's own code under ``torch.func.vmap``; on a
 GPU it is captured in a CUDA graph and replayed, on a CPU it is recorded. Clients differ in size: a lane that has
-finished one client continues with the next, and lanes are ordered so that the active ones are always the first n.
+finished one client continues with the next. Batches differ in size too. They are padded for a method that respects the
+mask; the active lanes are then always the first n. For other methods, lanes whose batches have the same size take
+part in a step, and their weights are gathered before it and written back after it.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from holdfast.engine.clients import (
     learning_rates,
 )
 from holdfast.engine.local_optimizer import LocalOptimizer
-from holdfast.engine.vectorized.client_step import ClientStep
+from holdfast.engine.vectorized.client_step import ClientStep, UsualStep
 from holdfast.engine.vectorized.conv_filters import ConvFilters
 from holdfast.engine.vectorized.round_schedule import LaneSlot, RoundSchedule, schedule_round
 from holdfast.engine.vectorized.step_cache import StepCache
@@ -64,11 +66,15 @@ class VectorizedEngine:
         lanes: int,
         width: int,
         sizes: np.ndarray,
+        pad: bool = True,
     ) -> None:
-        """``width`` is the size of the largest batch of any client; ``sizes`` [stages, clients] are sample counts."""
+        """``width`` is the size of the largest batch of any client; ``sizes`` [stages, clients] are sample counts.
+
+        ``pad``: whether shorter batches are padded, for methods whose hooks respect the mask.
+        """
         self.method, self.context, self.data, self.settings = method, context, data, settings
         self.runner = ClientRunner(method, context, data, settings)
-        self.lanes, self.width = lanes, width
+        self.lanes, self.width, self.pad = lanes, width, pad
         self.group = lanes
         self.graphs = context.device.type == "cuda"
         ready_bytes = data.x.numel() * data.dtype.itemsize
@@ -148,8 +154,8 @@ class VectorizedEngine:
         final = max(ends)
         for step in range(final + 1):
             self._start_clients(starts.get(step, ()), sent)
-            active = int((last_step >= step).sum())
-            self._compiled_step(active, int(schedule.widths[step]), bool(schedule.padded[step]))()
+            active, width = int(schedule.active[step]), int(schedule.widths[step])
+            self._compiled_step(active, width, bool(schedule.padded[step]))()
             if step in epochs:
                 self._end_epoch(epochs[step])
             if step == final // 4 and self.graphs:
@@ -188,6 +194,7 @@ class VectorizedEngine:
             self.width,
             self.data.preprocess.augments,
             allow_half_width=not self.graphs,
+            pad=self.pad,
         )
         if "mask" in schedule.arrays:
             schedule.arrays["mask"] = schedule.arrays["mask"].to(self.context.dtype)
@@ -214,7 +221,7 @@ class VectorizedEngine:
         """The lanes whose epoch ends with a step, by step."""
         ends: dict[int, list[int]] = {}
         for slot in slots:
-            for step in slot.first + np.flatnonzero(slot.planned.plan.ends_epoch):
+            for step in slot.at[slot.planned.plan.ends_epoch]:
                 ends.setdefault(int(step), []).append(slot.lane)
         return ends
 
@@ -315,31 +322,39 @@ class VectorizedEngine:
         return [self.loss, self.cursor, *(leaf for tree in trees for _, leaf in leaves(tree))]
 
     def _step(self, n: int, width: int, masked: bool) -> None:
-        """One batch of each of the first n lanes."""
+        """One batch of each active lane."""
         method = self.method
         with torch.no_grad(), recording_amax():
-            lanes = self._load_step(n, width, masked)
-            params = {k: v[:n] for k, v in self.params.items()}
-            buffers = {k: v[:n] for k, v in self.buffers.items()}
-            carry = first_lanes(self.carry, n)
+            rows = self._active_lanes(n)
+            batch = self._load_step(n, width, masked, rows)
+            params, buffers = self._of_lanes(self.params, n, rows), self._of_lanes(self.buffers, n, rows)
+            carry = self._of_lanes(self.carry, n, rows)
             if method.overrides("step"):
-                new_params, loss, changed = vmap(self.client_step.whole_step)(params, buffers, carry, *lanes)
-                copy_(params, new_params)
-                copy_(buffers, changed)
-                self._count_step(loss)
-                return
+                try:
+                    new_params, loss, changed = vmap(self.client_step.whole_step)(
+                        params, buffers, carry, *batch
+                    )
+                except UsualStep:
+                    pass
+                else:
+                    copy_(params, new_params)
+                    copy_(buffers, changed)
+                    self._write_back(rows, (self.params, params), (self.buffers, buffers))
+                    self._count_step(loss, rows)
+                    return
             with self.conv_filters.recording(n) as recorded:
                 grads, loss, features, logits, changed, new_carry = vmap(self.client_step.gradient)(
-                    params, buffers, carry, *lanes
+                    params, buffers, carry, *batch
                 )
             copy_(buffers, changed)
             copy_(carry, new_carry)
+            optimizer_state = self._of_lanes(self.optimizer_state, n, rows)
             self.conv_filters.update(*recorded, grads, self.client_step.loss_reads_weights)
             self.optimizer.step_(
                 list(params.values()),
                 [grads[k] for k in params],
-                {slot: [v[:n] for v in by_name.values()] for slot, by_name in self.optimizer_state.items()},
-                lr=self.rates.index_select(0, lanes[3]) if method.overrides("learning_rate") else self.lr,
+                {slot: list(by_name.values()) for slot, by_name in optimizer_state.items()},
+                lr=self.rates.index_select(0, batch[3]) if method.overrides("learning_rate") else self.lr,
                 proximal_mu=self.conv_filters.proximal_mu,
                 global_params=[self.global_params[k] for k in params],
                 kernels=self.context.network.uses_kernels,
@@ -348,21 +363,43 @@ class VectorizedEngine:
             )
             if method.overrides("after_step"):
                 new_params, new_carry = vmap(self.client_step.after_step)(
-                    params, features, logits, carry, *lanes
+                    params, features, logits, carry, *batch
                 )
                 copy_(params, new_params)
                 copy_(carry, new_carry)
-            self._count_step(loss)
+            self._write_back(
+                rows,
+                (self.params, params),
+                (self.buffers, buffers),
+                (self.optimizer_state, optimizer_state),
+                (self.carry, carry),
+            )
+            self._count_step(loss, rows)
 
-    def _load_step(self, n: int, width: int, masked: bool) -> tuple[Any, ...]:
+    def _active_lanes(self, n: int) -> Tensor | None:
+        """The lanes of this step, ``[n]``; None for the first n."""
+        return None if self.pad else self.schedule_arrays["lanes"].index_select(0, self.cursor)[0, :n]
+
+    def _of_lanes(self, stacked: Tree, n: int, rows: Tensor | None) -> Tree:
+        """The part of these lanes: a view of the first n, or a copy of the given ``rows``."""
+        if rows is None:
+            return first_lanes(stacked, n)
+        return tree_map(lambda value: value.index_select(0, rows), stacked)
+
+    def _write_back(self, rows: Tensor | None, *pairs: tuple[Tree, Tree]) -> None:
+        """Write what a step has changed to its lanes, unless it worked on views of them."""
+        for stacked, values in pairs if rows is not None else ():
+            tree_map(lambda target, value: target.index_copy_(0, rows, value), stacked, values)
+
+    def _load_step(self, n: int, width: int, masked: bool, lanes: Tensor | None) -> tuple[Any, ...]:
         """This step's samples, labels, masks, epochs, dropout keys, tables, teachers and their buffers, by lane."""
         x, y, rows, mask, epoch, key = self._load_batch(n, width, masked)
         tables = {}
         if self.tables:
             flat = rows.reshape(-1)
             tables = {k: v.index_select(0, flat).view(n, width, *v.shape[1:]) for k, v in self.tables.items()}
-        teachers = {name: {k: v[:n] for k, v in w.items()} for name, w in self.teachers.items()}
-        frozen = {k: v[:n] for k, v in self.frozen_buffers.items()}
+        teachers = {name: self._of_lanes(weights, n, lanes) for name, weights in self.teachers.items()}
+        frozen = self._of_lanes(self.frozen_buffers, n, lanes) if self.method.teachers else {}
         return x, y, mask, epoch, key, tables, teachers, frozen
 
     def _load_batch(self, n: int, width: int, masked: bool) -> tuple[Tensor, ...]:
@@ -376,7 +413,7 @@ class VectorizedEngine:
                 arrays["draws"] if augments else None, n, data.preprocess,
             )  # fmt: skip
         current = {name: values.index_select(0, self.cursor)[0, :n] for name, values in arrays.items()
-                   if name != "mask" or masked}  # fmt: skip
+                   if name != "lanes" and (name != "mask" or masked)}  # fmt: skip
         indices = current["indices"]
         ids, rows = indices[:, :width], indices[:, self.width : self.width + width]
         flat = ids.reshape(-1)
@@ -386,9 +423,12 @@ class VectorizedEngine:
         mask = current["mask"][:, :width] if masked else x.new_empty((n, 0))
         return x.view(*ids.shape, *x.shape[1:]), y, rows, mask, indices[:, -2], indices[:, -1]
 
-    def _count_step(self, loss: Tensor) -> None:
+    def _count_step(self, loss: Tensor, rows: Tensor | None) -> None:
         """Add the losses ``[n]`` to the lanes' sums and move to the next step."""
-        if self.context.network.uses_kernels:
+        if rows is not None:
+            self.loss.index_add_(0, rows, loss)
+            self.cursor.add_(1)
+        elif self.context.network.uses_kernels:
             from holdfast.kernels.step_counter import count_step_
 
             count_step_(self.loss, loss, self.cursor)

@@ -1,11 +1,17 @@
-"""The schedule of a round: which client trains in which lane at which steps, and every lane's batches."""
+"""The schedule of a round: which client trains in which lane at which steps, and every lane's batches.
+
+A step trains batches of several lanes in one program, so they have one width. Either shorter batches are padded, or
+only lanes whose batches have the same number of samples take part in a step; the others wait.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
-from itertools import accumulate
+from itertools import accumulate, count
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +22,25 @@ from holdfast.engine.clients import PlannedClient, PreparedClient
 
 @dataclass(eq=False)
 class LaneSlot:
-    """One client's time in a lane: the round's steps ``first`` to ``last``, both included."""
+    """One client's time in a lane."""
 
     planned: PlannedClient
     lane: int
-    first: int
-    last: int
     row: int  # its first row in the round's tables, which have one row per sample
+    at: np.ndarray  # [K] the round's steps in which its batches are trained, increasing
     prepared: PreparedClient | None = None
 
     @property
+    def first(self) -> int:
+        return int(self.at[0])
+
+    @property
+    def last(self) -> int:
+        return int(self.at[-1])
+
+    @property
     def steps(self) -> int:
-        return self.last - self.first + 1
+        return len(self.at)
 
 
 def assign_lanes(planned: Sequence[PlannedClient], lanes: int) -> list[LaneSlot]:
@@ -45,7 +58,7 @@ def assign_lanes(planned: Sequence[PlannedClient], lanes: int) -> list[LaneSlot]
         step = 0
         for i in queues[queue]:
             steps = planned[i].plan.steps
-            slots.append(LaneSlot(planned[i], lane, step, step + steps - 1, rows[i]))
+            slots.append(LaneSlot(planned[i], lane, rows[i], np.arange(step, step + steps)))
             step += steps
     return slots
 
@@ -54,14 +67,16 @@ def assign_lanes(planned: Sequence[PlannedClient], lanes: int) -> list[LaneSlot]
 class RoundSchedule:
     """A round's clients in their lanes, and every lane's batches, step by step.
 
-    ``arrays`` has up to three entries: ``indices`` (the batch's sample ids and table rows, the epoch and the dropout
-    key), ``mask`` (0 for padding; only if a batch is padded) and ``draws`` (the random choices of augmentation).
+    ``arrays`` has up to four entries: ``indices`` (the batch's sample ids and table rows, the epoch and the dropout
+    key), ``mask`` (0 for padding; only if a batch is padded), ``draws`` (the random choices of augmentation) and
+    ``lanes`` (the lanes of the step's batches; without this entry, the first ones in order).
     """
 
     round: int
     planned: list[PlannedClient]
     slots: list[LaneSlot]
     arrays: dict[str, Tensor]  # each [steps, lanes, ...]
+    active: np.ndarray  # [steps] how many lanes take part
     widths: np.ndarray  # [steps] samples per lane
     padded: np.ndarray  # [steps] bool: whether any lane's batch is padded
 
@@ -73,39 +88,79 @@ def schedule_round(
     width: int,
     augments: bool,
     allow_half_width: bool = False,
+    pad: bool = True,
 ) -> RoundSchedule:
     """Assign the clients to lanes and lay out every lane's batches, each of at most ``width`` samples.
 
     With ``allow_half_width`` a step takes half as many samples per lane if no lane has more, which is often so at the
-    end of an epoch.
+    end of an epoch. Without ``pad``, all batches of a step have the same number of samples.
     """
     slots = assign_lanes(planned, lanes)
+    where: list[Any]  # the steps and places of each slot's batches
+    if pad:
+        where = [(slice(slot.first, slot.last + 1), slot.lane) for slot in slots]
+    else:
+        where = [(slot.at, place) for slot, place in zip(slots, _synchronise(slots, lanes), strict=True)]
     steps = max(slot.last for slot in slots) + 1
     sizes = np.zeros((steps, lanes), np.int64)
-    for slot in slots:
-        sizes[slot.first : slot.last + 1, slot.lane] = slot.planned.plan.sizes
+    for slot, at in zip(slots, where, strict=True):
+        sizes[at] = slot.planned.plan.sizes
     real = np.arange(width) < sizes[..., None]
     # Sample ids, table rows, epoch and dropout key are side by side, so that a step reads them at once.
     indices = np.zeros((steps, lanes, 2 * width + 2), np.int64)
-    ids, rows = indices[..., :width], indices[..., width : 2 * width]
     draws = np.zeros((steps, lanes, width, 5) if augments else (0, 0, 0, 5), np.int16)
-    for slot in slots:
-        plan, span = slot.planned.plan, slice(slot.first, slot.last + 1)
-        filled = real[span, slot.lane]
-        rows[span, slot.lane][filled] = plan.order + slot.row
-        ids[span, slot.lane][filled] = slot.planned.ids[plan.order]
-        indices[span, slot.lane, -2] = plan.epoch
-        if plan.drawn is not None:
-            draws[span, slot.lane][filled] = plan.drawn
+    lane_numbers = np.zeros((steps, lanes), np.int64)
+    for slot, at in zip(slots, where, strict=True):
+        plan, filled, own = slot.planned.plan, real[at], indices[at]
+        own[:, :width][filled] = slot.planned.ids[plan.order]
+        own[:, width : 2 * width][filled] = plan.order + slot.row
+        own[:, -2] = plan.epoch
         if len(plan.keys):
-            indices[span, slot.lane, -1] = plan.keys
+            own[:, -1] = plan.keys
+        if not pad:  # otherwise it is a view
+            indices[at] = own
+            lane_numbers[at] = slot.lane
+        if plan.drawn is not None:
+            drawn = draws[at]
+            drawn[filled] = plan.drawn
+            draws[at] = drawn
     half = -(-width // 2)
-    widths = np.where(allow_half_width & (sizes.max(1) <= half), half, width)
+    widths = np.where(allow_half_width & (sizes.max(1) <= half), half, width) if pad else sizes.max(1)
     padded = np.where(sizes, sizes, width).min(1) < widths
     arrays: dict[str, np.ndarray] = {"indices": indices}
     if padded.any():
         arrays["mask"] = real.astype(np.float32)
     if augments:
         arrays["draws"] = draws
+    if not pad:
+        arrays["lanes"] = lane_numbers
     tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
-    return RoundSchedule(round, planned, slots, tensors, widths, padded)
+    return RoundSchedule(round, planned, slots, tensors, (sizes > 0).sum(1), widths, padded)
+
+
+def _synchronise(slots: Sequence[LaneSlot], lanes: int) -> list[np.ndarray]:
+    """Move the slots' batches to steps in which all batches have the same size, in the order of each lane.
+
+    A step trains the size that the fewest lanes have next: the others wait until these lanes have caught up, for
+    example with a short last batch. Returns the place of each batch among those of its step, by slot: ``[K]``.
+    """
+    queues: list[list[tuple[int, int, int]]] = [
+        [] for _ in range(lanes)
+    ]  # slot, its batch, size; the next one last
+    for number, slot in enumerate(slots):
+        queues[slot.lane] += [(number, i, int(size)) for i, size in enumerate(slot.planned.plan.sizes)]
+    for queue in queues:
+        queue.reverse()
+    places = [np.zeros(slot.steps, np.int64) for slot in slots]
+    for slot in slots:
+        slot.at = np.zeros(slot.steps, np.int64)
+    for step in count():
+        waiting = Counter(queue[-1][2] for queue in queues if queue)
+        if not waiting:
+            return places
+        size = min(waiting, key=lambda s: (waiting[s], s))
+        ready = (queue for queue in queues if queue and queue[-1][2] == size)
+        for place, queue in enumerate(ready):
+            number, i, _ = queue.pop()
+            slots[number].at[i], places[number][i] = step, place
+    raise AssertionError("unreachable")

@@ -1,0 +1,33 @@
+"""Which methods may be trained on padded batches."""
+
+from __future__ import annotations
+
+from holdfast.methods.base import Method, own_classes
+from holdfast.methods.stack import Stack
+
+READ_THE_BATCH = ("task_loss", "loss", "ascent_loss", "step", "after_step")
+"""The hooks that see a batch, and so its padding."""
+
+
+def respects_mask(method: Method) -> bool:
+    """Whether all hooks of a method leave the padding of a batch out, as those of built-in methods do.
+
+    A class of the user's own may redefine the other hooks; if it redefines one that sees the batch, or a function
+    that a built-in method may call there, it declares ``uses_mask``.
+    """
+    parts = method.parts if isinstance(method, Stack) else (method,)
+    return all(_class_respects_mask(own) for part in parts for own in own_classes(type(part)))
+
+
+def _class_respects_mask(own: type[Method]) -> bool:
+    if vars(own).get("uses_mask", False):
+        return True
+    inherited = own.__mro__[1:]
+    redefined = {
+        name
+        for name, value in vars(own).items()
+        if (callable(value) or isinstance(value, property | staticmethod | classmethod))
+        and not name.startswith("__")
+        and any(name in vars(base) for base in inherited)
+    }
+    return redefined.isdisjoint(READ_THE_BATCH) and redefined <= vars(Method).keys()
