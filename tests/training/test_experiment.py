@@ -58,7 +58,7 @@ def test_settings_are_changed_by_their_paths():
     assert changed.clients_per_round == 4
     assert changed.describe()["partition"]["alpha"] == 2.0
     assert changed.describe()["skew"] == {"blur": 1}
-    assert one.lr == 0.01
+    assert one.lr == 0.1
 
 
 @pytest.mark.parametrize(

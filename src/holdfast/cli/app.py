@@ -58,7 +58,7 @@ app = typer.Typer(
     name="holdfast",
     cls=CommandGroup,
     help="Federated learning on heterogeneous data that does not forget.\n\n"
-    "Start with:  holdfast run --data digits --clients 10 --method fedntd --rounds 20",
+    "Start with:  holdfast run --data digits --clients 10 --method fedntd --rounds 30",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",

@@ -46,8 +46,8 @@ def run(
 ) -> None:
     """Train one model with one method.
 
-    Example:  holdfast run --data cifar10 --partition dirichlet:0.1 --clients 100 --clients-per-round 10
-    --method fedntd --rounds 200 --seed 1 --out runs/x
+    Example:  holdfast run --data digits --partition dirichlet:0.1 --clients 10 --clients-per-round 5
+    --method fedntd --rounds 50 --seed 1 --out runs/x
 
     Example:  holdfast run experiment.yaml --set method.beta=0.5
     """
@@ -95,7 +95,7 @@ def compare(
 
     When the command is repeated, finished runs are read and interrupted ones continue.
 
-    Example:  holdfast compare fedavg fedntd fedntd+fedprox --data digits --clients 10 --seeds 3
+    Example:  holdfast compare fedavg fedntd --data digits --clients 10 --model mlp --rounds 20 --seeds 3
     """
     from holdfast.training.comparison import compare as compare_methods
 

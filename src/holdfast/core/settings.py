@@ -68,7 +68,7 @@ class Settings:
         "Leave out an epoch's last batch if it is not full, unless it is the only one.",
         False,
     )
-    lr: Positive = setting(HelpGroup.SCHEDULE, "Learning rate in the first round.", 0.01)
+    lr: Positive = setting(HelpGroup.SCHEDULE, "Learning rate in the first round.", 0.1)
     lr_decay: PositiveFraction = setting(
         HelpGroup.SCHEDULE, "Factor by which the learning rate changes after each round.", 1.0
     )

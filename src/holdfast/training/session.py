@@ -66,6 +66,7 @@ from holdfast.training.checks import (
     warn_of_unused,
 )
 from holdfast.training.description import describe_federation, machine, write_federation
+from holdfast.training.outcome import failure
 from holdfast.training.run import Run
 
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
@@ -265,6 +266,8 @@ class Training:
             if directory is not None and loop.probe_features is not None:
                 directory.write(PROBE, json.dumps(loop.probe_features).encode() + b"\n")
             run = Run(experiment, records, model, None, peak_bytes(self.device))
+            if len(records) > done:
+                self._warn_of_failure(loop, records)
             if directory is not None:
                 run.path = directory.path
                 last = snapshot(loop, client_states, identity) if len(records) > done else None
@@ -341,6 +344,14 @@ class Training:
         """Each client's statistics under the final model, or the incident that prevents them."""
         for job in jobs:
             yield loop.runner.final_statistics(job, sent)
+
+    def _warn_of_failure(self, loop: RoundLoop, records: Sequence[dict[str, Any]]) -> None:
+        """Warn of a run that diverged or ended near chance."""
+        personal = self.method.overrides("initial_params") or self.method.overrides("personal_logits")
+        sentence = failure(records, loop.test.class_counts, self.settings.lr, judge_accuracy=not personal)
+        if sentence is not None:
+            text = f"{self.method.name}: {sentence}"
+            warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
 
     def _final_model(self, loop: RoundLoop) -> nn.Module:
         net = self.context.network.module()

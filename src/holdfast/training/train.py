@@ -35,7 +35,7 @@ def train(
     local_epochs: int = 1,
     batch_size: int = 32,
     drop_last: bool = False,
-    lr: float = 0.01,
+    lr: float = 0.1,
     optimizer: Described | Factory = "sgd",
     momentum: float = 0.0,
     keep_optimizer_state: bool = False,
