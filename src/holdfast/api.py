@@ -8,6 +8,7 @@ from holdfast.data.mixed import mix_domains, mixed_digits
 from holdfast.data.partitions import (
     IID,
     ByDomain,
+    BySite,
     ByWriter,
     ClassesPerClient,
     ClassShards,
@@ -23,6 +24,7 @@ from holdfast.data.partitions import (
 )
 from holdfast.data.preprocess import Preprocess, preprocess_for
 from holdfast.data.schedules import EveryN, GlobalEpochs, StageSchedule
+from holdfast.data.sites import federation_from_sites
 from holdfast.data.skew import FeatureSkew, LongTail, minority_classes
 from holdfast.data.sources import load
 from holdfast.data.streams import stream
@@ -40,6 +42,7 @@ __all__ = [
     *_methods,
     "IID",
     "ByDomain",
+    "BySite",
     "ByWriter",
     "ClassShards",
     "ClassesPerClient",
@@ -72,6 +75,7 @@ __all__ = [
     "compare",
     "diagnose",
     "federate",
+    "federation_from_sites",
     "list_runs",
     "load",
     "minority_classes",

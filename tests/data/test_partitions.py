@@ -1,5 +1,7 @@
 """Partitions: each sample once, expected counts, and the distributions of the published sequential procedures."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from holdfast.data.partitions import (
     IID,
     PARTITIONS,
     ByDomain,
+    BySite,
     ByWriter,
     ClassesPerClient,
     ClassShards,
@@ -42,6 +45,7 @@ def pool_of(samples: int, classes: int, seed: int = 0) -> SamplePool:
         "writer": (tuple(f"w{i}" for i in range(40)), rng.permutation(np.arange(samples) % 40)),
         "domain": (("a", "b"), rng.permutation(np.arange(samples) % 2)),
     }
+    groups["site"] = groups["domain"]
     return SamplePool(labels, groups)
 
 
@@ -70,6 +74,7 @@ COMPLETE = [
     ClassesPerClient(2),
     QuantitySkew(1.0, min_size=1),
     ByDomain(Dirichlet(0.5, min_size=0)),
+    BySite(),
     ByWriter(),
     WriterTransfer(),
 ]
@@ -388,6 +393,15 @@ def test_by_domain_gives_every_client_one_domain():
         ByDomain().assign(pool, 5, generator(0, "test"))
 
 
+def test_by_site_gives_every_site_a_client():
+    pool = SamplePool(np.arange(7) % 2, {"site": (("oslo", "bern", "rome"), np.array([2, 0, 0, 1, 2, 2, 0]))})
+    indices, offsets = BySite().assign(pool, BySite().default_clients(pool), generator(0, "test"))
+    clients = [sorted(indices[start:end].tolist()) for start, end in pairwise(offsets)]
+    assert clients == [[1, 2, 6], [3], [0, 4, 5]]
+    with pytest.raises(HoldfastError, match="4 clients cannot be shared equally by 3 sites"):
+        BySite().assign(pool, 4, generator(0, "test"))
+
+
 def test_by_writer_assigns_whole_writers():
     pool = pool_of(600, 5)
     writers = pool.groups["writer"][1]
@@ -455,6 +469,8 @@ def test_a_description_makes_the_same_partition(partition):
         ("by-domain", ByDomain(IID())),
         ("by-domain:dirichlet:0.5,min_size=2", ByDomain(Dirichlet(0.5, min_size=2))),
         ("by-writer:1,min_samples=10", ByWriter(1, 10)),
+        ("by-site", BySite()),
+        ("by-site:iid", BySite(IID())),
     ],
 )
 def test_partitions_are_parsed_from_text(text, expected):
@@ -471,6 +487,7 @@ def test_partitions_are_parsed_from_text(text, expected):
         ("dirichlet-uncapped:1", {"alpha": 1, "min_size": 10}),
         ("quantity:1", {"alpha": 1, "min_size": 10}),
         ("by-domain", {"inside": {"name": "iid"}}),
+        ("by-site", {"inside": {"name": "iid"}}),
         ("by-writer", {"per_client": None, "min_samples": 1}),
     ],
 )
@@ -516,6 +533,7 @@ def test_invalid_text_raises_errors(text, message):
         (ClassesPerClient(5), 4, "cannot hold 5 classes: the data has 4"),
         (ByWriter(), 5, "this data set has no group 'writer'"),
         (ByDomain(), 5, "this data set has no group 'domain'"),
+        (BySite(), 5, "this data set has no group 'site'; heart-disease has one"),
     ],
 )
 def test_impossible_partitions_raise_errors(partition, clients, message):
@@ -533,7 +551,7 @@ def test_the_number_of_clients_is_required():
     [
         "iid", "shards:2", "class-shards:2", "dirichlet:0.5,min_size=1", "dirichlet-uncapped:0.5,min_size=1",
         "dirichlet-inner:0.5", "dirichlet-two-stage:5", "classes:2", "quantity:1,min_size=1", "by-domain:iid",
-        "by-writer", "writer-transfer",
+        "by-site", "by-writer", "writer-transfer",
     ],
 )  # fmt: skip
 def test_a_long_tail_goes_with_every_partition_and_with_streams(text):
@@ -543,6 +561,7 @@ def test_a_long_tail_goes_with_every_partition_and_with_streams(text):
     groups = {
         "writer": Group(tuple(map(str, range(40))), writers, np.zeros(classes, int)),
         "domain": Group(("a", "b"), np.arange(samples) % 2, np.zeros(classes, int)),
+        "site": Group(("a", "b"), np.arange(samples) % 2, np.zeros(classes, int)),
     }
     y = torch.arange(samples) % classes
     data = Dataset(

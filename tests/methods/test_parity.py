@@ -19,6 +19,7 @@ from holdfast.data.partitions import (
     IID,
     PARTITIONS,
     ByDomain,
+    BySite,
     ByWriter,
     ClassesPerClient,
     ClassShards,
@@ -60,7 +61,8 @@ def images(samples: int, preprocess: Preprocess | None = None) -> Dataset:
     def group(names: tuple[str, ...], each: int) -> Group:
         return Group(names, np.arange(samples) // each % len(names), np.zeros(12, np.int64))
 
-    groups = {"domain": group(("here", "there"), 1), "writer": group(tuple("uvwxyz"), 4)}
+    domain = group(("here", "there"), 1)
+    groups = {"domain": domain, "site": domain, "writer": group(tuple("uvwxyz"), 4)}
     return Dataset.from_arrays(*part(samples), *part(12), preprocess=preprocess, groups=groups)
 
 
@@ -199,6 +201,7 @@ ONE_OF_EACH: list[Partition] = [
     ClassesPerClient(2),
     QuantitySkew(0.5, min_size=1),
     ByDomain(),
+    BySite(),
     ByWriter(),
     WriterTransfer(),
 ]

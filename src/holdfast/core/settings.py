@@ -219,7 +219,7 @@ class ExperimentSettings(Settings):
     )  # fmt: skip
 
 
-RECORDED = ("hash", "shape", "classes", "own_kernels", "versions", "machine")
+RECORDED = ("hash", "shape", "classes", "encoder", "own_kernels", "versions", "machine")
 """Entries of a run's experiment.yaml that are found, not set."""
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.spec import named
 from holdfast.data.preprocess import Preprocess
+
+if TYPE_CHECKING:
+    from holdfast.data.tables.encoder import TableEncoder
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,9 @@ class Dataset:
     classes: tuple[str, ...]
     preprocess: Preprocess = field(default_factory=Preprocess)
     groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
+    encoder: TableEncoder | None = field(
+        default=None, kw_only=True
+    )  # of the table that the samples come from
     _on_device: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def __repr__(self) -> str:
@@ -141,10 +148,10 @@ class Dataset:
                 raise HoldfastError(
                     f"y_{part} has labels from {low} to {high}, but they must be from 0 to {len(names) - 1}"
                 )
+        arrays: dict[str, Any] = samples | labels
         dataset = cls(
             name,
-            **samples,
-            **labels,
+            **arrays,
             classes=names,
             preprocess=preprocess or Preprocess(),
             groups=MappingProxyType(dict(groups or {})),
@@ -174,6 +181,79 @@ class Dataset:
         folder = Path(path).expanduser()
         arrays = read_folder(folder, size, seed)
         return cls.from_arrays(**vars(arrays), name=folder.name, preprocess=preprocess)
+
+    @classmethod
+    def from_frame(
+        cls,
+        table: Any,
+        *,
+        target: str | Sequence[str],
+        test: Any = 0.2,
+        seed: int = 0,
+        site: str | None = None,
+        categorical: Collection[str] = (),
+        drop: Collection[str] = (),
+        transformer: Any = None,
+        classes: Sequence[str] | None = None,
+        task: Any = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """A data set from a table.
+
+        ``table`` is a pandas or polars frame, a mapping of columns, or the path of a CSV or Parquet file.
+
+        Args:
+            table: the rows.
+            target: the column that is predicted; several for tasks with such targets, as ``["event", "time"]``.
+            test: the share of the rows that becomes the test set, drawn by ``seed`` from each class (of numbers: from
+                each quarter); the name of a column that marks test rows by 1, true or test; or a table of test rows.
+            seed: of the draw.
+            site: the column with the site of each row, which becomes the group ``site``; ``hf.federate(data,
+                "by-site")`` then makes every site a client. Test rows are drawn at each site.
+            categorical: columns of numbers that are categories. Columns of texts are always.
+            drop: columns that are left out.
+            transformer: a scikit-learn transformer of all other columns, fitted or not. By default numbers are
+                standardised, after missing ones are replaced by the mean, and categories are one-hot encoded, after
+                missing ones are replaced by the most frequent. It is fitted on the training rows, on sums, counts and
+                sets of categories of each site.
+            classes: the names of the classes, in their order; by default sorted.
+            task: as for `from_arrays`; by default texts and up to 100 whole numbers are classes, fractions a
+                regression.
+            name: of the data set; by default that of the file.
+
+        The fitted transformer is kept as ``encoder``; `transform` applies it to new rows.
+        """
+        from holdfast.data.tables.dataset import dataset_from_tables, split_by_column, table_name
+        from holdfast.data.tables.table import is_table, read_table
+
+        given = is_table(test)
+        sites = {"": table} if site is None else split_by_column(table, site)
+        if given:
+            tests = {"": test} if site is None else split_by_column(test, site)
+            if new := [name for name in tests if name not in sites]:
+                raise HoldfastError(f"the site '{new[0]}' has test rows, but no training row")
+            none = read_table(next(iter(tests.values()))).rows(np.empty(0, np.int64))
+            sites = {one: (rows, tests.get(one, none)) for one, rows in sites.items()}
+        return dataset_from_tables(
+            sites,
+            target=target,
+            test=0.2 if given else test,
+            seed=seed,
+            categorical=categorical,
+            drop=drop,
+            transformer=transformer,
+            classes=classes,
+            task=task,
+            name=name or table_name(table),
+        )
+
+    def transform(self, table: Any) -> Tensor:
+        """A model's input for the rows of a table with the columns that this data set was made from."""
+        if self.encoder is None:
+            raise HoldfastError(
+                f"{self.name} was not made from a table; pass samples to its preprocess instead"
+            )
+        return torch.from_numpy(self.encoder(table))
 
 
 def _names(given: Sequence[str] | np.ndarray, what: str) -> tuple[str, ...]:

@@ -128,11 +128,12 @@ class Federation:
         return np.bincount(self._labels[self.indices], minlength=self.dataset.num_classes)
 
     def client_domains(self) -> tuple[tuple[str, ...], Ints]:
-        """The names of the domains, and the index of each client's most frequent domain: int64 ``[clients]``.
+        """The names of the domains or sites, and the index of each client's most frequent one: int64 ``[clients]``.
 
-        Both are empty if the data has no domains.
+        Both are empty if the data has no domains and no sites.
         """
-        group = self.dataset.groups.get("domain")
+        groups = self.dataset.groups
+        group = groups.get("domain") or groups.get("site")
         if group is None:
             return (), _none()
         owner = np.repeat(np.arange(self.clients), np.diff(self.offsets[:: self.stages]))

@@ -48,3 +48,15 @@ def draw_per_class(labels: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
     order = shuffled_by_class(labels, rng)
     starts = offsets_of(counts)[:-1]
     return np.sort(order[ranges(starts, np.minimum(counts, sizes))])
+
+
+def stratified_split(
+    labels: np.ndarray, rng: np.random.Generator, share: float = 0.2
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted indices (train, test), with a share of each class for testing: one sample at least, of two or more."""
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    rank = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])  # within the class
+    size = np.bincount(labels)[labels[order]]
+    in_test = rank < np.where(size > 1, np.clip(np.rint(size * share), 1, size - 1), 0)
+    return np.sort(order[~in_test]), np.sort(order[in_test])

@@ -164,6 +164,7 @@ class Training:
         return {
             "data": dataset.name if dataset.name in DATASETS else {"name": dataset.name, "own": True},
             "preprocess": plain(asdict(dataset.preprocess)),
+            **({} if dataset.encoder is None else {"encoder": dataset.encoder.describe()}),
             **describe_federation(self.federation),
             "method": plain(self.method.describe()) | ({} if is_known(self.method) else {"own": True}),
             "model": plain(model.describe()) if isinstance(model, ModelSpec) else own,

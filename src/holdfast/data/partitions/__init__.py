@@ -13,7 +13,7 @@ from holdfast.data.partitions.dirichlet import (
     DirichletUncapped,
     QuantitySkew,
 )
-from holdfast.data.partitions.groups import ByDomain, ByWriter, WriterTransfer
+from holdfast.data.partitions.groups import ByDomain, BySite, ByWriter, WriterTransfer
 from holdfast.data.partitions.naming import PARTITIONS, parse_partition, partition_from
 from holdfast.data.partitions.shards import IID, ClassesPerClient, ClassShards, Shards
 
@@ -22,6 +22,7 @@ __all__ = [
     "PARTITIONS",
     "Assignment",
     "ByDomain",
+    "BySite",
     "ByWriter",
     "ClassShards",
     "ClassesPerClient",

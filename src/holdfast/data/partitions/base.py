@@ -14,7 +14,11 @@ from holdfast.core.spec import validate_fields
 from holdfast.data.dataset import Group
 from holdfast.data.indexing import Ints, offsets_of, ranges
 
-_DATASETS_WITH_GROUP = {"writer": "femnist, or mnist with QMNIST's labels,", "domain": "mixed-digits"}
+_DATASETS_WITH_GROUP = {
+    "writer": "femnist, or mnist with QMNIST's labels,",
+    "domain": "mixed-digits",
+    "site": "heart-disease",
+}
 
 
 class Assignment(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,18 +38,19 @@ class ByDomain(Partition):
     """
 
     name = "by-domain"
+    group: ClassVar[str] = "domain"
     inside: Partition = IID()  # noqa: RUF009 (it is frozen)
 
     def default_clients(self, pool: SamplePool) -> int:
-        return len(np.unique(pool.group("domain")[1]))
+        return len(np.unique(pool.group(self.group)[1]))
 
     def assign(self, pool: SamplePool, clients: int, rng: np.random.Generator) -> Assignment:
-        domains = pool.group("domain")[1]
+        domains = pool.group(self.group)[1]
         present = np.unique(domains)
         each, left = divmod(clients, len(present))
         need(
             each >= 1 and not left,
-            f"{clients} clients cannot be shared equally by {len(present)} domains; take a multiple of it",
+            f"{clients} clients cannot be shared equally by {len(present)} {self.group}s; take a multiple of it",
         )
         ids, sizes = [], []
         for domain in present:
@@ -57,6 +59,26 @@ class ByDomain(Partition):
             ids.append(members[assignment.indices])
             sizes.append(np.diff(assignment.offsets))
         return Assignment(np.concatenate(ids), offsets_of(np.concatenate(sizes)))
+
+
+@dataclass(frozen=True)
+class BySite(ByDomain):
+    """Every site is a client: the natural partition of data that lies at several sites.
+
+    With a multiple of that number of clients, each site has as many, among which the partition ``inside`` divides its
+    samples.
+    ::
+
+                   Bern  Oslo  Rome
+        client 0    ##    ..    ..
+        client 1    ..    ##    ..
+        client 2    ..    ..    ##
+
+    The data set must have a group ``site``. The default for real federations and for data from several sites.
+    """
+
+    name = "by-site"
+    group: ClassVar[str] = "site"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from holdfast.data.partitions.dirichlet import (
     DirichletUncapped,
     QuantitySkew,
 )
-from holdfast.data.partitions.groups import ByDomain, ByWriter, WriterTransfer
+from holdfast.data.partitions.groups import ByDomain, BySite, ByWriter, WriterTransfer
 from holdfast.data.partitions.shards import IID, ClassesPerClient, ClassShards, Shards
 
 PARTITIONS: dict[str, type[Partition]] = {
@@ -32,6 +32,7 @@ PARTITIONS: dict[str, type[Partition]] = {
         ClassesPerClient,
         QuantitySkew,
         ByDomain,
+        BySite,
         ByWriter,
         WriterTransfer,
     )

@@ -17,6 +17,7 @@ import numpy as np
 from holdfast.core.errors import HoldfastError, install
 from holdfast.core.random import generator
 from holdfast.data.dataset import Group
+from holdfast.data.indexing import stratified_split
 from holdfast.data.sources.pickles import read_pickled_arrays
 
 IMAGE_SUFFIXES = frozenset(
@@ -44,16 +45,6 @@ def import_optional(module: str, package: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise HoldfastError(f"this file needs {package}: {install('data')}") from error
-
-
-def stratified_split(labels: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted indices (train, test), with a fifth of each class for testing; a class's only sample is for training."""
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    rank = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])  # within the class
-    size = np.bincount(labels)[labels[order]]
-    in_test = rank < np.where(size > 1, np.maximum(np.rint(size / 5), 1), 0)
-    return np.sort(order[~in_test]), np.sort(order[in_test])
 
 
 # IDX: MNIST and data sets in its format.

@@ -1,0 +1,195 @@
+"""Federations of data that lies at several sites: each becomes a client, with its own training and test samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import named
+from holdfast.data.dataset import Dataset, Group
+from holdfast.data.federation import Federation, federate
+from holdfast.data.partitions import BySite
+from holdfast.data.samples import draw_test_share, read_items
+from holdfast.data.sources.formats import read_npz
+from holdfast.data.tables.dataset import dataset_from_tables, is_site_table
+from holdfast.data.tables.table import SUFFIXES
+
+
+def federation_from_sites(
+    sites: Mapping[str, Any] | str | Path,
+    *,
+    target: str | Sequence[str] | None = None,
+    test: float | str = 0.2,
+    seed: int = 0,
+    name: str | None = None,
+    **options: Any,
+) -> Federation:
+    """A federation with one client a site.
+
+    ``sites`` maps the name of each site to its data, which is one of
+
+    - a table: a pandas or polars frame, a mapping of columns, or the path of a CSV or Parquet file; or a pair of these,
+      with the training and the test rows;
+    - arrays: ``(x, y)`` or ``(x_train, y_train, x_test, y_test)``;
+    - a `Dataset`, a map-style torch ``Dataset``, or the path of a ``.npz`` file or of a folder of images.
+
+    Or it is a folder with one of these a site, such as ``paris.csv`` and ``lyon.csv``, or a folder of images each.
+
+    Every site keeps test samples of its own: those given, or a share ``test`` of each class drawn by ``seed``. The
+    site of each sample is the group ``site`` of the data set, by which results are shown.
+
+    Of tables, ``target`` names the column that is predicted; ``test`` may name a column that marks the test rows. All
+    sites must have the same columns. Numbers are standardised and categories encoded by transformers that are fitted
+    on sums, counts and categories of the sites' training rows. Further options for tables are those of
+    `Dataset.from_frame`: ``categorical``, ``drop``, ``transformer``, ``classes`` and ``task``.
+    """
+    if isinstance(sites, (str, Path)):
+        folder = Path(sites).expanduser()
+        name, sites = name or folder.name, list_sites(folder)
+    sites = _checked(sites)
+    tables = [is_site_table(source) for source in sites.values()]
+    if all(tables):
+        dataset = dataset_from_tables(
+            sites, target=target, test=test, seed=seed, name=name or "custom", **options
+        )
+        return federate(dataset, BySite(), seed=seed)
+    if any(tables):
+        table, other = (list(sites)[tables.index(kind)] for kind in (True, False))
+        raise HoldfastError(
+            f"site '{table}' is a table, site '{other}' is not; the data of all sites must be of one kind"
+        )
+    if target is not None or options:
+        given = "target" if target is not None else next(iter(options))
+        raise HoldfastError(f"{given} is an option for tables, and the sites' data are none")
+    if isinstance(test, str):
+        raise HoldfastError(f"test is '{test}'; of data that are no tables it must be a share, such as 0.2")
+    parts = {site: _dataset(source, site, test, seed) for site, source in sites.items()}
+    return federate(concatenate(parts, name or "custom"), BySite(), seed=seed)
+
+
+def list_sites(folder: Path) -> dict[str, Path]:
+    """The files and folders of a folder, by the name of the site each belongs to: its own without the suffix."""
+    if not folder.is_dir():
+        raise HoldfastError(f"there is no folder '{folder}' of sites")
+    sites: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or not (path.is_dir() or path.suffix in (*SUFFIXES, ".npz")):
+            continue
+        site = path.name if path.is_dir() else path.stem
+        if site in sites:
+            raise HoldfastError(
+                f"'{sites[site].name}' and '{path.name}' in {folder} are both of the site '{site}'"
+            )
+        sites[site] = path
+    if not sites:
+        raise HoldfastError(
+            f"{folder} holds no site: one {', '.join(SUFFIXES)} or .npz file, or folder of images, each"
+        )
+    return sites
+
+
+def concatenate(datasets: Mapping[str, Dataset], name: str = "custom") -> Dataset:
+    """One data set with the samples of all sites, whose group ``site`` holds the site of each sample.
+
+    Classes are matched by name.
+    """
+    first_site, first = next(iter(datasets.items()))
+    for site, dataset in datasets.items():
+        for what, one, other in (
+            ("samples of shape", first.shape, dataset.shape),
+            ("samples of type", first.x_train.dtype, dataset.x_train.dtype),
+            ("the preprocessing", first.preprocess, dataset.preprocess),
+        ):
+            if one != other:
+                raise HoldfastError(
+                    f"site '{first_site}' has {what} {one}, site '{site}' {other}; they must be equal"
+                )
+    names = tuple(dict.fromkeys(name for dataset in datasets.values() for name in dataset.classes))
+    if any(dataset.classes != first.classes for dataset in datasets.values()):
+        names = tuple(sorted(names))
+    labels = {
+        part: torch.cat([
+            torch.tensor([names.index(c) for c in dataset.classes])[getattr(dataset, f"y_{part}")]
+            for dataset in datasets.values()
+        ])
+        for part in ("train", "test")
+    }  # fmt: skip
+    return replace(
+        first,
+        name=name,
+        x_train=torch.cat([dataset.x_train for dataset in datasets.values()]),
+        y_train=labels["train"],
+        x_test=torch.cat([dataset.x_test for dataset in datasets.values()]),
+        y_test=labels["test"],
+        classes=names,
+        groups=_site_group(datasets),
+    )
+
+
+def _site_group(datasets: Mapping[str, Dataset]) -> Mapping[str, Group]:
+    train, test = (
+        np.repeat(
+            np.arange(len(datasets)), [len(getattr(dataset, f"y_{part}")) for dataset in datasets.values()]
+        )
+        for part in ("train", "test")
+    )
+    return MappingProxyType({"site": Group(tuple(datasets), train, test)})
+
+
+def _dataset(source: Any, site: str, test: float, seed: int) -> Dataset:
+    """One site's data, with test samples of its own."""
+    try:
+        if isinstance(source, Dataset):
+            return source
+        if isinstance(source, (str, Path)):
+            path = Path(source).expanduser()
+            if not path.is_dir() and path.suffix != ".npz":
+                raise HoldfastError(
+                    f"'{source}' is no {', '.join(SUFFIXES)} or .npz file and no folder of images"
+                )
+            return (
+                Dataset.from_folder(path, seed=seed)
+                if path.is_dir()
+                else Dataset.from_arrays(*read_npz(path))
+            )
+        if isinstance(source, (tuple, list)) and len(source) in (2, 4):
+            given = source
+            if len(source) == 2:
+                x, y = source
+                given = draw_test_share(x, y, test, seed, site)
+            return Dataset.from_arrays(*given)
+        if (
+            hasattr(source, "__getitem__")
+            and hasattr(source, "__len__")
+            and not isinstance(source, np.ndarray)
+        ):
+            return Dataset.from_arrays(*draw_test_share(*read_items(source), test, seed, site))
+        raise HoldfastError(
+            f"its data is {named(source)}; it must be a table, (x, y), (x_train, y_train, x_test, y_test), a data "
+            "set or a path"
+        )
+    except HoldfastError as error:
+        raise HoldfastError(f"site '{site}': {error}") from None
+
+
+def _checked(sites: Any) -> dict[str, Any]:
+    """The sites by name as text."""
+    if not isinstance(sites, Mapping):
+        raise HoldfastError(
+            f"sites is {named(sites)}; it must map the names of sites to their data, such as {{'paris': 'paris.csv'}}, "
+            "or be the path of a folder"
+        )
+    names = [str(site) for site in sites]
+    if len(set(names)) < len(names):
+        twice = next(site for site in names if names.count(site) > 1)
+        raise HoldfastError(f"two sites are called '{twice}'; their names must differ")
+    if not names:
+        raise HoldfastError("there are no sites; a federation needs at least one")
+    return dict(zip(names, sites.values(), strict=True))

@@ -1,0 +1,1 @@
+"""Tables: columns by name, from frames and files, encoded by scikit-learn transformers fitted across sites."""
