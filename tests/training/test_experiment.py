@@ -205,5 +205,5 @@ def test_a_key_given_twice_is_refused(tmp_path):
     with pytest.raises(hf.HoldfastError, match="'rounds' is given twice, the second time in line 4"):
         hf.Experiment.from_file(file)
     file.write_text("lr: yes\n")
-    with pytest.raises(hf.HoldfastError, match="lr is True; it must be a number"):
+    with pytest.raises(hf.HoldfastError, match="lr is 'yes'; it must be a number"):
         hf.Experiment.from_file(file)

@@ -45,6 +45,15 @@ def reading(path: Path) -> Iterator[None]:
         raise HoldfastError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def existing(path: str | Path) -> Path | None:
+    """The path, with ``~`` replaced by the home directory, if it exists; None also for what no path can be."""
+    try:
+        found = Path(path).expanduser()
+        return found if found.exists() else None
+    except (OSError, RuntimeError, ValueError):  # a name that is too long, an unknown user, a zero byte
+        return None
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file; a file that cannot be read or is not JSON raises a `HoldfastError`."""
     with reading(path):

@@ -166,7 +166,7 @@ def _matching(value: Any, kinds: tuple[Any, ...]) -> Any:
             return value
         if kind is int and isinstance(value, Integral) and not truth:
             return int(value)
-        if kind is float and isinstance(value, Real) and not truth and math.isfinite(value):
+        if kind is float and isinstance(value, Real) and not truth and _is_finite(value):
             return float(value)
         if kind is str and isinstance(value, str):
             return value
@@ -180,6 +180,13 @@ def _matching(value: Any, kinds: tuple[Any, ...]) -> Any:
         if origin is Mapping and isinstance(value, Mapping):
             return value
     return MISSING
+
+
+def _is_finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the largest float
+        return False
 
 
 def _wanted(kinds: Sequence[Any]) -> str:
@@ -241,20 +248,18 @@ def _split(text: str) -> list[str]:
 
 
 def parse_value(text: str, what: str) -> Any:
-    """A value as YAML reads it: number, true or false, list or text; ``on`` and ``off`` are words."""
-    import yaml
+    """A value as YAML reads it: number, true or false, list or text."""
+    from holdfast.core import yaml12
 
-    if text.lower() in ("on", "off", "yes", "no"):
-        return text
     if text == "none":
         return None
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = yaml12.load(text)
+    except ValueError:
         raise HoldfastError(f"'{text}' in {what} is no number, list or word") from None
     if isinstance(value, str):
         with suppress(ValueError):
-            return float(value)  # YAML takes 1e-3 for text
+            return float(value)  # inf and nan, which are refused as numbers
         return value
     return value if isinstance(value, (bool, int, float, list, NoneType)) else text
 

@@ -30,7 +30,7 @@ def stream(
     dataset: Dataset,
     partition: Partition | str,
     *,
-    clients: int,
+    clients: int | None = None,
     tasks_per_client: int = 5,
     chunks: bool = False,
     stage_classes: Sequence[Sequence[int]] | None = None,
@@ -56,7 +56,7 @@ def stream(
     Args:
         dataset: the data.
         partition: assigns samples to tasks (to clients, with ``chunks``), as for `federate`.
-        clients: the number of clients.
+        clients: the number of clients; required.
         tasks_per_client: the number of stages (T).
         chunks: assign samples to clients, then split each client's, ordered by class, into T equal chunks.
         stage_classes: the classes of each stage, T sequences. Each stage is then assigned to the clients separately;
@@ -67,6 +67,8 @@ def stream(
         schedule: the stage that each round trains; `GlobalEpochs` by default.
         seed, public, long_tail, skew: as for `federate`.
     """
+    if clients is None:
+        raise HoldfastError("a stream needs the number of clients, such as clients=10")
     check_given(dataset, clients, seed, long_tail, skew)
     validate("tasks_per_client", tasks_per_client, int)
     if isinstance(partition, str):

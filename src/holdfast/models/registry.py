@@ -46,7 +46,14 @@ class ModelSpec:
         Its initial weights depend on ``seed`` alone, and no global generator is moved.
         """
         options = tuple(self.options.items())
-        return copy.deepcopy(_initial(self.name, options, tuple(shape), num_classes, seed))
+        try:
+            return copy.deepcopy(_initial(self.name, options, tuple(shape), num_classes, seed))
+        except (RuntimeError, MemoryError, TypeError) as error:
+            if isinstance(error, MemoryError) or "alloc" in str(error) or "overflow" in str(error).lower():
+                raise HoldfastError(
+                    f"model {self.describe()} does not fit into this machine's memory; make it smaller"
+                ) from None
+            raise
 
     def describe(self) -> dict[str, Any]:
         """The model as plain data for YAML or JSON: ``{"name": "mlp", "hidden": [64, 64]}``."""

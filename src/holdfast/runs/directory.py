@@ -10,10 +10,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Self
 
-import yaml
 from torch import Tensor
 
-from holdfast.core import files, locks
+from holdfast.core import files, locks, yaml12
 from holdfast.core.errors import HoldfastError
 from holdfast.core.schema import validate_content
 from holdfast.core.settings import with_current_names
@@ -24,10 +23,6 @@ from holdfast.runs.consistency import check_records
 from holdfast.runs.metrics_file import Record
 from holdfast.runs.schemas import StoredExperiment
 from holdfast.runs.tensors import State, from_bytes, to_bytes
-
-# LibYAML is ten times faster, but PyYAML may be built without it.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 EXPERIMENT = "experiment.yaml"
 METRICS = "metrics.jsonl"
@@ -42,8 +37,8 @@ def read_experiment(path: Path) -> dict[str, Any]:
     """The settings in an experiment.yaml of any version, under their current names."""
     data = read_verified(path)
     try:
-        experiment = yaml.load(data, _Loader)  # noqa: S506 (a safe loader: no objects are built)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        experiment = yaml12.load(data)
+    except ValueError as error:
         raise HoldfastError(f"{path} is damaged: it is not YAML") from error
     if not isinstance(experiment, dict):
         raise HoldfastError(f"{path} is damaged: it does not describe an experiment")
@@ -97,8 +92,7 @@ class RunDirectory:
                     f"{run.path} already holds a run; continue it with `holdfast resume {quote(str(run.path))}`"
                     " or choose another --out"
                 )
-            text = yaml.dump(dict(experiment), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-            run.write(EXPERIMENT, text.encode())
+            run.write(EXPERIMENT, yaml12.dump(dict(experiment)).encode())
         return run
 
     @classmethod
@@ -163,10 +157,18 @@ class RunDirectory:
         """Every record so far, oldest first, without an incomplete last line."""
         if not self._metrics.exists():
             return []
-        lines = metrics_file.lines(self._metrics, read_verified(self._metrics))
-        records = [record for _, record in lines]
+        records = [record for _, record in self._lines()]
         check_records(self._metrics, records)
         return records
+
+    def _lines(self) -> list[tuple[int, Record]]:
+        """Every record with the offset of the end of its line. An error names the line that is damaged, if any is."""
+        try:
+            return list(metrics_file.lines(self._metrics, read_verified(self._metrics)))
+        except HoldfastError:
+            with files.reading(self._metrics):
+                list(metrics_file.lines(self._metrics, self._metrics.read_bytes()))
+            raise
 
     def rewind(self, round: int) -> None:
         """Drop the records of rounds after ``round`` and an incomplete last line, to continue from there."""
@@ -175,7 +177,7 @@ class RunDirectory:
         if not self._metrics.exists():
             return
         end = 0
-        for line_end, record in metrics_file.lines(self._metrics, read_verified(self._metrics)):
+        for line_end, record in self._lines():
             if record["round"] > round:
                 break
             end = line_end

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 from warnings import catch_warnings
 
-import yaml
-
+from holdfast.core import files, yaml12
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.settings import (
     DEFAULT_PARTITION,
@@ -279,28 +277,14 @@ class Experiment(ExperimentSettings):
         return value
 
 
-class _Once(yaml.SafeLoader):
-    """A loader that refuses duplicate keys."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value]
-        for at, key in enumerate(keys):
-            if key in keys[:at]:
-                where = node.value[at][0].start_mark
-                raise HoldfastError(f"'{key}' is given twice, the second time in line {where.line + 1}")
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), _Once)  # noqa: S506 (a SafeLoader)
+        values = yaml12.load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise HoldfastError(f"cannot read the experiment '{path}': {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1})" if mark else ""
-        raise HoldfastError(f"'{path}' is not YAML{where}") from None
+    except ValueError as error:
+        raise HoldfastError(f"'{path}' is not YAML ({error})") from None
     if not isinstance(values, dict):
         raise HoldfastError(
             f"'{path}' does not describe an experiment: it must hold lines such as 'rounds: 100'"
@@ -334,16 +318,13 @@ def _from_yaml(value: Any, hint: Any) -> Any:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if number and str in kinds:
         return str(value)  # stream=5 reads as a number
-    if isinstance(value, str) and str not in kinds:
-        with suppress(ValueError):
-            return float(value)  # YAML takes 1e-3 for text
     return value
 
 
 def _absolute(path: str) -> str:
     """An absolute path, so that the run can be resumed from another directory; other text is returned unchanged."""
-    found = Path(path).expanduser()
-    return str(found.resolve()) if found.exists() else path
+    found = files.existing(path)
+    return path if found is None else str(found.resolve())
 
 
 def _mapping(written: Described | None, what: str, known: Iterable[str]) -> dict[str, Any] | None:

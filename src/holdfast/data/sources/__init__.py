@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.files import existing
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.preprocess import Preprocess, preprocess_for
 from holdfast.data.sources import files
@@ -37,7 +38,7 @@ def load(
     normalisation.
     """
     check_name(name_or_path)
-    name, path = str(name_or_path), Path(name_or_path).expanduser()
+    name, path = str(name_or_path), existing(name_or_path) or Path(name_or_path)
     known = name in DATASETS
     if not isinstance(preprocess, Preprocess):
         preprocess = preprocess_for(name if known else path.stem, preprocess or "plain")
@@ -50,14 +51,16 @@ def load(
 
 def check_name(name_or_path: str | Path) -> None:
     """Raise an error for a name or path of no data set, before anything is read or downloaded."""
-    path = Path(name_or_path).expanduser()
-    if str(name_or_path) in DATASETS or path.suffix == ".npz" or path.is_dir():
+    if str(name_or_path) in DATASETS or Path(name_or_path).suffix == ".npz":
         return
-    if path.exists():
+    path = existing(name_or_path)
+    if path is not None:
+        if path.is_dir():
+            return
         raise HoldfastError(f"{path} is neither a folder of images nor a file that ends in .npz")
     if "/" in str(name_or_path):
         raise HoldfastError(
-            f"there is no folder {path}, and no data set of that name; data files end in .npz"
+            f"there is no folder {Path(name_or_path)}, and no data set of that name; data files end in .npz"
         )
     raise unknown("data set", str(name_or_path), DATASETS)
 

@@ -220,7 +220,9 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
                     f"{path} has no array called {' or '.join(missing)}; it must hold {', '.join(names)}"
                 )
             return file["x_train"], file["y_train"], file["x_test"], file["y_test"]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except HoldfastError:
+        raise
+    except Exception as error:  # a damaged archive may raise any error in zipfile, zlib and NumPy
         raise HoldfastError(f"{path} cannot be read as a .npz file of plain arrays: {error}") from error
 
 
@@ -292,7 +294,7 @@ def read_images(
         try:
             with image.open(paths[position]) as opened:
                 picture = opened.convert(mode)
-        except OSError as error:
+        except Exception as error:  # a damaged image may raise any error in its decoder
             raise HoldfastError(f"{paths[position]} cannot be read as an image: {error}") from error
         if picture.size != size[::-1]:
             picture = picture.resize(size[::-1], image.Resampling.BILINEAR)
@@ -316,7 +318,7 @@ def _common_form(
             with image.open(path) as opened:
                 found = opened.size[::-1]
                 grey = grey and opened.mode in ("1", "L")
-        except OSError as error:
+        except Exception as error:  # as above
             raise HoldfastError(f"{path} cannot be read as an image: {error}") from error
         first = first or (path, found)
         if size is None and found != first[1]:
