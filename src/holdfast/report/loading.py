@@ -207,9 +207,13 @@ def _read_optional(path: Path, schema: Any) -> dict[str, Any]:
     """An optional JSON file of a run; empty where it does not exist."""
     if not path.exists():
         return {}
-    content: dict[str, Any] = files.parse_json(read_verified(path), path)
-    validate_content(content, schema, path)
-    return content
+
+    def parse(data: bytes) -> dict[str, Any]:
+        content: dict[str, Any] = files.parse_json(data, path)
+        validate_content(content, schema, path)
+        return content
+
+    return read_verified(path, parse)
 
 
 def group_runs(runs: Sequence[StoredRun]) -> list[RunGroup]:

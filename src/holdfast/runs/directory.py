@@ -2,13 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
 from shlex import quote
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torch import Tensor
 
@@ -24,6 +24,8 @@ from holdfast.runs.metrics_file import Record
 from holdfast.runs.schemas import StoredExperiment
 from holdfast.runs.tensors import State, from_bytes, to_bytes
 
+T = TypeVar("T")
+
 EXPERIMENT = "experiment.yaml"
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint"
@@ -35,27 +37,35 @@ LOCK = ".lock"
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """The settings in an experiment.yaml of any version, under their current names."""
-    data = read_verified(path)
-    try:
-        experiment = yaml12.load(data)
-    except ValueError as error:
-        raise HoldfastError(f"{path} is damaged: it is not YAML") from error
-    if not isinstance(experiment, dict):
-        raise HoldfastError(f"{path} is damaged: it does not describe an experiment")
-    experiment = with_current_names(experiment)
-    validate_content(experiment, StoredExperiment, path)
-    return experiment
+
+    def parse(data: bytes) -> dict[str, Any]:
+        try:
+            experiment = yaml12.load(data)
+        except ValueError as error:
+            raise HoldfastError(f"{path} is damaged: it is not YAML") from error
+        if not isinstance(experiment, dict):
+            raise HoldfastError(f"{path} is damaged: it does not describe an experiment")
+        experiment = with_current_names(experiment)
+        validate_content(experiment, StoredExperiment, path)
+        return experiment
+
+    return read_verified(path, parse)
 
 
-def read_verified(path: Path) -> bytes:
-    """The content of a run's file; `HoldfastError` if its checksum is not the recorded one."""
+def read_verified(path: Path, parse: Callable[[bytes], T]) -> T:
+    """The parsed content of a run's file.
+
+    A content that cannot be parsed raises the error of ``parse``, any other one whose checksum is not the recorded one
+    a `HoldfastError`.
+    """
     checksums, data = Checksums(path.parent), b""
     while True:
         before = data
         with files.reading(path):
             data = path.read_bytes()
+        parsed = parse(data)
         if checksums.match(path.name, data):
-            return data
+            return parsed
         if data == before:  # otherwise another process has changed it since
             raise HoldfastError(
                 f"{path} is damaged: its content does not match its SHA-256 in {CHECKSUMS}; restore it from a copy"
@@ -162,13 +172,8 @@ class RunDirectory:
         return records
 
     def _lines(self) -> list[tuple[int, Record]]:
-        """Every record with the offset of the end of its line. An error names the line that is damaged, if any is."""
-        try:
-            return list(metrics_file.lines(self._metrics, read_verified(self._metrics)))
-        except HoldfastError:
-            with files.reading(self._metrics):
-                list(metrics_file.lines(self._metrics, self._metrics.read_bytes()))
-            raise
+        """Every record, each with the offset of the end of its line."""
+        return read_verified(self._metrics, lambda data: list(metrics_file.lines(self._metrics, data)))
 
     def rewind(self, round: int) -> None:
         """Drop the records of rounds after ``round`` and an incomplete last line, to continue from there."""
@@ -226,10 +231,14 @@ class RunDirectory:
             raise HoldfastError(
                 f"{self.path} has no final model yet; finish it with `holdfast resume {quote(str(self.path))}`"
             )
-        try:
-            return from_bytes(read_verified(path))
-        except ValueError as error:
-            raise HoldfastError(f"{path} is damaged: {error}") from error
+
+        def parse(data: bytes) -> State:
+            try:
+                return from_bytes(data)
+            except ValueError as error:
+                raise HoldfastError(f"{path} is damaged: {error}") from error
+
+        return read_verified(path, parse)
 
     def write(self, name: str, data: bytes) -> None:
         """Replace a file of the run atomically and record its checksum."""
