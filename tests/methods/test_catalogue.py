@@ -27,6 +27,7 @@ UP = {
     "creff": MODEL + 10 * HEAD + COUNTS, "fedfomo": MODEL + 5 * NUMBER,
     "fedpac": MODEL + 2 * ROWS + COUNTS + NUMBER,
     "mofedsam": MODEL + 2 * NUMBER, "fedspeed": MODEL + NUMBER, "fedsmoo": 2 * MODEL + NUMBER,
+    "fedexp": MODEL + 2 * NUMBER,
 }  # fmt: skip
 DOWN = {
     "scaffold": 2 * MODEL, "fedka": MODEL + 4 * 10 * 3 * 32 * 32, "flashback": MODEL + COUNTS,

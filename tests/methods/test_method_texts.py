@@ -72,6 +72,15 @@ PUBLISHED = {
     "fedsmoo": {"rho": 0.1, "lam": 0.1},
     "fedlesam": {"rho": 0.1},
     "fedsol": {"rho": 1.0, "tau": 3.0},
+    "fedadam": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
+    "fedyogi": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
+    "fedadagrad": {"lr": 0.01, "tau": 1e-3},
+    "fedexp": {"eps": 1e-3, "average": True},
+    "fedacg": {"lam": 0.85, "beta": 1e-3},
+    "fedrs": {"alpha": 0.5},
+    "feddecorr": {"beta": 0.1},
+    "fedvls": {"lam": 0.1, "beta": 0.005},
+    "fedlmd": {"beta": 1.0, "tau": 1.0},
 }  # fmt: skip
 
 

@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reference.numpy_model import Weights, combine
+from reference.numpy_model import Weights, combine, dot, zeros
 from reference.world import (
     PARTS,
+    SIZES,
+    TOTAL,
+    Step,
     as_numpy,
     assert_models_equal,
     assert_round_equal,
@@ -27,7 +30,12 @@ from torch import nn
 import holdfast as hf
 from holdfast.engine.rounds import evaluated_model
 from holdfast.methods.ema import EMA
+from holdfast.methods.fedacg import FedACG
+from holdfast.methods.fedadagrad import FedAdagrad
+from holdfast.methods.fedadam import FedAdam
 from holdfast.methods.fedavg import FedAvg
+from holdfast.methods.fedexp import FedExP
+from holdfast.methods.fedyogi import FedYogi
 from holdfast.methods.registry import parse_method
 
 CLIENTS = range(len(PARTS))
@@ -117,3 +125,81 @@ def test_ema_composes(other: str) -> None:
     tested, _ = evaluated_model(stack.method, server)
     for name, value in tested.items():
         assert torch.allclose(value, (alone[0][name] + 2 * alone[1][name]) / 3, rtol=1e-9, atol=1e-12)
+
+
+# Adaptive server optimisers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["adam", "yogi", "adagrad"])
+def test_adaptive_server_optimisers(rule: str) -> None:
+    eta, b1, b2, tau = 0.1, 0.8, 0.9, 0.05
+    methods = {
+        "adam": FedAdam(lr=eta, beta1=b1, beta2=b2, tau=tau),
+        "yogi": FedYogi(lr=eta, beta1=b1, beta2=b2, tau=tau),
+        "adagrad": FedAdagrad(lr=eta, tau=tau),
+    }
+    w = initial_weights()
+    m, v = zeros(w), {name: np.full_like(value, tau**2) for name, value in w.items()}
+    for t, got in enumerate(run(methods[rule], rounds=3).rounds, start=1):
+        local = fedavg_locals(w, t)
+        delta = combine((1, weighted(local)), (-1, w))
+        new = {}
+        for name, d in delta.items():
+            m[name] = d if rule == "adagrad" else b1 * m[name] + (1 - b1) * d
+            if rule == "adam":
+                v[name] = b2 * v[name] + (1 - b2) * d**2
+            elif rule == "yogi":
+                v[name] = v[name] - (1 - b2) * d**2 * np.sign(v[name] - d**2)
+            else:
+                v[name] = v[name] + d**2
+            new[name] = w[name] + eta * m[name] / (np.sqrt(v[name]) + tau)
+        w = new
+        assert_round_equal(got, local, w)
+
+
+# FedExP -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("eps", "extrapolates"), [(1e-3, True), (10.0, False)])
+def test_fedexp(eps: float, extrapolates: bool) -> None:
+    """At a small learning rate, as updates are small there; the extrapolation exceeds 1 in some round."""
+    method, w, rates = FedExP(eps=eps), initial_weights(), []
+    for t, got in enumerate(run(method, rounds=3).rounds, start=1):
+        local = fedavg_locals(w, t)
+        moved = [combine((1, w), (-1, m)) for m in local]
+        delta = combine(*((n / TOTAL, d) for n, d in zip(SIZES, moved, strict=True)))
+        squares = sum(n / TOTAL * dot(d, d) for n, d in zip(SIZES, moved, strict=True))
+        rates.append(max(1.0, squares / (2 * (dot(delta, delta) + eps))))
+        new = combine((1, w), (-rates[-1], delta))
+        assert_round_equal(got, local, new)
+        tested = new if t == 1 else combine((0.5, new), (0.5, w))
+        assert_models_equal(as_numpy(method.eval_params(got.server)), tested)
+        w = new
+    assert (max(rates) > 1) == extrapolates
+
+
+def test_fedexp_of_one_client_is_fedavg() -> None:
+    """‖Δ_k‖² = ‖Δ‖², so that η = 1."""
+    federation = world([0, 0, 1, 2, 3])
+    training = prepared(FedExP(average=False), federation)
+    one, other = (rounds(t, 2)[0].server.params for t in (training, prepared(FedAvg(), federation)))
+    assert all(torch.allclose(one[k], other[k], rtol=1e-12, atol=1e-14) for k in one)
+
+
+# FedACG -------------------------------------------------------------------------------------------------
+
+
+def test_fedacg() -> None:
+    lam, beta, w = 0.7, 0.2, initial_weights()
+    momentum, method = zeros(w), FedACG(lam=lam, beta=beta)
+    for t, got in enumerate(run(method, rounds=3).rounds, start=1):
+        ahead = combine((1, w), (lam, momentum))
+
+        def gradient(now: Weights, step: Step, to: Weights = ahead) -> Weights:
+            return combine((1, ce_gradient(now, step)), (2 * beta, now), (-2 * beta, to))
+
+        local = [descend(ahead, steps_of(k, t), gradient, lr_at(t)) for k in CLIENTS]
+        momentum = combine((lam, momentum), (1, weighted(local)), (-1, ahead))
+        w = combine((1, w), (1, momentum))
+        assert_round_equal(got, local, combine((1, w), (lam, momentum)))
+        assert_models_equal(as_numpy(method.eval_params(got.server)), w)

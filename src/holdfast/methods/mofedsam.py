@@ -31,6 +31,8 @@ class MoFedSAM(Method):
         uploads="its number of local steps",
     )
 
+    assumes_sgd: ClassVar[str] = "Δ is a mean of gradients, taken from the distance that SGD's steps cover"
+
     rho: NonNegative = 0.1  # ρ: length of the perturbation
     alpha: PositiveFraction = 0.1  # α: weight of the client's own gradient
 
