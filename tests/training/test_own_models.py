@@ -203,14 +203,13 @@ def test_a_model_that_is_not_as_it_must_be(federation, model, said):
         hf.train("fedavg", model(), federation, **SHORT)
 
 
-@dataclass(frozen=True)
-class Mine(hf.FedAvg):
-    """Of the user's own, without a name."""
+def test_a_run_with_a_method_that_no_file_leads_to_says_how_it_goes_on(tmp_path):
+    @dataclass(frozen=True)
+    class Mine(hf.FedAvg):
+        """Of the user's own, without a name."""
 
-    name: ClassVar[str] = ""
+        name: ClassVar[str] = ""
 
-
-def test_a_run_with_a_method_of_ones_own_says_how_it_goes_on(tmp_path):
     federation = hf.federate(hf.load("digits"), hf.IID(), clients=4)
     hf.train(Mine(), "linear", federation, out=tmp_path, **SHORT)
     with pytest.raises(hf.HoldfastError, match=r"the method of this run came from Python.*resume=True"):

@@ -149,7 +149,7 @@ def _trackers(names: list[str] | None, directory: Path) -> list[Tracker]:
 def _train(
     experiment: Experiment, out: Path, as_json: bool, resume: bool = False, trackers: Sequence[Tracker] = ()
 ) -> None:
-    label = f"{experiment.describe()['method']['name']} on {Path(experiment.data).stem}"
+    label = f"{experiment.describe()['method']['name']} on {Path(experiment.data_name).stem}"
     with (
         _advice_on_interrupt(f"continue with: holdfast resume {shlex.quote(str(out))}"),
         progress_bar(experiment.rounds) as progress,
@@ -211,7 +211,7 @@ def _print_comparison(comparison: Comparison, experiment: Experiment) -> None:
         )
     columns = ["method", " accuracy", " forgetting", " rounds", " s", " MB", " vs first", " p"]
     title = (
-        f"{experiment.data}, {experiment.rounds} rounds, {len(comparison.rows[0].seeds)} seeds: mean ± deviation; "
+        f"{experiment.data_name}, {experiment.rounds} rounds, {len(comparison.rows[0].seeds)} seeds: mean ± deviation; "
         "accuracy and forgetting in %, rounds to the target, seconds and MB sent in a run"
     )
     print_table(title, columns, rows)
@@ -237,9 +237,8 @@ def _mean(values: Sequence[float], digits: int = 2) -> str:
 def _new_directory(experiment: Experiment) -> Path:
     """A path in runs/ that does not exist yet, named after data, method and seed."""
     described = experiment.describe()
-    name = (
-        f"{Path(experiment.data.replace(':', '-')).stem}-{described['method']['name']}-seed{experiment.seed}"
-    )
+    data, method = Path(experiment.data_name.replace(":", "-")).stem, described["method"]["name"]
+    name = f"{data}-{method.replace(':', '-')}-seed{experiment.seed}"
     paths = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in count(1))
     return next(path for path in paths if not path.exists())
 

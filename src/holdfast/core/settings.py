@@ -24,6 +24,9 @@ DEFAULT_PARTITION = "dirichlet:0.1"
 Described = str | Mapping[str, Any]
 """A thing as text, ``fedntd:beta=0.5``, or as a mapping, ``{name: fedntd, beta: 0.5}``."""
 
+Given = Described | Any
+"""A thing described, or the Python object itself; `Experiment` checks which."""
+
 
 class HelpGroup(Enum):
     """The groups in which help shows settings."""
@@ -160,10 +163,12 @@ class ExperimentSettings(Settings):
     """Everything that makes a run, and nothing about where it is kept."""
 
     rounds: PositiveCount = setting(HelpGroup.SCHEDULE, "Rounds of communication.", 100)
-    data: str = setting(
-        HelpGroup.DATA, "A data set (see `holdfast datasets`), a .npz file or a folder of images.", "digits",
+    data: Given = setting(
+        HelpGroup.DATA,
+        "A data set (see `holdfast datasets`), a .npz file, a folder of images, or sites.py:load.",
+        "digits",
         Role.SOURCE,
-    )  # fmt: skip
+    )
     preprocess: Described = setting(
         HelpGroup.DATA, "Preprocessing preset: plain, fedntd, fedka, flashback, fedfa, pfllib, moon, fedmlp.", "plain",
         Role.SOURCE,
@@ -197,11 +202,13 @@ class ExperimentSettings(Settings):
     federation: str | None = setting(
         HelpGroup.DATA, "A federation saved by `holdfast partition --save`.", None, Role.SOURCE
     )
-    method: Described = setting(
-        HelpGroup.METHOD, "fedavg, fedntd:beta=0.5, fedntd+fedprox, … (see `holdfast methods`).", "fedavg"
+    method: Given = setting(
+        HelpGroup.METHOD,
+        "fedavg, fedntd:beta=0.5, fedntd+fedprox, mine.py:Mine, … (see `holdfast methods`).",
+        "fedavg",
     )
-    model: Described = setting(
-        HelpGroup.METHOD, "cnn, linear, mlp:64,64, resnet18:norm=group, ntd-cifar, …", "cnn"
+    model: Given = setting(
+        HelpGroup.METHOD, "cnn, linear, mlp:64,64, resnet18:norm=group, ntd-cifar, net.py:make_net, …", "cnn"
     )
     classifier: str | None = setting(
         HelpGroup.METHOD, "Name of the model's classifier layer, if it is not the last Linear.", None

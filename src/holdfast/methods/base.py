@@ -123,9 +123,12 @@ class Server:
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method; the hooks' defaults are FedAvg. Its fields are its hyper-parameters."""
+    """A federated method; the hooks' defaults are FedAvg. Its fields are its hyper-parameters.
 
-    name: ClassVar[str] = ""
+    A class without a ``name`` of its own has that of the class.
+    """
+
+    name: ClassVar[str] = "Method"
     card: ClassVar[Card] = Card()
     teachers: ClassVar[tuple[str, ...]] = ()
     """Frozen models whose outputs the loss reads: ``global``, ``previous``."""
@@ -143,17 +146,28 @@ class Method:
     """Whether the hooks that this class defines leave padding out, by ``batch.mask``, ``batch.mean`` or
     ``batch.members``; the vectorized engine may then pad batches. Classes derived from it declare it again."""
 
+    def __init_subclass__(cls) -> None:
+        if not cls.__dict__.get("name"):
+            cls.name = cls.__name__
+        if isinstance(cls.name, str) and set(cls.name) & set("+:/"):
+            raise HoldfastError(f"the name of {cls.__name__} is '{cls.name}'; it must not contain +, : or /")
+
     def __post_init__(self) -> None:
-        validate_fields(self, self.name or type(self).__name__)
+        validate_fields(self, self.name)
         self.check()
+
+    def __add__(self, other: Method) -> Method:
+        """Both methods as a stack, as ``fedntd+fedprox`` on the command line."""
+        from holdfast.methods.stack import Stack
+
+        return Stack(self, other)
 
     def check(self) -> None:
         """Refuse hyper-parameters that contradict each other; types and ranges are checked by their annotations."""
 
     def describe(self) -> dict[str, Any]:
         """The name and the hyper-parameters as plain values."""
-        name = self.name or type(self).__name__
-        return {"name": name} | {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"name": self.name} | {f.name: getattr(self, f.name) for f in fields(self)}
 
     # Server: initial state and broadcast ----------------------------------------------------------------
 

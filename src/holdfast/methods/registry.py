@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from inspect import signature
 from typing import Any
 
-from holdfast.core.spec import build, parse_text
+from holdfast.core import own
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.spec import build, named, parse_options, parse_text
 from holdfast.methods import builtin
 from holdfast.methods.base import Method
 from holdfast.methods.stack import Stack
@@ -17,20 +21,86 @@ METHODS: dict[str, type[Method]] = {
 
 
 def parse_method(text: str) -> Method:
-    """``fedntd``, ``fedntd:beta=0.5,tau=2``, ``fedka:shared=[4,17]`` or a stack, ``fedntd+fedprox:mu=0.1``."""
-    parts = [method_from(parse_text(part, "method")) for part in text.split("+")]
+    """``fedntd``, ``fedntd:beta=0.5,tau=2``, ``fedka:shared=[4,17]`` or a stack, ``fedntd+fedprox:mu=0.1``.
+
+    A method of the user's own is written ``mine.py:Mine`` or ``package.module:Mine``, with its options behind another
+    colon: ``mine.py:Mine:beta=0.5``; ``mine.py`` stands for the only method in that file.
+    """
+    parts = [method_from(_parse(part.strip())) for part in text.split("+")]
     return parts[0] if len(parts) == 1 else Stack(*parts)
 
 
+def _parse(text: str) -> dict[str, Any]:
+    reference = None if text.partition(":")[0].strip() in METHODS else own.split(text)
+    if reference is None:
+        return parse_text(text, "method")
+    name, options = reference
+    return {"name": name} | parse_options(options, f"method '{text}'")
+
+
 def method_from(description: Mapping[str, Any]) -> Method:
-    """The method that ``Method.describe`` described, or one written in an experiment file."""
+    """The method that `describe_method` described, or one written in an experiment file."""
     name = str(description.get("name", ""))
     if "+" in name:
         return Stack(*(method_from({"name": part, **description.get(part, {})}) for part in name.split("+")))
-    return build(METHODS, description, "method")
+    if name in METHODS or not name:
+        return build(METHODS, description, "method")
+    code = own.find(description, "method", _is_method_class)
+    if code is None:
+        raise unknown("method", name, {*METHODS, *own.installed("method")})
+    options = {key: value for key, value in description.items() if key not in own.RECORDED}
+    return _own_method(code, options)
 
 
-def is_known(method: Method) -> bool:
-    """Whether a file can name this method: it, or each part of a stack, is built in."""
-    parts = method.parts if isinstance(method, Stack) else (method,)
-    return all(type(part) in METHODS.values() for part in parts)
+def _own_method(code: own.Code, description: Mapping[str, Any]) -> Method:
+    """The method of a class with the options of ``description``, or the given object."""
+    if isinstance(code.value, Method):
+        if len(description) > 1:
+            raise HoldfastError(
+                f"{code.name} is an object, whose options are fixed; name its class to set them"
+            )
+        return code.value
+    if not _is_method_class(code.value):
+        raise HoldfastError(
+            f"{code.name} is {named(code.value)}; it must be a class that inherits from holdfast.Method"
+        )
+    kind: type[Method] = code.value
+    options = {key: value for key, value in description.items() if key != "name"}
+    if (options and not fields(kind)) or not _is_made_of_fields(kind):
+        raise HoldfastError(
+            f"{code.name} has no fields to record its options in; write @dataclass(frozen=True) above the class, and "
+            "a line such as 'beta: float = 1.0' in it for each of them"
+        )
+    own.accepted(kind, code.name, (), options)
+    method: Method = own.call(kind, code.name, options)
+    return method
+
+
+def _is_made_of_fields(kind: type[Method]) -> bool:
+    """Whether an object of this class is given by the values of its fields."""
+    return set(signature(kind).parameters) <= {field.name for field in fields(kind)}
+
+
+def _is_method_class(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Method) and value not in (Method, Stack)
+
+
+def describe_method(method: Method) -> dict[str, Any]:
+    """The method as plain values: its name, or the reference to its class, and its options; a stack has its parts.
+
+    ``own`` marks a method that no file or import path leads to.
+    """
+    if isinstance(method, Stack):
+        parts = {part.name: describe_method(part) for part in method.parts}
+        mark = {"own": True} if any(part.get("own") for part in parts.values()) else {}
+        return {"name": method.name} | parts | mark
+    described = method.describe()
+    if type(method) in METHODS.values():
+        return described
+    code = own.code_of(type(method)) if _is_made_of_fields(type(method)) else None
+    if code is None:
+        return described | {"own": True}
+    for key in (*own.RECORDED, "own"):
+        if key in described:
+            raise HoldfastError(f"{method.name}: a run records its own '{key}'; give that field another name")
+    return described | code.describe()

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from inspect import Parameter, signature
-from typing import Any, get_type_hints
+from typing import Any, TypeGuard, get_type_hints
 
-import torch
 from torch import nn
 
+from holdfast.core import own
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.random import counter_key
-from holdfast.core.spec import parse_options, parse_value, validate
+from holdfast.core.spec import named, parse_options, parse_value, validate
+from holdfast.models.own import GIVEN, OwnModel, initial_weights, own_model
 from holdfast.models.zoo import NETWORKS, PAPER_NETWORKS
 
 
@@ -75,9 +75,7 @@ class ModelSpec:
 def _initial(
     name: str, options: tuple[tuple[str, Any], ...], shape: tuple[int, ...], num_classes: int, seed: int
 ) -> nn.Module:
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        # not torch.manual_seed, which would seed the CUDA generators as well
-        torch.default_generator.manual_seed(counter_key(seed, "weights"))
+    with initial_weights(seed):
         return NETWORKS[name](shape, num_classes, **dict(options))
 
 
@@ -90,22 +88,71 @@ def _options(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return hints, defaults
 
 
-def parse_model(text: str) -> ModelSpec:
+def parse_model(text: str) -> ModelSpec | OwnModel:
     """The model written as ``name`` or ``name:options``: ``cnn``, ``mlp:64,64``, ``resnet18:norm=group``.
 
-    Bare numbers are hidden widths; everything else is ``option=value``.
+    Bare numbers are hidden widths; everything else is ``option=value``. A model of the user's own is written
+    ``net.py:make_net`` or ``package.module:make_net``, with its options behind another colon.
     """
     name, _, written = text.partition(":")
-    widths, options = [], []
+    if name.strip() not in NETWORKS:
+        reference, options = own.split(text.strip()) or (name.strip(), written)
+        return model_from({"name": reference} | parse_options(options, f"model '{text}'"))
+    widths, others = [], []
     for part in filter(None, written.split(",")):
         option, equals, value = (piece.strip() for piece in part.partition("="))
         if equals and option != "hidden":
-            options.append(part)
+            others.append(part)
         else:
             widths.append(value if equals else option)
     what = f"model '{text}'"
     hidden = {"hidden": [parse_value(width, what) for width in widths]} if widths else {}
-    return ModelSpec(name.strip(), hidden | parse_options(",".join(options), what))
+    return ModelSpec(name.strip(), hidden | parse_options(",".join(others), what))
+
+
+def model_from(description: Mapping[str, Any]) -> ModelSpec | OwnModel:
+    """The model that ``describe`` described, or one written in an experiment file."""
+    if str(description.get("name")) in NETWORKS or "name" not in description:
+        return ModelSpec.from_description(description)
+    model = own_model(description)
+    if model is None:
+        raise unknown("model", description["name"], {*NETWORKS, *own.installed("model")})
+    return model
+
+
+def as_model(model: object) -> ModelSpec | OwnModel | nn.Module:
+    """A model given in any way: one of `holdfast.models`, text, a module, or a function or class that makes one."""
+    if isinstance(model, str):
+        return parse_model(model)
+    if isinstance(model, (ModelSpec, OwnModel, nn.Module)):
+        return model
+    if _makes_a_model(model):
+        return OwnModel(model, {}, own.code_of(model))
+    raise HoldfastError(
+        f"model is {named(model)}; it must be one of holdfast.models, such as models.mlp(64), a torch.nn.Module, a "
+        f"function of {', '.join(GIVEN)} that makes one, or text such as 'mlp:64'"
+    )
+
+
+def _makes_a_model(value: object) -> TypeGuard[Callable[..., Any]]:
+    """Whether a function or a class needs nothing but what a model is made from."""
+    if not callable(value) or (isinstance(value, type) and not issubclass(value, nn.Module)):
+        return False
+    try:
+        parameters = signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return all(
+        p.name in GIVEN or p.default is not Parameter.empty or p.kind is Parameter.VAR_KEYWORD
+        for p in parameters
+    )
+
+
+def describe_model(model: ModelSpec | OwnModel | nn.Module) -> dict[str, Any]:
+    """A model as plain values; ``own`` if no file or import path leads to it."""
+    if isinstance(model, nn.Module):
+        return {"name": type(model).__name__, "own": True}
+    return model.describe()
 
 
 def linear() -> ModelSpec:

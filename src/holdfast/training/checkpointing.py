@@ -39,11 +39,35 @@ def refuse_change(out: str | Path, then: Mapping[str, Any], now: Mapping[str, An
     """Raise if a run would be resumed as another one."""
     for key, value in now.items():
         before = then.get(key, DEFAULTS.get(key))
-        if before != value:
+        if changed := changed_code(before, value):
+            raise HoldfastError(
+                f"{out} cannot be resumed: {changed} has changed since the run began; restore it, or begin a new run"
+            )
+        if not is_same(before, value):
             name = "federation, by its hash" if key == "hash" else key
             raise HoldfastError(
                 f"{out} cannot be resumed with another {name}: it was {before!r}, now it is {value!r}"
             )
+
+
+def is_same(before: Any, now: Any) -> bool:
+    """Whether two recorded values mean the same; the user's own code may have moved to another folder."""
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return bool(before == now)
+    # Before version 0.2 own code was recorded without where it comes from.
+    ignored = {"file", "own", "name", "sha256"} if before.get("own") and not now.get("own") else {"file"}
+    return before.keys() - ignored == now.keys() - ignored and all(
+        is_same(before[key], now[key]) for key in before.keys() - ignored
+    )
+
+
+def changed_code(before: Any, now: Any) -> str:
+    """The file or module of the user's own code whose hash differs; empty if none does."""
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return ""
+    if "sha256" in before and "sha256" in now and before["name"] == now["name"]:
+        return str(now.get("file", now["name"])) if before["sha256"] != now["sha256"] else ""
+    return next(filter(None, (changed_code(before[key], now[key]) for key in before.keys() & now.keys())), "")
 
 
 def find_checkpoint(directory: RunDirectory, identity: Mapping[str, Any]) -> Checkpoint | None:

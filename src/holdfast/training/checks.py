@@ -19,26 +19,25 @@ from holdfast.engine.clients import DeviceData
 from holdfast.methods.base import Method
 from holdfast.methods.stack import Stack
 from holdfast.models.network import Network, Output
-from holdfast.models.registry import ModelSpec
 from holdfast.runs.metrics_file import plain
 
 FEW_VALUES = 4  # values of a channel in a batch; with fewer, gradients of BatchNorm grew a thousandfold
 
 
-def check_kinds(method: object, model: object, federation: object) -> None:
-    """Raise if a method, a model or a federation has the wrong type."""
+def check_kinds(method: object, federation: object) -> None:
+    """Raise if a method or a federation has the wrong type."""
+    check_method_kind(method)
+    if not isinstance(federation, Federation):
+        raise HoldfastError(f"federation is {named(federation)}; it must come from holdfast.federate")
+
+
+def check_method_kind(method: object) -> None:
+    """Raise if a method has the wrong type, or fields that a run cannot store."""
     if isinstance(method, type) or not isinstance(method, (Method, str)):
         raise HoldfastError(
             f"method is {named(method)}; it must be a method, such as holdfast.FedAvg(), or text such as "
             "'fedntd:beta=2'"
         )
-    if isinstance(model, type) or not isinstance(model, (ModelSpec, nn.Module, str)):
-        raise HoldfastError(
-            f"model is {named(model)}; it must be one of holdfast.models, such as models.mlp(64), a "
-            "torch.nn.Module, or text such as 'mlp:64'"
-        )
-    if not isinstance(federation, Federation):
-        raise HoldfastError(f"federation is {named(federation)}; it must come from holdfast.federate")
     if isinstance(method, Method):
         _check_fields(method)
 

@@ -5,22 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
+from torch import nn
 
 from holdfast import metrics
-from holdfast.core.errors import HoldfastError
-from holdfast.core.settings import MACHINE_SETTINGS
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.settings import MACHINE_SETTINGS, Role, settings_with
+from holdfast.core.spec import named, validate
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
+from holdfast.data.own import OwnData
+from holdfast.methods.base import Method
 from holdfast.methods.registry import parse_method
+from holdfast.methods.stack import Stack
 from holdfast.metrics.progress import TARGET_SHARE, default_target
+from holdfast.models.own import OwnModel
+from holdfast.models.registry import ModelSpec
 from holdfast.runs import RunDirectory
 from holdfast.runs.comparison import write_baseline
-from holdfast.training.experiment import Experiment
+from holdfast.training.checkpointing import changed_code, is_same
+from holdfast.training.checks import check_method_kind
+from holdfast.training.experiment import Experiment, with_defaults
 
 PUBLIC = 0.025  # public share for every method if one of them needs public data and none is given
 
@@ -52,51 +61,172 @@ class Comparison:
     paths: list[Path]  # the runs' directories
 
 
+Methods = Sequence[Method | str] | Mapping[str, Method | str]
+Progress = Callable[[dict[str, Any]], None]
+
+
+@overload
 def compare(
-    methods: Sequence[str],
-    experiment: Experiment,
+    methods: Methods,
+    model: Experiment,
+    federation: int | Sequence[int],
+    *,
+    out: str | Path | None = None,
+    target: float | None = None,
+    on_start: Callable[[str, int], None] | None = None,
+    on_round: Progress | None = None,
+) -> Comparison: ...
+
+
+@overload
+def compare(
+    methods: Methods,
+    model: ModelSpec | OwnModel | nn.Module | Callable[..., nn.Module] | str | Experiment,
+    federation: Federation | Dataset | Callable[..., Federation | Dataset] | str | None = None,
     seeds: int | Sequence[int] = 3,
     *,
     out: str | Path | None = None,
     target: float | None = None,
     on_start: Callable[[str, int], None] | None = None,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_round: Progress | None = None,
+    **settings: Any,
+) -> Comparison: ...
+
+
+def compare(
+    methods: Methods,
+    model: Any,
+    federation: Any = None,
+    seeds: int | Sequence[int] = 3,
+    *,
+    out: str | Path | None = None,
+    target: float | None = None,
+    on_start: Callable[[str, int], None] | None = None,
+    on_round: Progress | None = None,
+    **settings: Any,
 ) -> Comparison:
     """Run every method with every seed and compare them with the first.
 
-    Methods are written as on the command line (``fedavg``, ``fedntd:beta=0.5``, ``fedntd+fedprox``).
-    ``seeds`` are their number, counted from the experiment's seed, or the seeds themselves. All methods of
-    one seed share federation, initial weights, sampled clients and batches. The experiment's own method is not
-    used.
+    Either ``compare(methods, model, federation, seeds=3, rounds=100, ...)`` with the settings of `holdfast.train`, or
+    ``compare(methods, experiment, seeds)`` with an `Experiment`, whose own method is not used. All methods of one
+    seed share federation, initial weights, sampled clients and batches.
 
-    Each run is kept in ``out/METHOD/seed-N``; called again, finished runs are read, interrupted ones go on.
-    ``target`` is the accuracy that rounds are counted to, by default 95 % of the best method's highest. If a
-    method needs public data and the experiment has none, all methods get 2.5 % of the training data as such.
-    ``on_start`` receives method and seed before each run, ``on_round`` the record of each round.
+    Args:
+        methods: methods, or text as on the command line (``fedavg``, ``fedntd:beta=0.5``, ``fedntd+fedprox``,
+            ``mine.py:Mine``). A method is called by its text, with the options that differ from their defaults; a
+            mapping ``{label: method}`` gives other labels.
+        model: as for `holdfast.train`: one of ``holdfast.models``, text, a ``torch.nn.Module``, or a function of
+            those of ``shape``, ``num_classes`` and ``seed`` that it names. Or an `Experiment`.
+        federation: a `Federation`, the same for all seeds, or a function of ``seed`` that returns one.
+        seeds: their number, counted from the experiment's seed, or the seeds themselves.
+        out: each run is kept in ``out/METHOD/seed-N``; called again, finished runs are read, interrupted ones go on.
+            Without it all stays in memory.
+        target: the accuracy that rounds are counted to, by default 95 % of the best method's highest.
+        on_start: receives method and seed before each run.
+        on_round: receives the record of each round.
+
+    If a method needs public data and the experiment has none, all methods get 2.5 % of the training data as such.
     """
-    if not methods:
-        raise HoldfastError("a comparison needs at least one method, such as fedavg fedntd")
-    if len(set(methods)) < len(methods):
-        raise HoldfastError(f"a method is named twice: {' '.join(methods)}")
+    labelled = _labelled(methods)
     if target is not None and not 0 < target <= 1:
         raise HoldfastError(
             f"target is {target}; it is an accuracy, above 0 and at most 1, such as 0.5 for 50 %"
         )
-    chosen = range(experiment.seed, experiment.seed + seeds) if isinstance(seeds, int) else seeds
-    if not chosen:
-        raise HoldfastError("a comparison needs at least 1 seed")
-    experiment, notes = _with_public(methods, experiment)
-    variants = {name: replace(experiment, method=name) for name in methods}
+    if isinstance(model, Experiment):
+        experiment = model
+        if federation is not None:
+            seeds = federation
+        if settings:
+            raise HoldfastError(
+                f"{next(iter(settings))} is given beside an Experiment, which contains it already"
+            )
+    else:
+        experiment = _experiment(model, federation, settings)
+    chosen = _chosen(seeds, experiment.seed)
+    experiment, notes = _with_public(labelled, experiment)
+    variants = {label: replace(experiment, method=method) for label, method in labelled.items()}
     runs, paths = _run_all(variants, chosen, out, on_start, on_round)
     if target is None:
         target = default_target([[max(_accuracy(r)) for r in by_seed.values()] for by_seed in runs.values()])
         notes.append(f"target: {target:.1%} accuracy, {TARGET_SHARE:.0%} of the best method's highest")
     if out is not None:
-        write_baseline(Path(out), _folder(methods[0]))
+        write_baseline(Path(out), _folder(next(iter(variants))))
     rows: list[MethodSummary] = []
-    for name in methods:
-        rows.append(_row(name, runs[name], target, rows[0] if rows else None))
+    for label in variants:
+        rows.append(_row(label, runs[label], target, rows[0] if rows else None))
     return Comparison(rows, target, notes, paths)
+
+
+def _labelled(methods: Methods) -> dict[str, Method]:
+    """The methods by their labels, which differ, as do the folders that are called by them."""
+    if isinstance(methods, str) or not isinstance(methods, (Mapping, Sequence)):
+        raise HoldfastError(
+            f"methods is {named(methods)}; it must be a list, such as [holdfast.FedAvg(), holdfast.FedNTD()], or a "
+            "mapping from labels to methods"
+        )
+    pairs = list(methods.items()) if isinstance(methods, Mapping) else [(_label(m), m) for m in methods]
+    if not pairs:
+        raise HoldfastError("a comparison needs at least one method, such as fedavg fedntd")
+    labelled: dict[str, Method] = {}
+    for label, method in pairs:
+        check_method_kind(method)
+        if not isinstance(label, str) or not _folder(label):
+            raise HoldfastError(
+                f"the label {label!r} of a method must be text with a letter or a number in it"
+            )
+        made = parse_method(method) if isinstance(method, str) else method
+        if made == labelled.get(label):
+            raise HoldfastError(f"a method is named twice: {label}")
+        alike = [other for other in labelled if _folder(other) == _folder(label)]
+        if alike:
+            raise HoldfastError(
+                f"the methods '{alike[0]}' and '{label}' cannot be told apart by name; give them labels: "
+                "compare({'one': ..., 'other': ...}, ...)"
+            )
+        labelled[label] = made
+    return labelled
+
+
+def _label(method: Method | str) -> str:
+    """A method as text, with the options that differ from their defaults: ``fedntd:beta=0.5+fedprox``."""
+    check_method_kind(method)
+    if isinstance(method, str):
+        return method
+    if isinstance(method, Stack):
+        return "+".join(map(_label, method.parts))
+    values = {f.name: getattr(method, f.name) for f in fields(method) if getattr(method, f.name) != f.default}
+    options = ",".join(f"{key}={_option(value)}" for key, value in values.items())
+    return f"{method.name}:{options}" if options else method.name
+
+
+def _option(value: Any) -> str:
+    return f"[{','.join(map(_option, value))}]" if isinstance(value, (list, tuple)) else str(value)
+
+
+def _experiment(model: Any, federation: Any, settings: Mapping[str, Any]) -> Experiment:
+    known = [field.name for field in fields(Experiment) if field.name not in ("method", "model", "data")]
+    for key in settings:
+        if key not in known:
+            raise unknown("setting", key, known)
+    if federation is None:
+        raise HoldfastError(
+            "a comparison needs a federation, from holdfast.federate, or a function that returns one"
+        )
+    return Experiment(model=model, data=federation, **settings)
+
+
+def _chosen(seeds: int | Sequence[int], first: int) -> Sequence[int]:
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        chosen: Sequence[int] = range(first, first + seeds)
+    elif isinstance(seeds, (Sequence, np.ndarray)) and not isinstance(seeds, str):
+        chosen = [validate("a seed", seed, int) for seed in seeds]
+    else:
+        raise HoldfastError(f"seeds is {seeds!r}; it must be a number of seeds, or a list of them")
+    if not chosen:
+        raise HoldfastError("a comparison needs at least 1 seed")
+    if len(set(chosen)) < len(chosen):
+        raise HoldfastError(f"a seed is given twice: {', '.join(map(str, chosen))}")
+    return chosen
 
 
 def _run_all(
@@ -109,7 +239,7 @@ def _run_all(
     """The records of every run by method and seed, and the directories; files are written during the next run."""
     runs: dict[str, dict[int, Records]] = {name: {} for name in variants}
     paths = []
-    dataset: Dataset | None = None
+    dataset: Dataset | Federation | None = None
     written: list[Future[None]] = []
     with ThreadPoolExecutor(max_workers=1) as writer:
 
@@ -118,6 +248,7 @@ def _run_all(
             for before in written[:-1]:
                 before.result()  # raises the error of a failed write
 
+        checked = False
         for seed in seeds:
             federation: Federation | None = None
             for name, variant in variants.items():
@@ -125,18 +256,21 @@ def _run_all(
                 path = None if out is None else Path(out) / _folder(name) / f"seed-{seed}"
                 if path is not None:
                     paths.append(path)
-                if path is not None and _finished(path, one):
+                # Data that only this process has is compared by its hash.
+                if federation is None and not one.names_its_data:
+                    federation, dataset = _federation(one, dataset)
+                if path is not None and _finished(path, one, None if one.names_its_data else federation):
                     runs[name][seed] = RunDirectory.open(path).records()
                     continue
                 if on_start is not None:
                     on_start(name, seed)
                 if federation is None:
-                    first = dataset is None
-                    dataset = dataset if dataset is not None and one.data_is_fixed else one.load_data()
-                    federation = one.build_federation(dataset)
+                    federation, dataset = _federation(one, dataset)
+                if not checked:
                     # An error of one method must not come after hours of training the others.
-                    for other in variants.values() if first else ():
+                    for other in variants.values():
                         replace(other, seed=seed).refuse_early(federation)
+                    checked = True
                 resume = path is not None and (path / "experiment.yaml").exists()
                 run = one.run(
                     path, resume=resume, federation=federation, on_round=on_round, submit_final_write=write
@@ -147,9 +281,17 @@ def _run_all(
     return runs, paths
 
 
-def _with_public(methods: Sequence[str], experiment: Experiment) -> tuple[Experiment, list[str]]:
-    needy = [name for name in methods if parse_method(name).needs_public]
-    if not needy or experiment.public or experiment.federation is not None:
+def _federation(
+    experiment: Experiment, loaded: Dataset | Federation | None
+) -> tuple[Federation, Dataset | Federation]:
+    """The federation, and the data it is of, which is ``loaded`` if that is the same for all seeds."""
+    data = loaded if loaded is not None and experiment.data_is_fixed else experiment.load_data()
+    return experiment.build_federation(data), data
+
+
+def _with_public(methods: Mapping[str, Method], experiment: Experiment) -> tuple[Experiment, list[str]]:
+    needy = [label for label, method in methods.items() if method.needs_public]
+    if not needy or experiment.public or not _is_data_set(experiment):
         return experiment, []
     note = (
         f"{', '.join(needy)} learns from public data: {PUBLIC:.1%} of the training data is public for every "
@@ -158,22 +300,53 @@ def _with_public(methods: Sequence[str], experiment: Experiment) -> tuple[Experi
     return replace(experiment, public=PUBLIC), [note]
 
 
-def _finished(path: Path, experiment: Experiment) -> bool:
-    """Whether ``path`` holds this experiment, finished; raise if it holds another one."""
+def _is_data_set(experiment: Experiment) -> bool:
+    """Whether the data is known to be a data set, which the experiment itself shares out among clients."""
+    data = experiment.data
+    named_or_given = isinstance(data, str) or (isinstance(data, OwnData) and isinstance(data.made, Dataset))
+    return experiment.federation is None and named_or_given
+
+
+def _finished(path: Path, experiment: Experiment, federation: Federation | None) -> bool:
+    """Whether ``path`` holds this experiment, finished; raise if it holds another one.
+
+    ``federation`` stands for data that the experiment cannot name; its hash is compared.
+    """
     if not (path / "experiment.yaml").exists():
         return False
     directory = RunDirectory.open(path)
-    there = Experiment.from_mapping(directory.experiment).describe()
-    for key, value in experiment.describe().items():
-        if key not in MACHINE_SETTINGS and there[key] != value:
-            raise HoldfastError(
-                f"{path} holds a run with another {key}: {there[key]!r}, not {value!r}; choose another --out"
-            )
+    there, here = with_defaults(directory.experiment), experiment.describe()
+    ignored = {*MACHINE_SETTINGS}
+    if federation is not None:
+        ignored |= {*settings_with(Role.SOURCE, Role.FEDERATION)}
+        there, here = there | {"hash": directory.experiment["hash"]}, here | {"hash": federation.hash}
+    for key, value in here.items():
+        if key in ignored or is_same(there[key], value):
+            continue
+        if changed := changed_code(there[key], value):
+            raise HoldfastError(f"{path} holds a run with {changed} before it changed; choose another --out")
+        if key == "hash":
+            raise HoldfastError(f"{path} holds a run on another federation; choose another --out")
+        raise HoldfastError(
+            f"{path} holds a run with another {key}: {there[key]!r}, not {value!r}; choose another --out"
+        )
+    if directory.finished and isinstance(experiment.model, nn.Module):
+        _refuse_another_module(directory, experiment.model)
     return directory.finished
 
 
-def _folder(method: str) -> str:
-    return re.sub(r"[^\w.+=,-]", "-", method)
+def _refuse_another_module(directory: RunDirectory, module: nn.Module) -> None:
+    """Raise if a run's final model has other tensors than a module, which has no name to be compared by."""
+    there, here = (
+        {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        for tensors in (directory.load_model(), module.state_dict())
+    )
+    if there != here:
+        raise HoldfastError(f"{directory.path} holds a run with another model; choose another --out")
+
+
+def _folder(label: str) -> str:
+    return re.sub(r"[^\w.+=,-]", "-", label).lstrip(".-")
 
 
 def _accuracy(records: Records) -> list[float]:

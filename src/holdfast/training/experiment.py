@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from inspect import isfunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 from warnings import catch_warnings
@@ -24,12 +25,18 @@ from holdfast.core.settings import (
     settings_with,
     with_current_names,
 )
-from holdfast.core.spec import field_hints, parse_options, parse_text, parse_value
+from holdfast.core.spec import field_hints, named, parse_options, parse_text, parse_value
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from holdfast.data.dataset import Dataset
     from holdfast.data.federation import Federation
+    from holdfast.data.own import OwnData
+    from holdfast.methods.base import Method
     from holdfast.models.network import BatchNormPolicy
+    from holdfast.models.own import OwnModel
+    from holdfast.models.registry import ModelSpec
     from holdfast.report.trackers import Tracker
     from holdfast.training.run import Run
     from holdfast.training.session import SubmitWrite
@@ -46,7 +53,8 @@ class Experiment(ExperimentSettings):
     """Everything that makes a run, and nothing about where it is kept; beside the schedule (`Settings`):
 
     Attributes:
-        data: a data set's name, a ``.npz`` file, a folder of images, or ``mixed-digits:mnist,usps``.
+        data: a data set's name, a ``.npz`` file, a folder of images, ``mixed-digits:mnist,usps``, or data of the
+            user's own: ``sites.py:load``, a function that returns a `Dataset` or a `Federation`, or such an object.
         preprocess: a preset's name, or the fields of `Preprocess`.
         partition: who holds what, such as ``dirichlet:0.1`` (the default).
         clients: the number of clients.
@@ -58,8 +66,8 @@ class Experiment(ExperimentSettings):
         stream: data that arrives in stages: ``5`` tasks per client, with options ``5,cumulative=true`` or
             ``5,schedule=every-n:10``.
         federation: a file written by ``holdfast partition --save``, instead of all of these from ``partition`` on.
-        method: such as ``fedntd:beta=0.5``.
-        model: such as ``mlp:64,64``.
+        method: such as ``fedntd:beta=0.5`` or ``mine.py:Mine``, or a `Method`.
+        model: such as ``mlp:64,64`` or ``net.py:make_net``, a module, or a function or class that makes one.
         classifier: the name of the model's classifier layer, if it is not the last Linear.
         batchnorm: how BatchNorm is aggregated: ``average``, ``local`` or ``drop``.
         engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
@@ -68,62 +76,71 @@ class Experiment(ExperimentSettings):
         parallel_clients: how many clients the vectorized engine trains side by side.
         ray_address: the address of the ``ray`` engine's cluster; by default one is started on this machine.
 
-    Text becomes a mapping and is checked at once, so that two experiments with the same content are equal.
+    Text becomes a mapping and is checked at once, so that two experiments with the same content are equal; so do
+    objects that can be found again by a file or an import path. Other objects are kept: such an experiment runs, but
+    cannot be continued from its directory alone.
     """
 
     def __post_init__(self) -> None:
         from holdfast.data.partitions import parse_partition, partition_from
         from holdfast.data.skew import FeatureSkew
-        from holdfast.data.sources import DATASETS
-        from holdfast.methods.registry import method_from, parse_method
-        from holdfast.models.registry import ModelSpec, parse_model
+        from holdfast.methods.registry import describe_method, method_from, parse_method
+        from holdfast.models.registry import as_model, describe_model, model_from
+        from holdfast.training.checks import check_method_kind
 
         self._refuse_unwritable()
         for name, hint in field_hints(type(self)).items():
             self._set(name, _from_yaml(getattr(self, name), hint))
         super().__post_init__()
-        if self.data not in DATASETS:
-            self._set("data", _absolute(self.data))
+        self._set("data", _data(self.data))
         if self.federation is not None:
             self._set("federation", _absolute(self.federation))
-            self._refuse_beside_federation()
-        else:
+            self._refuse_beside_federation("a federation file")
+        elif isinstance(self.data, str) or self.partition is not None:
             written = self.partition or DEFAULT_PARTITION
             partition = parse_partition(written) if isinstance(written, str) else partition_from(written)
             self._set("partition", partition.describe())
         self._set("skew", _mapping(self.skew, "skew", field_hints(FeatureSkew)))
         self._set("stream", _stream(self.stream))
-        method = parse_method(self.method) if isinstance(self.method, str) else method_from(self.method)
-        self._set("method", _plain(method.describe()))
-        kind = self.model
-        model = parse_model(kind) if isinstance(kind, str) else ModelSpec.from_description(kind)
-        self._set("model", model.describe())
+        method = self.method
+        if isinstance(method, Mapping):
+            method = method_from(method)
+        check_method_kind(method)
+        method = parse_method(method) if isinstance(method, str) else method
+        self._set("method", _recorded(describe_method(method), method))
+        model = model_from(self.model) if isinstance(self.model, Mapping) else as_model(self.model)
+        self._set("model", _recorded(describe_model(model), model))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
     def _refuse_unwritable(self) -> None:
         """Raise if an entry stands for an object that only a Python program can make."""
-        for name, mark in (
-            ("data", "own"),
-            ("method", "own"),
-            ("model", "own"),
-            ("optimizer", "own"),
-            ("partition", "given"),
-            ("public", "given"),
+        for name, mark, instead in (
+            ("data", "own", "sites.py:load"),
+            ("method", "own", "mine.py:Mine"),
+            ("model", "own", "net.py:make_net"),
+            ("optimizer", "own", ""),
+            ("partition", "given", ""),
+            ("public", "given", ""),
         ):
             value = getattr(self, name)
             described = value if isinstance(value, Mapping) else {"name": value}
             if described.get("own") or described.get("name") == mark:
+                hint = (
+                    f" (one that is given as {instead} can be continued from its directory)"
+                    if instead
+                    else ""
+                )
                 raise HoldfastError(
                     f"the {name} of this run came from Python, and no file can bring it back; continue it "
-                    "with holdfast.train(..., resume=True)"
+                    f"with holdfast.train(..., resume=True){hint}"
                 )
 
-    def _refuse_beside_federation(self) -> None:
+    def _refuse_beside_federation(self, whole: str, allowed: Iterable[str] = ()) -> None:
         for name in FEDERATION_SETTINGS:
-            if getattr(self, name) != DEFAULTS[name]:
-                raise HoldfastError(f"{name} is given beside a federation file, which contains it already")
+            if getattr(self, name) != DEFAULTS[name] and name not in allowed:
+                raise HoldfastError(f"{name} is given beside {whole}, which contains it already")
 
     # Files and settings ---------------------------------------------------------------------------------
 
@@ -148,17 +165,46 @@ class Experiment(ExperimentSettings):
 
     def describe(self) -> dict[str, Any]:
         """All settings as plain values; ``from_mapping`` is the inverse."""
-        described: dict[str, Any] = _plain(asdict(self))
-        return described
+        from holdfast.core import optimizers
+        from holdfast.data.own import OwnData
+        from holdfast.methods.registry import describe_method
+        from holdfast.models.registry import describe_model
+        from holdfast.runs.metrics_file import plain
+
+        described = {field.name: getattr(self, field.name) for field in fields(self)}
+        objects: dict[str, Callable[[Any], Any]] = {
+            "method": describe_method,
+            "model": describe_model,
+            "data": OwnData.describe,
+            "optimizer": optimizers.description,
+        }
+        for name, describe in objects.items():
+            if not isinstance(described[name], (str, Mapping)):
+                described[name] = plain(describe(described[name]))
+        values: dict[str, Any] = _plain(described)
+        return values
 
     # Running --------------------------------------------------------------------------------------------
 
     @property
     def data_is_fixed(self) -> bool:
-        """Whether every seed has the same data; a mixture of domains is drawn by the seed."""
+        """Whether every seed has the same data; a mixture of domains is drawn by the seed, as a function may do."""
+        if not isinstance(self.data, str):
+            return self._own_data().is_fixed
         return self.data.partition(":")[0] != MIXED_DIGITS
 
-    def load_data(self) -> Dataset:
+    @property
+    def names_its_data(self) -> bool:
+        """Whether the data can be found again by its name, path or reference, and is not an object in memory."""
+        return isinstance(self.data, (str, Mapping))
+
+    @property
+    def data_name(self) -> str:
+        """The data's name, for people."""
+        return self.data if isinstance(self.data, str) else self._own_data().name
+
+    def load_data(self) -> Dataset | Federation:
+        """The data set, or the federation that the user's own data is."""
         from holdfast.data.mixed import DIGIT_DOMAINS, mix_domains
         from holdfast.data.preprocess import Preprocess, preprocess_for
         from holdfast.data.sources import check_name, load
@@ -168,6 +214,11 @@ class Experiment(ExperimentSettings):
             preset = self.preprocess
         else:
             preset = Preprocess(**(_mapping(self.preprocess, "preprocess", field_hints(Preprocess)) or {}))
+        if not isinstance(self.data, str):
+            own = self._own_data()
+            if self.preprocess != DEFAULTS["preprocess"]:
+                raise HoldfastError(f"preprocess is given beside {own.name}, whose data set has its own")
+            return own.load(self._partition_seed)
         name, _, domains = self.data.partition(":")
         if name != MIXED_DIGITS:
             return load(self.data, preprocess=preset)
@@ -178,13 +229,20 @@ class Experiment(ExperimentSettings):
         chosen = preset if isinstance(preset, Preprocess) else preprocess_for(MIXED_DIGITS, preset)
         return replace(mixed, preprocess=chosen)
 
-    def build_federation(self, dataset: Dataset | None = None) -> Federation:
+    def build_federation(self, dataset: Dataset | Federation | None = None) -> Federation:
         """The federation; ``dataset`` is the result of `load_data`, if it is loaded already."""
         from holdfast.data.federation import Federation
+        from holdfast.data.partitions import parse_partition
         from holdfast.data.schedules import schedule_from
         from holdfast.data.streams import federation_from
 
         dataset = dataset or self.load_data()
+        if isinstance(dataset, Federation):
+            seeded = () if self.data_is_fixed else ("partition_seed",)
+            self._refuse_beside_federation(f"{self.data_name}, a federation", seeded)
+            if self.federation is not None:
+                raise HoldfastError(f"federation is given beside {self.data_name}, which is a federation")
+            return dataset
         if self.federation is not None:
             return Federation.load(self.federation, dataset)
         setting = {
@@ -194,11 +252,16 @@ class Experiment(ExperimentSettings):
             "skew": self.skew,
             "stream": self.stream,
         }
-        description = dict(self._mapping("partition")) | {"seed": self._partition_seed}
+        partition = (
+            parse_partition(DEFAULT_PARTITION).describe() if self.partition is None else self.partition
+        )
+        assert isinstance(partition, Mapping)
+        description = dict(partition) | {"seed": self._partition_seed}
         description |= {key: value for key, value in setting.items() if value is not None}
         if self.stream is None:
             return federation_from(dataset, description)
-        streaming = dict(self._mapping("stream"))
+        assert isinstance(self.stream, Mapping)
+        streaming = dict(self.stream)
         schedule = streaming.pop("schedule", None)
         stages = streaming["tasks_per_client"]
         return federation_from(
@@ -223,15 +286,14 @@ class Experiment(ExperimentSettings):
         share it. ``trackers`` and ``on_round`` receive the record of every round; ``submit_final_write`` as in
         `holdfast.train`.
         """
-        from holdfast.methods.registry import method_from
-        from holdfast.models.registry import ModelSpec
         from holdfast.training.train import train
 
         written = self.describe()
-        asked = settings_with(Role.SOURCE, Role.FEDERATION)
+        # What an object in memory is, the run describes itself.
+        asked = settings_with(Role.SOURCE, Role.FEDERATION) if isinstance(self.data, (str, Mapping)) else ()
         return train(
-            method_from(self._mapping("method")),
-            ModelSpec.from_description(self._mapping("model")),
+            self.make_method(),
+            self._model(),
             federation or self.build_federation(),
             **{name: getattr(self, name) for name in SCHEDULE_SETTINGS},
             **{name: written[name] for name in RUN_OPTIONS},
@@ -246,16 +308,13 @@ class Experiment(ExperimentSettings):
     def refuse_early(self, federation: Federation) -> None:
         """Raise the errors that `run` would raise before its first round."""
         from holdfast.engine.sequential import SequentialEngine
-        from holdfast.methods.registry import method_from
-        from holdfast.models.registry import ModelSpec
         from holdfast.training.session import Training
 
-        method, model = (self._mapping(name) for name in ("method", "model"))
         settings = Settings(**{name: getattr(self, name) for name in SCHEDULE_SETTINGS})
         with catch_warnings(action="ignore"):  # they are shown when it trains
             Training(
-                method_from(method),
-                ModelSpec.from_description(model),
+                self.make_method(),
+                self._model(),
                 federation,
                 settings,
                 engine=partial(
@@ -270,11 +329,28 @@ class Experiment(ExperimentSettings):
     def _partition_seed(self) -> int:
         return self.seed if self.partition_seed is None else self.partition_seed
 
-    def _mapping(self, name: str) -> Mapping[str, Any]:
-        """A setting that ``__post_init__`` has converted to a mapping."""
-        value = getattr(self, name)
-        assert isinstance(value, Mapping)
-        return value
+    def make_method(self) -> Method:
+        """The method itself."""
+        from holdfast.methods.base import Method
+        from holdfast.methods.registry import method_from
+
+        method = self.method
+        assert not isinstance(method, str)  # since __post_init__
+        return method if isinstance(method, Method) else method_from(method)
+
+    def _model(self) -> ModelSpec | OwnModel | nn.Module:
+        from holdfast.models.registry import model_from
+
+        model = self.model
+        assert not isinstance(model, str)
+        return model_from(model) if isinstance(model, Mapping) else model
+
+    def _own_data(self) -> OwnData:
+        from holdfast.data.own import OwnData, own_data
+
+        data = own_data(self.data) if isinstance(self.data, Mapping) else self.data
+        assert isinstance(data, OwnData)
+        return data
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -290,6 +366,31 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             f"'{path}' does not describe an experiment: it must hold lines such as 'rounds: 100'"
         )
     return values
+
+
+def with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a recorded run of any version, with defaults for those it lacks.
+
+    The user's own objects are as they were recorded; no code is loaded for them.
+    """
+    own = ("data", "method", "model", "optimizer", "partition", "public")
+    kept = {key: recorded[key] for key in own if key in recorded and _is_own(recorded[key])}
+    if "data" in kept:  # which may be a federation, without a partition
+        kept["partition"] = recorded.get("partition")
+    rest = {key: value for key, value in recorded.items() if key not in kept}
+    return Experiment.from_mapping(rest).describe() | kept
+
+
+def _is_own(value: Any) -> bool:
+    """Whether an entry, or a part of a stack, is the user's own or given as an object."""
+    if not isinstance(value, Mapping):
+        return bool(value == "given")
+    return (
+        "own" in value
+        or "sha256" in value
+        or value.get("name") == "given"
+        or any(map(_is_own, value.values()))
+    )
 
 
 def changed(described: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
@@ -316,9 +417,49 @@ def _from_yaml(value: Any, hint: Any) -> Any:
     """A value as YAML or a command line gives it, in the type its setting has."""
     kinds = set(get_args(hint)) or {hint}
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and str in kinds:
+    if number and str in kinds and Any not in kinds:
         return str(value)  # stream=5 reads as a number
     return value
+
+
+def _data(given: Any) -> str | dict[str, Any] | OwnData:
+    """Data by name or path, as the description of a reference, or as an object that no reference leads to."""
+    from holdfast.core import own
+    from holdfast.data.dataset import Dataset
+    from holdfast.data.federation import Federation
+    from holdfast.data.own import OwnData, own_data
+    from holdfast.data.sources import DATASETS
+
+    if isinstance(given, str):
+        name, _, options = given.partition(":")
+        if given in DATASETS or name == MIXED_DIGITS:
+            return given
+        if (reference := own.split(given)) is not None:
+            name, options = reference
+        elif name not in own.installed("data set"):
+            return _absolute(given)
+        given = {"name": name} | parse_options(options, f"data set '{given}'")
+    if isinstance(given, Mapping):
+        data = own_data(given) if "name" in given else None
+        if data is None:
+            raise unknown("data set", given.get("name"), {*DATASETS, *own.installed("data set")})
+    elif isinstance(given, OwnData):
+        data = given
+    elif isinstance(given, (Dataset, Federation)) or isfunction(given):
+        data = OwnData(given, {}, own.code_of(given))
+    else:
+        raise HoldfastError(
+            f"data is {named(given)}; it must be the name of a data set, a path, a holdfast.Dataset, a "
+            "holdfast.Federation, or a function that returns one of these"
+        )
+    return data if data.code is None else _plain(data.describe())
+
+
+def _recorded(described: Mapping[str, Any], given: Any) -> Any:
+    """What a file can hold of a method or a model: its description, or the object if no reference leads to it."""
+    from holdfast.runs.metrics_file import plain
+
+    return given if described.get("own") else _plain(plain(described))
 
 
 def _absolute(path: str) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from holdfast import metrics
 from holdfast.core.errors import HoldfastError
 from holdfast.core.schema import validate_content
-from holdfast.models.registry import ModelSpec
+from holdfast.models.registry import model_from
 from holdfast.runs import RunDirectory
 from holdfast.runs.schemas import TrainedExperiment
 
@@ -34,17 +34,19 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """A finished run of one of ``holdfast.models``, read from its directory."""
+        """A finished run, read from its directory; its model must be one that can be made again by name."""
         directory = RunDirectory.open(path)
         experiment, weights = directory.experiment, directory.load_model()
         validate_content(experiment, TrainedExperiment, f"{directory.path}/experiment.yaml")
         if experiment["model"].get("own"):
             raise HoldfastError(
-                f"{path} holds a model of your own, '{experiment['model']['name']}': make it in Python and "
-                f"load RunDirectory.open('{path}').load_model() into it"
+                f"{path} holds a model of your own, '{experiment['model']['name']}': make it in Python and load "
+                f"RunDirectory.open('{path}').load_model() into it (one that is given by reference, net.py:make_net, "
+                "is made again here)"
             )
-        spec = ModelSpec.from_description(experiment["model"])
-        model = spec.build(tuple(experiment["shape"]), len(experiment["classes"]), experiment["seed"])
+        model = model_from(experiment["model"]).build(
+            tuple(experiment["shape"]), len(experiment["classes"]), experiment["seed"]
+        )
         try:
             model.load_state_dict(weights)
         except RuntimeError:

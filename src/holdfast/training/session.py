@@ -39,9 +39,10 @@ from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Method, Tree, check_public
 from holdfast.methods.context import RunContext
-from holdfast.methods.registry import is_known
+from holdfast.methods.registry import describe_method
 from holdfast.models.network import BatchNormPolicy
-from holdfast.models.registry import ModelSpec
+from holdfast.models.own import OwnModel
+from holdfast.models.registry import ModelSpec, describe_model
 from holdfast.models.wrapping import build_network, fit_samples
 from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
@@ -80,7 +81,7 @@ class Training:
     def __init__(
         self,
         method: Method,
-        model: ModelSpec | nn.Module,
+        model: ModelSpec | OwnModel | nn.Module,
         federation: Federation,
         settings: Settings,
         *,
@@ -106,8 +107,9 @@ class Training:
         if federation.schedule is not None:
             check_schedule(federation.schedule, federation.stages, settings.rounds)
         shape, classes = dataset.shape, dataset.num_classes
+        made = model.build(shape, classes, settings.seed) if isinstance(model, OwnModel) else model
         network = build_network(
-            model, shape, classes, settings.seed, self.device, dtype, classifier, batchnorm
+            made, shape, classes, settings.seed, self.device, dtype, classifier, batchnorm
         )
         warn_of_unused(network.unused)
         if own_kernels is None:
@@ -125,7 +127,7 @@ class Training:
         self.batchnorm, self.classifier = batchnorm, classifier
         self.data = device_data(dataset, self.device, dtype)
         check_model(network, dataset, self.data)
-        if isinstance(model, nn.Module):
+        if isinstance(made, nn.Module):
             warn_of_own_draws(network, self.data)
             network.ignores_padding = ignores_padding(network, self.data)
         sizes = np.stack([federation.sizes(stage) for stage in range(federation.stages)])  # [S, K]
@@ -159,15 +161,14 @@ class Training:
 
     def describe(self) -> dict[str, Any]:
         """The settings of the run as in an experiment file, and the entries of `RECORDED`."""
-        dataset, model = self.federation.dataset, self.model
-        own = {"name": type(model).__name__, "own": True}
+        dataset = self.federation.dataset
         return {
             "data": dataset.name if dataset.name in DATASETS else {"name": dataset.name, "own": True},
             "preprocess": plain(asdict(dataset.preprocess)),
             **({} if dataset.encoder is None else {"encoder": dataset.encoder.describe()}),
             **describe_federation(self.federation),
-            "method": plain(self.method.describe()) | ({} if is_known(self.method) else {"own": True}),
-            "model": plain(model.describe()) if isinstance(model, ModelSpec) else own,
+            "method": plain(describe_method(self.method)),
+            "model": plain(describe_model(self.model)),
             "classifier": self.classifier,
             "batchnorm": self.batchnorm,
             **asdict(self.settings),

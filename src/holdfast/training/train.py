@@ -15,19 +15,18 @@ from holdfast.data.federation import Federation
 from holdfast.methods.base import Method
 from holdfast.methods.registry import parse_method
 from holdfast.models.network import BatchNormPolicy
-from holdfast.models.registry import ModelSpec, parse_model
+from holdfast.models.own import OwnModel
+from holdfast.models.registry import ModelSpec, as_model
 from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
-from holdfast.training.checks import (
-    check_kinds,
-)
+from holdfast.training.checks import check_kinds
 from holdfast.training.run import Run
 from holdfast.training.session import SubmitWrite, Training
 
 
 def train(
     method: Method | str,
-    model: ModelSpec | nn.Module | str,
+    model: ModelSpec | OwnModel | nn.Module | Callable[..., nn.Module] | str,
     federation: Federation,
     *,
     rounds: int,
@@ -73,9 +72,10 @@ def train(
     gives the same bits.
 
     Args:
-        method: a method, or text as on the command line, such as ``"fedntd:beta=2"``.
-        model: one of ``holdfast.models``, text such as ``"mlp:64,64"``, or a ``torch.nn.Module`` that ends in a
-            Linear layer.
+        method: a method, or text as on the command line, such as ``"fedntd:beta=2"`` or ``"mine.py:Mine"``.
+        model: one of ``holdfast.models``, text such as ``"mlp:64,64"`` or ``"net.py:make_net"``, a ``torch.nn.Module``
+            that ends in a Linear layer, or a function that makes one, called with those of ``shape``,
+            ``num_classes`` and ``seed`` that it names.
         federation: the clients and their data, from `federate` or `stream`.
         drop_last: leave out an epoch's last batch where it is not full, unless it is the only one. BatchNorm over two
             or three samples may make a model diverge.
@@ -101,7 +101,7 @@ def train(
         submit_final_write: called with a function that writes the end of the run to the disk, to be called in another
             thread while this one continues.
     """
-    check_kinds(method, model, federation)
+    check_kinds(method, federation)
     if resume and out is None:
         raise HoldfastError("resume is given without out, the directory of the run that is to go on")
     settings = Settings(
@@ -128,7 +128,7 @@ def train(
         checkpoint_seconds=checkpoint_seconds,
     )
     method = parse_method(method) if isinstance(method, str) else method
-    model = parse_model(model) if isinstance(model, str) else model
+    model = as_model(model)
     begun = RunDirectory.open(out).experiment if resume and out is not None else {}
     if parallel_clients is None and engine != "sequential":
         parallel_clients = begun.get("parallel_clients")
