@@ -37,9 +37,11 @@ from holdfast.training.comparison import Comparison, compare
 from holdfast.training.experiment import Experiment
 from holdfast.training.run import Run
 from holdfast.training.train import train
+from holdfast.updates.privacy import DP
 
 __all__ = [
     *_methods,
+    "DP",
     "IID",
     "ByDomain",
     "BySite",

@@ -20,6 +20,8 @@ DRAWS = {  # purpose, number of counters given with it
     ("clusters", 1),
     ("digits split", 0),
     ("domain samples", 1),
+    ("dp count", 1),
+    ("dp noise of {name}", 2),
     ("dropout", 1),
     ("dropout", 3),
     ("feature anchors", 0),
@@ -35,6 +37,7 @@ DRAWS = {  # purpose, number of counters given with it
     ("long tail", 0),
     ("one of each class", 1),
     ("partition", 0),
+    ("poisson", 1),
     ("public batches", 2),
     ("public data", 0),
     ("real features", 0),
@@ -52,7 +55,7 @@ def drawn(path):
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
         texts = [ast.unparse(argument) for argument in node.args]
         purposes = [at for at, text in enumerate(texts) if text.startswith(("'", "f'"))]
-        if name in ("generator", "counter_key") and purposes:
+        if name in ("generator", "counter_key", "gaussian", "uniform") and purposes:
             yield texts[purposes[0]].lstrip("f").strip("'"), len(texts) - purposes[0] - 1
 
 

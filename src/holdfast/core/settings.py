@@ -34,6 +34,7 @@ class HelpGroup(Enum):
     DATA = "Data and clients"
     METHOD = "Method and model"
     SCHEDULE = "Schedule"
+    PRIVACY = "Privacy and robustness"
     TESTING = "Testing and saving"
     MACHINE = "Machine"
 
@@ -101,6 +102,9 @@ class Settings:
         HelpGroup.SCHEDULE, "Usable updates below which the run stops.", 1, Role.LIMIT
     )
     seed: int = setting(HelpGroup.SCHEDULE, "Seed of all random choices.", 0)
+    dp: Described | None = setting(
+        HelpGroup.PRIVACY, "Differential privacy of clients, such as epsilon=8,delta=1e-5.", None
+    )
     evaluate_every: PositiveCount = setting(HelpGroup.TESTING, "Rounds between tests of the global model.", 1)
     evaluate_locals: bool = setting(
         HelpGroup.TESTING, "Test every participating client's local model too.", True

@@ -49,6 +49,7 @@ class Range:
             return f"between {self.ge:g} and {self.le:g}"
         lower = f"above {self.gt:g}" if self.gt is not None else f"at least {self.ge:g}"
         upper = "" if self.le is None else f" and at most {self.le:g}"
+        upper = upper if self.lt is None else f" and below {self.lt:g}"
         return f"{lower}{upper}{f' {self.unit}' if self.unit else ''}"
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.trees import Tensors, Tree, add_, leaves, size_in_bytes
+from holdfast.core.trees import Tensors, Tree, add_, leaves, size_in_bytes, unflatten
 from holdfast.engine.clients import ClientResult, Incident
 from holdfast.methods.base import Server, Upload
+from holdfast.updates.privacy import ClientPrivacy, clip_factor, total_norm
 
 
 @dataclass(eq=False)
@@ -24,6 +26,11 @@ class UploadSums:
     sums: Tree = field(default_factory=dict)
     uploads: list[Upload] = field(default_factory=list)
     bytes: int = 0  # without the models
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is anything to aggregate."""
+        return self.weight > 0
 
     def add(self, result: ClientResult) -> None:
         weight = result.weight
@@ -48,12 +55,74 @@ class UploadSums:
             )
             self.uploads.append(Upload(result.client, weight, params, buffers, result.sums))
 
+    def record(self) -> dict[str, Any]:
+        """Further entries of the round's record."""
+        return {}
+
     def mean(self) -> tuple[Tensors, Tensors]:
         """The weighted means of parameters and buffers."""
         # Contiguous, as they are after loading a checkpoint: otherwise sums would round differently.
         params = {k: (v / self.weight).contiguous() for k, v in self.params.items()}
         buffers = {k: v / self.weight if v.is_floating_point() else v for k, v in self.buffers.items()}
         return params, buffers
+
+
+class PrivateSums(UploadSums):
+    """Sums of clipped uploads with Gaussian noise, for differential privacy of clients.
+
+    What stays with clients (``private``) and the buffers keep the server's values.
+    """
+
+    def __init__(self, privacy: ClientPrivacy, server: Server, private: Collection[str]) -> None:
+        super().__init__(keeps_uploads=False)
+        self.privacy, self.server = privacy, server
+        self.shared = {k: w for k, w in server.params.items() if k not in private}
+        self.params = {k: torch.zeros_like(w) for k, w in self.shared.items()}
+        self.side = {path: torch.zeros_like(v) for path, v in privacy.sums.items()}
+        self.count = 0
+        self.below = torch.zeros((), dtype=torch.float64)  # Σ_k (b_k - 1/2)
+        self.clip = privacy.clip
+
+    @property
+    def usable(self) -> bool:
+        """Always: a round without clients adds noise, too."""
+        return True
+
+    def add(self, result: ClientResult) -> None:
+        privacy = self.privacy
+        weight = privacy.weight(result.samples)
+        with torch.no_grad():
+            change = [result.shared[k] - w for k, w in self.shared.items()]
+            norm = total_norm(change)
+            for total, value in zip(self.params.values(), change, strict=True):
+                total += (weight * clip_factor(norm, self.clip)).to(value.dtype) * value
+            self.below = self.below.to(norm.device) + (norm <= self.clip).double() - 0.5
+            if self.side:
+                sums = dict(leaves(result.sums))
+                values = [sums[path] for path in self.side]
+                factor = weight * clip_factor(total_norm(values), privacy.dp.clip_sums or 0.0)
+                for path, value in zip(self.side, values, strict=True):
+                    self.side[path] += factor.to(value.dtype) * value
+        self.count += 1
+        self.bytes += size_in_bytes(result.sums)
+
+    def mean(self) -> tuple[Tensors, Tensors]:
+        """w^{t-1} plus the noisy mean of the clipped changes; the sums become noisy too. To be called once."""
+        privacy, round = self.privacy, self.server.round
+        noisy = privacy.add_noise("weights", self.params, self.clip, round)
+        params = {
+            k: (w + noisy[k] / privacy.per_round).contiguous() if k in noisy else w
+            for k, w in self.server.params.items()
+        }
+        self.sums = unflatten(privacy.add_noise("sums", self.side, privacy.dp.clip_sums or 0.0, round))
+        privacy.adapt(self.below, round)
+        return params, dict(self.server.buffers)
+
+    def record(self) -> dict[str, Any]:
+        """The entries of the round's record."""
+        clipped = None if self.count == 0 else 0.5 - float(self.below) / self.count
+        account = {"noise_multiplier": self.privacy.noise_multiplier, "clip": self.clip, "clipped": clipped}
+        return {"epsilon": self.privacy.epsilon(self.server.round), "privacy": account}
 
 
 def validate_update(result: ClientResult, server: Server) -> str | None:

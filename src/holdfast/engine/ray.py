@@ -34,6 +34,7 @@ from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Incident, Job
 from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
+from holdfast.updates.withheld import no_samples
 
 START_SECONDS = 120.0  # timeout for workers to start while none is training
 MAX_DEATHS = 3  # of workers that train one chunk, after which its clients are lost for the round
@@ -231,7 +232,10 @@ class RayEngine:
         worker_context = replace(
             context,
             read=_no_samples,
-            draw_one_of_each=partial(np.asarray, context.one_of_each),  # the ids, not the data behind them
+            # The ids, not the data behind them; with differential privacy nobody may have them.
+            draw_one_of_each=no_samples
+            if settings.dp is not None
+            else partial(np.asarray, context.one_of_each),
             public_x=context.public_x[:0],
             public_y=context.public_y[:0],
         )

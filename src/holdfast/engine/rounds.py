@@ -16,7 +16,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.settings import Settings
 from holdfast.core.trees import size_in_bytes, tensors_only
 from holdfast.data.federation import Federation
-from holdfast.engine.aggregation import UploadSums, too_few_updates, validate_update
+from holdfast.engine.aggregation import PrivateSums, UploadSums, too_few_updates, validate_update
 from holdfast.engine.base import ClientStateStore, Engine, Overlap
 from holdfast.engine.clients import Broadcast, ClientRunner, Incident, Job
 from holdfast.engine.evaluation import Evaluation, PendingEvaluation, TestSet
@@ -26,6 +26,7 @@ from holdfast.engine.sampling import ClientSampler
 from holdfast.engine.stream_evaluation import StreamEvaluation
 from holdfast.methods.base import Method, Server, Tensors
 from holdfast.methods.context import RunContext
+from holdfast.updates.privacy import ClientPrivacy
 
 
 @dataclass(eq=False)
@@ -59,12 +60,16 @@ class RoundLoop:
         local_test: TestSet,
         runner: ClientRunner,
         probe_batch: TestSet | None = None,
+        privacy: ClientPrivacy | None = None,
     ) -> None:
         self.method, self.context, self.federation = method, context, federation
         self.engine, self.settings, self.client_states = engine, settings, client_states
         self.test, self.local_test, self.runner = test, local_test, runner
-        self.probe_batch = probe_batch
-        self.sampler = ClientSampler(federation, settings)
+        self.probe_batch, self.privacy = probe_batch, privacy
+        if privacy is None:
+            self.sampler = ClientSampler(federation, settings)
+        else:
+            self.sampler = ClientSampler(federation, settings, privacy.rate, privacy.secret)
         state = tensors_only(method.init_server_state(context), method.name, "init_server_state")
         self.server = Server(dict(context.network.params), dict(context.network.buffers), state)
         self.last_class_accuracy: np.ndarray | None = None  # [C] accuracy by class of the model last tested
@@ -104,6 +109,8 @@ class RoundLoop:
         began = time.perf_counter()
         method, server, settings = self.method, self.server, self.settings
         server.round = number
+        if self.privacy is not None:
+            self.privacy.check_budget(number)
         if self.local_test_accuracy is None and settings.evaluate_locals:
             self.local_test_accuracy = self.evaluate_global(self.local_test).class_accuracy
         if self.stream is not None and number == 1:
@@ -116,12 +123,12 @@ class RoundLoop:
         overlap = Overlap(partial(self.upcoming, number + 1), self._test_last_model)
         if finish_last_round is not None:
             overlap = replace(overlap, finish_last_round=finish_last_round)
-        uploads, local, probe = UploadSums(method.keeps_uploads), LocalRecords(self), self._new_probe(number)
+        uploads, local, probe = self._new_uploads(), LocalRecords(self), self._new_probe(number)
         incidents = [Incident(int(k), "dropout") for k in lost]
         incidents += self._receive(sent, jobs, overlap, uploads, local, probe)
         if jobs and len(local.clients) < settings.min_clients:
             raise too_few_updates(number, len(local.clients), settings.min_clients, incidents)
-        if uploads.weight:
+        if uploads.usable:
             self._aggregate(uploads)
         model = {**server.params, **server.buffers}
         model_bytes = size_in_bytes({k: v for k, v in model.items() if k not in self.runner.private})
@@ -130,6 +137,7 @@ class RoundLoop:
             "bytes_down": bytes_per_client * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
             "bytes_up": uploads.bytes + model_bytes * len(local.clients),
             "incidents": [incident.record() for incident in incidents],
+            **uploads.record(),
         }
         trained = time.perf_counter()
         if self.stream is not None and settings.evaluate_locals:
@@ -185,7 +193,7 @@ class RoundLoop:
     ) -> list[Incident]:
         """Train the clients and add up their valid uploads; returns the incidents."""
         incidents = []
-        for result in self.engine.train(sent, jobs, overlap):
+        for result in self.engine.train(sent, jobs, overlap) if jobs else ():
             if isinstance(result, Incident):
                 incidents.append(result)
                 continue
@@ -201,6 +209,11 @@ class RoundLoop:
                 probe.add(result, *self.context.read(ids))
         local.flush()
         return incidents
+
+    def _new_uploads(self) -> UploadSums:
+        if self.privacy is not None:
+            return PrivateSums(self.privacy, self.server, self.runner.private)
+        return UploadSums(self.method.keeps_uploads)
 
     def _aggregate(self, uploads: UploadSums) -> None:
         method, server = self.method, self.server
@@ -242,6 +255,15 @@ class RoundLoop:
         if self.settings.evaluate_locals:
             self.local_test_accuracy = self.local_test.class_accuracy_within(now)
         return record
+
+    def updates_state(self) -> Tensors:
+        """What the treatment of updates carries from round to round; saved in checkpoints."""
+        return {} if self.privacy is None else self.privacy.state()
+
+    def restore_updates_state(self, state: Tensors) -> None:
+        """Restore what ``updates_state`` returned."""
+        if self.privacy is not None and state:
+            self.privacy.restore(state)
 
     def evaluation_state(self) -> dict[str, np.ndarray]:
         """The accuracies that the next round's record is compared with; saved in checkpoints."""

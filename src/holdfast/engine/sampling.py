@@ -14,11 +14,19 @@ from holdfast.data.schedules import StageSchedule
 class ClientSampler:
     """Samples the clients of each round, without replacement, among those that hold data at the round's stage.
 
-    Results that depend only on the stage or the epoch are cached.
+    With ``rate``, each client is sampled by itself with this probability. ``seed`` is that of the samples, by default
+    the run's. Results that depend only on the stage or the epoch are cached.
     """
 
-    def __init__(self, federation: Federation, settings: Settings) -> None:
-        self.federation, self.settings = federation, settings
+    def __init__(
+        self,
+        federation: Federation,
+        settings: Settings,
+        rate: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.federation, self.settings, self.rate = federation, settings, rate
+        self.seed = settings.seed if seed is None else seed
         self._sizes: tuple[int, np.ndarray, np.ndarray] | None = None  # stage, sizes, clients with data
         self._epoch: tuple[int, np.ndarray] | None = None  # epoch, clients with data at one of its stages
         self._sampled: tuple[int, np.ndarray, np.ndarray] | None = None  # round, present, lost
@@ -49,6 +57,9 @@ class ClientSampler:
         sizes, present = self._clients_with_data(self.stage(round))
         if not len(present):
             raise HoldfastError(f"round {round}: no client holds any sample at stage {self.stage(round)}")
+        if self.rate is not None:
+            drawn = generator(self.seed, "poisson", counter).random(len(present))
+            return present[drawn < self.rate]
         count = self.settings.clients_per_round
         if count is None:
             return present
@@ -56,7 +67,7 @@ class ClientSampler:
         candidates = present if schedule is None else self._clients_of_epoch(round, schedule)
         if count >= len(candidates):
             return present
-        chosen = generator(self.settings.seed, "clients", counter).choice(candidates, count, replace=False)
+        chosen = generator(self.seed, "clients", counter).choice(candidates, count, replace=False)
         with_data = chosen[sizes[chosen] > 0]
         return with_data if len(with_data) else present[:1]
 

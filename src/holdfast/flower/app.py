@@ -13,13 +13,14 @@ from torch import nn
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.random import counter_key
-from holdfast.core.settings import DEFAULTS, SCHEDULE_SETTINGS, Role, Settings, settings_with
+from holdfast.core.settings import DEFAULTS, SCHEDULE_SETTINGS, Described, Role, Settings, settings_with
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.methods.base import Method
 from holdfast.methods.registry import method_from
 from holdfast.models.registry import ModelSpec
 from holdfast.training.experiment import Experiment
+from holdfast.updates.privacy import parse_dp
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -111,7 +112,9 @@ class AppConfig:
         experiment = Experiment.from_mapping({"evaluate_locals": False, **given})
         values = {name: getattr(experiment, name) for name in SCHEDULE_SETTINGS}
         # Sites keep what they remember for the last checkpoint only, so there is one every round.
-        self.settings = Settings(**values | {"checkpoint_seconds": 0.0})
+        self.settings = Settings(
+            **values | {"checkpoint_seconds": 0.0, "dp": _with_secret_noise(experiment.dp)}
+        )
         self.described = experiment.describe()
 
     @cached_property
@@ -132,6 +135,18 @@ class AppConfig:
         if value in ("", None):
             raise HoldfastError(f"[tool.flwr.app.config] needs '{key}'")
         return value
+
+
+def _with_secret_noise(dp: Described | None) -> dict[str, Any] | None:
+    """The options of `DP` with noise from a secret: every site has the run's seed, and could subtract the noise."""
+    if dp is None:
+        return None
+    described = parse_dp(dp).describe()
+    if described["noise_seed"] == "run":
+        raise HoldfastError(
+            "dp: noise_seed is 'run', but every site knows the run's seed and could subtract the noise; leave it out"
+        )
+    return described | {"noise_seed": "system"}
 
 
 def for_server(dataset: Dataset, public: np.ndarray | None = None) -> Dataset:

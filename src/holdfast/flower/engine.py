@@ -113,6 +113,9 @@ class FlowerEngine:
 
     def _round_request(self, sent: Broadcast, jobs: Sequence[Job]) -> RoundRequest:
         counts = self.population.counts
+        # Under differential privacy no site learns what the others hold.
+        withheld = self.app_config.settings.dp is not None
+        class_counts = np.zeros(counts.shape[2], np.int64) if withheld else counts.sum((0, 1))
         return RoundRequest(
             run=self.population.run,
             round=sent.round,
@@ -120,7 +123,7 @@ class FlowerEngine:
             clients=[job.client for job in jobs],
             memory_rounds=[0 if job.client_state is None else int(job.client_state["round"]) for job in jobs],
             num_clients=len(counts),
-            class_counts=counts.sum((0, 1)).tolist(),
+            class_counts=class_counts.tolist(),
             bounds=self.population.value_bounds(self.nodes.dataset),
             stages=counts.shape[1],
         )

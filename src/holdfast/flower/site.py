@@ -38,6 +38,7 @@ from holdfast.flower.wire import spec_of
 from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
 from holdfast.models.wrapping import build_network, fit_samples
+from holdfast.updates.withheld import WithheldCounts
 
 
 class Site:
@@ -194,6 +195,8 @@ class RoundWork:
             stages=request.stages,
             read=_no_samples,
         )
+        if settings.dp is not None:
+            self.context = replace(self.context, class_counts=WithheldCounts.like(self.context.class_counts))
         self.method = app_config.method
         self.engine = SequentialEngine(self.method, self.context, data, settings)
         self.client_states = SiteClientStates(node, request.run)

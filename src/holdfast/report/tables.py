@@ -217,6 +217,12 @@ def _columns(target: float) -> list[LeaderboardColumn]:
         percent("domain mean", "mean of the domains' accuracies, last round", _domains(np.mean)),
         percent("worst domain", "lowest of the domains' accuracies, last round", _domains(np.min)),
         LeaderboardColumn(
+            "epsilon",
+            "privacy spent by all rounds: ε of the clients' differential privacy",
+            lambda run: run.last("epsilon"),
+            better="low",
+        ),
+        LeaderboardColumn(
             "seconds",
             "seconds of all rounds, including testing",
             lambda run: _total(run, "seconds.total"),

@@ -105,6 +105,7 @@ def snapshot(loop: RoundLoop, client_states: StateCache, run_identity: dict[str,
     tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
     tensors = {k: v.cpu() for k, v in tensors.items()}
     tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.evaluation_state().items()}
+    tensors |= {f"updates/{k}": v for k, v in loop.updates_state().items()}
     # After the last round client states are needed only where they contain personal models.
     own_models = loop.method.overrides("initial_params") or loop.method.overrides("personal_logits")
     wanted = server.round < loop.settings.rounds or own_models
@@ -126,6 +127,7 @@ def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device) -> No
     _refuse_another_model({**params, **buffers}, {**loop.server.params, **loop.server.buffers})
     final = checkpoint.round == loop.settings.rounds and loop.method.overrides("final_statistics")
     loop.server = Server(params, buffers, state, checkpoint.round, final)
+    loop.restore_updates_state(tree.get("updates", {}))
     loop.restore_evaluation_state({k: v.numpy() for k, v in tree.get("before", {}).items()})
 
 

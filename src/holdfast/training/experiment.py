@@ -87,6 +87,7 @@ class Experiment(ExperimentSettings):
         from holdfast.methods.registry import describe_method, method_from, parse_method
         from holdfast.models.registry import as_model, describe_model, model_from
         from holdfast.training.checks import check_method_kind
+        from holdfast.updates.privacy import parse_dp
 
         self._refuse_unwritable()
         for name, hint in field_hints(type(self)).items():
@@ -110,6 +111,8 @@ class Experiment(ExperimentSettings):
         self._set("method", _recorded(describe_method(method), method))
         model = model_from(self.model) if isinstance(self.model, Mapping) else as_model(self.model)
         self._set("model", _recorded(describe_model(model), model))
+        if self.dp is not None:
+            self._set("dp", parse_dp(self.dp).describe())
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

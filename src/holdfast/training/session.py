@@ -68,7 +68,9 @@ from holdfast.training.checks import (
 )
 from holdfast.training.description import describe_federation, machine, write_federation
 from holdfast.training.outcome import failure
+from holdfast.training.privacy import client_privacy
 from holdfast.training.run import Run
+from holdfast.updates.withheld import WithheldCounts, no_samples
 
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
 
@@ -145,9 +147,16 @@ class Training:
             stages=federation.stages,
             read=self.reader(),
         )
+        if settings.dp is not None:
+            self.context = replace(
+                self.context,
+                class_counts=WithheldCounts.like(self.context.class_counts),
+                draw_one_of_each=no_samples,
+            )
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
+        self.privacy = client_privacy(self.method, self.context, self.data, settings, federation)
         if callable(engine):
             self.engine = engine(self.method, self.context, self.data)
         else:
@@ -211,6 +220,7 @@ class Training:
             local_test,
             runner,
             probe,
+            self.privacy,
         )
 
     def run(

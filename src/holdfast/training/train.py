@@ -22,6 +22,7 @@ from holdfast.runs import RunDirectory
 from holdfast.training.checks import check_kinds
 from holdfast.training.run import Run
 from holdfast.training.session import SubmitWrite, Training
+from holdfast.updates.privacy import DP, parse_dp
 
 
 def train(
@@ -45,6 +46,7 @@ def train(
     deadline: float | None = None,
     min_clients: int = 1,
     seed: int = 0,
+    dp: DP | Mapping[str, Any] | str | None = None,
     engine: str = "auto",
     device: str = "auto",
     precision: str = "auto",
@@ -87,6 +89,7 @@ def train(
         client_dropout: the probability that a sampled client fails in a round.
         deadline: seconds of training after which a round closes without the clients that are not ready.
         min_clients: a round with fewer usable updates stops the run.
+        dp: differential privacy of clients, such as ``hf.DP(epsilon=8, delta=1e-5)`` or ``"epsilon=8,delta=1e-5"``.
         engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
         parallel_clients: how many clients the ``vectorized`` engine trains side by side.
         ray_address: the address of the ``ray`` engine's cluster.
@@ -121,6 +124,7 @@ def train(
         deadline=deadline,
         min_clients=min_clients,
         seed=seed,
+        dp=None if dp is None else parse_dp(dp).describe(),
         evaluate_every=evaluate_every,
         evaluate_locals=evaluate_locals,
         local_test_samples=local_test_samples,

@@ -1,0 +1,62 @@
+"""Label counts that a method may not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.core.errors import HoldfastError
+
+_READABLE = {
+    Tensor.shape.__get__,  # type: ignore[attr-defined, unused-ignore]
+    Tensor.dtype.__get__,  # type: ignore[attr-defined, unused-ignore]
+    Tensor.device.__get__,  # type: ignore[attr-defined, unused-ignore]
+    Tensor.__len__,
+    Tensor.size,
+    Tensor.numel,
+    Tensor.dim,
+    Tensor.__reduce_ex__,
+    torch.zeros_like,
+    torch.ones_like,
+    torch.empty_like,
+    Tensor.new_zeros,
+    Tensor.new_ones,
+}
+
+
+def no_samples() -> np.ndarray:
+    """The refusal to share one sample of each class."""
+    raise HoldfastError(
+        "dp: the method sends samples of the clients to others, which differential privacy does not protect; choose "
+        "another method, or give the server's own samples by fedka:shared=..."
+    )
+
+
+class WithheldCounts(Tensor):
+    """Zeros in place of the federation's label counts; a method may read their shape, and nothing else."""
+
+    @staticmethod
+    def like(counts: Tensor) -> Tensor:
+        return torch.zeros_like(counts).as_subclass(WithheldCounts)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is Tensor.to:
+                return func(*args, **kwargs or {}).as_subclass(WithheldCounts)
+            if func in _READABLE:
+                return func(*args, **kwargs or {})
+        raise HoldfastError(
+            "dp: the method reads how many samples of each class the clients hold, which differential privacy does not "
+            "protect; choose a method that does not need these counts"
+        )

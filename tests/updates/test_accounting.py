@@ -1,0 +1,81 @@
+"""The account against closed forms, published figures and the library's other accountant."""
+
+import math
+
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from holdfast.core.errors import HoldfastError
+from holdfast.updates import accounting
+from holdfast.updates.accounting import Sampling, epsilon_after, noise_multiplier_for
+
+ALL = Sampling("poisson", 10, 10)
+
+
+def gaussian_epsilon(sigma: float, delta: float) -> float:
+    """ε of the Gaussian mechanism (Balle and Wang, 2018, Theorem 8)."""
+
+    def gap(epsilon: float) -> float:
+        first = norm.cdf(1 / (2 * sigma) - epsilon * sigma)
+        return float(first - math.exp(epsilon) * norm.cdf(-1 / (2 * sigma) - epsilon * sigma) - delta)
+
+    return float(brentq(gap, 0, 100))
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(1.0, 1), (5.0, 100), (30.0, 400)])
+def test_without_sampling_it_is_the_gaussian_mechanism(noise: float, rounds: int) -> None:
+    """T rounds with noise z are one release with z / √T."""
+    exact = gaussian_epsilon(noise / math.sqrt(rounds), 1e-5)
+    spent = epsilon_after(rounds, 1e-5, noise, ALL)
+    assert exact - 1e-6 <= spent <= 1.002 * exact
+
+
+def test_replacing_a_client_without_amplification_has_twice_the_sensitivity() -> None:
+    assert Sampling("fixed", 10, 100).sensitivity == 2
+    assert Sampling("fixed", 100, 100).sensitivity == Sampling("poisson", 10, 100).sensitivity == 1
+
+
+# (samples, batch, noise multiplier, epochs, δ) and ε: Abadi et al., 2016, Section 3.2, whose moments accountant is an
+# upper bound, and the tutorial of TensorFlow Privacy on MNIST, by Rényi differential privacy.
+PUBLISHED = [
+    ((10_000, 100, 4.0, 100, 1e-5), 1.26),
+    ((60_000, 256, 1.3, 15, 1e-5), 1.19),
+    ((60_000, 256, 1.1, 60, 1e-5), 3.01),
+    ((60_000, 256, 0.7, 45, 1e-5), 7.10),
+]
+
+
+@pytest.mark.parametrize(("setting", "published"), PUBLISHED)
+def test_published_figures_are_upper_bounds_that_are_nearly_reached(
+    setting: tuple[int, int, float, int, float], published: float
+) -> None:
+    samples, batch, noise, epochs, delta = setting
+    sampling, rounds = Sampling("poisson", batch, samples), epochs * samples // batch
+    renyi = accounting._renyi(rounds, delta, noise, sampling)
+    assert 0.8 * published <= renyi <= 1.01 * published
+    assert 0.7 * published <= epsilon_after(rounds, delta, noise, sampling) <= renyi
+
+
+def test_samples_of_a_fixed_size_are_amplified_too() -> None:
+    few, all_clients = Sampling("fixed", 10, 1000), Sampling("fixed", 1000, 1000)
+    assert epsilon_after(50, 1e-5, 2.0, few) < 0.2 * epsilon_after(50, 1e-5, 2.0, all_clients)
+
+
+@pytest.mark.parametrize(("kind", "epsilon"), [("poisson", 0.5), ("poisson", 8.0), ("fixed", 8.0)])
+def test_the_derived_noise_meets_epsilon_and_is_hardly_more_than_needed(kind: str, epsilon: float) -> None:
+    sampling = Sampling(kind, 20, 200)  # type: ignore[arg-type]
+    noise = noise_multiplier_for(epsilon, 1e-4, sampling, 30)
+    assert epsilon_after(30, 1e-4, noise, sampling) <= epsilon
+    assert epsilon_after(30, 1e-4, 0.99 * noise, sampling) > epsilon
+
+
+def test_epsilon_grows_with_every_round_and_begins_at_zero() -> None:
+    spent = [epsilon_after(rounds, 1e-4, 1.0, Sampling("poisson", 10, 100)) for rounds in range(4)]
+    assert spent[0] == 0
+    assert spent == sorted(set(spent))
+
+
+def test_an_unreachable_epsilon_is_a_sentence() -> None:
+    with pytest.raises(HoldfastError, match="no noise gives epsilon 1e-09"):
+        noise_multiplier_for(1e-9, 1e-12, ALL, 1000)
