@@ -81,6 +81,8 @@ PUBLISHED = {
     "feddecorr": {"beta": 0.1},
     "fedvls": {"lam": 0.1, "beta": 0.005},
     "fedlmd": {"beta": 1.0, "tau": 1.0},
+    "fedetf": {},
+    "fedbabu": {"finetune": 5},
 }  # fmt: skip
 
 

@@ -25,13 +25,17 @@ from reference.numpy_model import (
     dot,
     forward,
     mean,
+    one_hot,
+    softmax,
 )
 from reference.world import (
     COUNTS,
     LABELS,
     PARTS,
     SAMPLES,
+    SETTINGS,
     SIZES,
+    TOTAL,
     Step,
     as_numpy,
     assert_locals_equal,
@@ -49,8 +53,11 @@ from reference.world import (
     with_term,
 )
 
+from holdfast.core.random import generator
 from holdfast.engine.clients import Job
 from holdfast.methods.fedala import FedALA
+from holdfast.methods.fedbabu import FedBABU
+from holdfast.methods.fedetf import FedETF
 from holdfast.methods.fedfomo import FedFomo
 from holdfast.methods.fedpac import FedPAC
 from holdfast.methods.fedrep import FedRep
@@ -290,3 +297,83 @@ def test_fedpac(sample: int | None, seed: int) -> None:
         assert_models_equal(got.params, w)
     assert (shared > 0) == (sample != 1)
     assert (own_used > 0) == (sample == 1)
+
+
+# FedETF -------------------------------------------------------------------------------------------------
+
+
+def etf_products(z: Array) -> Array:
+    """f M with the vectors of the simplex as columns of M."""
+    simplex = np.sqrt(CLASSES / (CLASSES - 1)) * (np.eye(CLASSES) - np.ones((CLASSES, CLASSES)) / CLASSES)
+    return z / np.linalg.norm(z, axis=1, keepdims=True) @ simplex
+
+
+def test_fedetf() -> None:
+    w, scale, method = initial_weights(), 1.0, FedETF()
+    rho, decay = SETTINGS.momentum, SETTINGS.weight_decay
+    for t, got in enumerate(run(method, rounds=3).rounds, start=1):
+        local, scales = [], []
+        for k in CLIENTS:
+            prior = np.where(COUNTS[k] > 0, np.log(np.maximum(COUNTS[k], 1)), -1e9)
+            own, velocity = [scale], [0.0]
+
+            def gradient(
+                now: Weights, step: Step, prior: Array = prior, own: list[float] = own,
+                velocity: list[float] = velocity, t: int = t,
+            ) -> Weights:  # fmt: skip
+                f = forward(now, step.x)
+                u, s = etf_products(f.z), own[0]
+                error = (softmax(s * u + prior) - one_hot(step.y)) / len(step.y)
+                to_f = s * np.sqrt(CLASSES / (CLASSES - 1)) * (error - error.mean(1, keepdims=True))
+                size = np.linalg.norm(f.z, axis=1, keepdims=True)
+                unit = f.z / size
+                dz = (to_f - unit * (to_f * unit).sum(1, keepdims=True)) / size
+                velocity[0] = rho * velocity[0] + float((error * u).sum()) + decay * s
+                own[0] = s - lr_at(t) * velocity[0]
+                return backward(now, f, dz)
+
+            local.append(descend(w, steps_of(k, t), gradient, lr_at(t)))
+            scales.append(own[0])
+        w, scale = weighted(local), float(np.dot(SIZES, scales) / TOTAL)
+        assert_round_equal(got, local, w)
+        np.testing.assert_allclose(got.state["scale"], scale, rtol=1e-9)
+        f = forward(w, SAMPLES)
+        out = Output(torch.from_numpy(f.h), torch.from_numpy(f.z))
+        said = method.global_logits(out, got.server).numpy()
+        np.testing.assert_allclose(said, scale * etf_products(f.z), rtol=1e-9)
+        np.testing.assert_array_equal(said.argmax(1), f.z.argmax(1))  # as of the model by itself
+        memory = {"scale": torch.from_numpy(got.clients[1].memory["scale"])}
+        said = method.personal_logits(out, memory).numpy()
+        np.testing.assert_allclose(said, scales[1] * etf_products(f.z), rtol=1e-9)
+
+
+# FedBABU ------------------------------------------------------------------------------------------------
+
+
+def test_fedbabu() -> None:
+    w, method, epochs = initial_weights(), FedBABU(finetune=2), 2
+    fixed = head_of(w)
+    for t, got in enumerate(run(method, rounds=2).rounds, start=1):
+        local = [descend(w, steps_of(k, t), ce_gradient, lr_at(t), only=lambda _: BODY) for k in CLIENTS]
+        w = weighted(local) | fixed
+        assert_round_equal(got, local, w)
+        for k in CLIENTS:
+            x, y = data_of(k)
+            h, head = forward(local[k], x).h, dict(fixed)
+            rng = generator(SETTINGS.seed, "classifier batches", t, k)
+            for _ in range(epochs):
+                order = rng.permutation(len(y))
+                for at in range(0, len(y), SETTINGS.batch_size):
+                    rows = order[at : at + SETTINGS.batch_size]
+                    dz = cross_entropy_slope(classify(head, h[rows]), y[rows])
+                    head = {
+                        "2.weight": head["2.weight"] - lr_at(t) * dz.T @ h[rows],
+                        "2.bias": head["2.bias"] - lr_at(t) * dz.sum(0),
+                    }
+            kept = got.clients[k].memory["head"]
+            np.testing.assert_allclose(kept[:, :HIDDEN], head["2.weight"], rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(kept[:, HIDDEN], head["2.bias"], rtol=1e-9, atol=1e-12)
+            f = forward(local[k], SAMPLES)
+            out = Output(torch.from_numpy(f.h), torch.from_numpy(f.z))
+            said = method.personal_logits(out, {"head": torch.from_numpy(kept)}).numpy()
+            np.testing.assert_allclose(said, classify(head, f.h), rtol=1e-9, atol=1e-12)

@@ -43,3 +43,5 @@ from holdfast.methods.fedrs import FedRS as FedRS
 from holdfast.methods.feddecorr import FedDecorr as FedDecorr
 from holdfast.methods.fedvls import FedVLS as FedVLS
 from holdfast.methods.fedlmd import FedLMD as FedLMD
+from holdfast.methods.fedetf import FedETF as FedETF
+from holdfast.methods.fedbabu import FedBABU as FedBABU
