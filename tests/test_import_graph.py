@@ -10,8 +10,8 @@ import holdfast
 
 ROOT = Path(holdfast.__file__).parent
 ORDER = (
-    "core", "data", "kernels", "models", "metrics", "methods", "updates", "runs", "engine", "report", "training",
-    "flower", "papers", "cli",
+    "core", "tasks", "data", "kernels", "models", "metrics", "methods", "updates", "runs", "engine", "report",
+    "training", "flower", "papers", "cli",
 )  # fmt: skip
 """The packages, lowest first; docs/design.md describes them."""
 

@@ -214,6 +214,16 @@ class ExperimentSettings(Settings):
     model: Given = setting(
         HelpGroup.METHOD, "cnn, linear, mlp:64,64, resnet18:norm=group, ntd-cifar, net.py:make_net, …", "cnn"
     )
+    task: Described | None = setting(
+        HelpGroup.METHOD,
+        "multiclass, binary, regression:loss=huber, survival, … (default: that of the data).",
+        None,
+    )
+    loss: str | None = setting(
+        HelpGroup.METHOD,
+        "A loss of the task, such as huber for regression (default: the task's first).",
+        None,
+    )
     classifier: str | None = setting(
         HelpGroup.METHOD, "Name of the model's classifier layer, if it is not the last Linear.", None
     )

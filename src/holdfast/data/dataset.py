@@ -1,4 +1,4 @@
-"""A data set in memory: arrays, class names and preprocessing."""
+"""A data set in memory: arrays, targets, class names and preprocessing."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.spec import named
 from holdfast.data.preprocess import Preprocess
+from holdfast.tasks.base import Loss, Task
+from holdfast.tasks.classes import Multiclass
+from holdfast.tasks.registry import as_task, inferred_task, with_loss
 
 if TYPE_CHECKING:
     from holdfast.data.tables.encoder import TableEncoder
@@ -48,11 +51,13 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test samples with their labels.
+    """Training and test samples with their targets.
 
     Images are stored as uint8 ``[N, channels, height, width]``; ``preprocess`` converts a batch of them to float32
     on its device. Other samples are ``[N, ...]``: float32, or int64 for whole numbers, such as tokens and other ids.
-    Labels are int64 ``[N]``, from 0 to ``len(classes) - 1``.
+    Targets are as the task takes them: int64 labels ``[N]`` from 0 for a multiclass task, float32 ``[N]`` for a
+    regression, and so on. ``classes`` are the names of the strata (`strata_train`): of the classes, where there are
+    any. ``labels`` are the names of what is predicted where these differ: tokens, classes of pixels.
     """
 
     name: str
@@ -63,6 +68,9 @@ class Dataset:
     classes: tuple[str, ...]
     preprocess: Preprocess = field(default_factory=Preprocess)
     groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
+    task: Task = field(default_factory=Multiclass)
+    labels: tuple[str, ...] = ()
+    given_strata: np.ndarray | None = None  # of training samples whose targets are elsewhere
     encoder: TableEncoder | None = field(
         default=None, kw_only=True
     )  # of the table that the samples come from
@@ -70,7 +78,8 @@ class Dataset:
 
     def __repr__(self) -> str:
         sizes = f"{len(self.y_train)} + {len(self.y_test)} samples of shape {self.shape}"
-        return f"Dataset('{self.name}', {sizes}, {self.num_classes} classes)"
+        what = f"{self.num_classes} classes" if self.task.name == "multiclass" else f"task {self.task.name}"
+        return f"Dataset('{self.name}', {sizes}, {what})"
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         """``x_train, y_train, x_test, y_test`` on a device, copied once for all runs that use this data set."""
@@ -81,7 +90,7 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes (C)."""
+        """The number of strata (C): of classes, where there are any."""
         return len(self.classes)
 
     @cached_property
@@ -98,9 +107,51 @@ class Dataset:
         return replace(self, x_train=self.x_train.float(), x_test=self.x_test.float())
 
     @property
+    def num_outputs(self) -> int:
+        """The number of values in the last layer of a model."""
+        return self.task.outputs(self.y_test, len(self.labels or self.classes))
+
+    @property
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes that a model's outputs for one sample may have."""
+        return self.task.output_shapes(self.y_test, len(self.labels or self.classes))
+
+    @cached_property
+    def strata_train(self) -> np.ndarray:
+        """The stratum of each training sample, an index into ``classes``: int64 ``[N]``."""
+        return self._strata("train")
+
+    @cached_property
+    def strata_test(self) -> np.ndarray:
+        """The stratum of each test sample."""
+        return self._strata("test")
+
+    def _strata(self, part: str) -> np.ndarray:
+        if part == "train" and self.given_strata is not None:
+            return self.given_strata
+        name = _stratum_group(self.task, self.groups)
+        if name is not None:
+            codes: np.ndarray = getattr(self.groups[name], part)
+            return codes
+        return np.asarray(self.task.strata(getattr(self, f"y_{part}")).numpy(), np.int64)
+
+    def with_task(self, task: Task | str | Mapping[str, Any]) -> Dataset:
+        """The data set for another task; raises if its targets are not what that task takes."""
+        names = self.labels or (self.classes if self.task.name in ("multiclass", "binary") else None)
+        targets = _targets(self.y_train, self.y_test, as_task(task), names, self.groups)
+        return replace(self, **targets)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample, without the batch dimension."""
         return tuple(self.x_train.shape[1:])
+
+    def for_task(
+        self, task: Task | str | Mapping[str, Any] | None = None, loss: str | Loss | None = None
+    ) -> Dataset:
+        """The data set for a task, by default its own, with a loss; itself if both are its own."""
+        wanted = with_loss(self.task if task is None else as_task(task), loss)
+        return self if wanted == self.task else self.with_task(wanted)
 
     @classmethod
     def from_arrays(
@@ -114,6 +165,7 @@ class Dataset:
         name: str = "custom",
         preprocess: Preprocess | None = None,
         groups: Mapping[str, Group] | None = None,
+        task: Task | str | None = None,
     ) -> Dataset:
         """A data set from NumPy arrays, torch tensors, or objects that NumPy converts, such as a pandas table.
 
@@ -123,42 +175,32 @@ class Dataset:
         float32, true and false 1 and 0. The shape is kept, except that samples with four dimensions, of which the
         last is 1 or 3 and the second is not, are channels-last images too.
 
-        Labels: one integer per sample, from 0. ``classes`` are their names; by default the numbers from 0 to the
-        largest label. ``preprocess`` defaults to scaling images to 0..1.
+        Targets: as ``task`` takes them (`holdfast.tasks`). Without a task, fractional numbers are a regression and
+        whole numbers from 0 are classes, one per sample. ``classes`` are the names of what is predicted; by default
+        the numbers from 0 to the largest label. ``preprocess`` defaults to scaling images to 0..1.
         """
         samples = {"x_train": _samples(x_train, "x_train"), "x_test": _samples(x_test, "x_test")}
-        labels = {"y_train": _labels(y_train, "y_train"), "y_test": _labels(y_test, "y_test")}
         if {x.dtype for x in samples.values()} == {torch.int64, torch.float32}:
             samples = {part: x.to(torch.float32) for part, x in samples.items()}
+        hint = "; pass the names as classes and their indices, from 0, as labels"
+        raw = {"y_train": _tensor(y_train, "y_train", hint), "y_test": _tensor(y_test, "y_test", hint)}
         if samples["x_train"].dtype != samples["x_test"].dtype:
             raise HoldfastError("x_train and x_test must both be images from 0 to 255, or both be floats")
         if samples["x_train"].shape[1:] != samples["x_test"].shape[1:]:
             shapes = [tuple(x.shape[1:]) for x in samples.values()]
             raise HoldfastError(f"training samples have shape {shapes[0]}, test samples {shapes[1]}")
-        if classes is None:
-            names = tuple(map(str, range(1 + int(max(y.max() for y in labels.values())))))
-        else:
-            names = _names(classes, "classes")
         for part in ("train", "test"):
-            x, y = samples[f"x_{part}"], labels[f"y_{part}"]
+            x, y = samples[f"x_{part}"], raw[f"y_{part}"]
             if len(x) != len(y):
                 raise HoldfastError(f"x_{part} has {len(x)} samples, but y_{part} has {len(y)} labels")
-            low, high = int(y.min()), int(y.max())
-            if low < 0 or high >= len(names):
-                raise HoldfastError(
-                    f"y_{part} has labels from {low} to {high}, but they must be from 0 to {len(names) - 1}"
-                )
-        arrays: dict[str, Any] = samples | labels
-        dataset = cls(
-            name,
-            **arrays,
-            classes=names,
-            preprocess=preprocess or Preprocess(),
-            groups=MappingProxyType(dict(groups or {})),
-        )
+        chosen = inferred_task(**raw) if task is None else as_task(task)
+        names = None if classes is None else _names(classes, "classes")
+        known = MappingProxyType(dict(groups or {}))
+        for group_name, group in known.items():
+            _check_group(group_name, group, raw)
+        fields: dict[str, Any] = samples | _targets(**raw, task=chosen, names=names, groups=known)
+        dataset = cls(name, **fields, preprocess=preprocess or Preprocess(), groups=known)
         dataset.preprocess.check(dataset.shape)
-        for group_name, group in dataset.groups.items():
-            _check_group(group_name, group, dataset)
         return dataset
 
     @classmethod
@@ -312,24 +354,36 @@ def _samples(values: ArrayLike | Tensor, name: str) -> Tensor:
     return (x if x.is_floating_point() else x.to(torch.int64)).contiguous()
 
 
-def _labels(values: ArrayLike | Tensor, name: str) -> Tensor:
-    y = _tensor(values, name, "; pass the names as classes and their indices, from 0, as labels")
-    if y.numel() != len(y):
-        raise HoldfastError(f"{name} must hold one label per sample, shape [{len(y)}], not {list(y.shape)}")
-    labels = y.flatten().long()
-    if y.is_floating_point() and not torch.equal(labels.to(y.dtype), y.flatten()):
-        raise HoldfastError(f"{name} must hold whole numbers, one class each")
-    return labels
+def _targets(
+    y_train: Tensor, y_test: Tensor, task: Task, names: tuple[str, ...] | None, groups: Mapping[str, Group]
+) -> dict[str, Any]:
+    """The fields of a `Dataset` that depend on the task; ``names`` are those of what is predicted."""
+    targets = {"y_train": task.targets(y_train, "y_train"), "y_test": task.targets(y_test, "y_test")}
+    labels = task.label_names(list(targets.values())) if names is None else names
+    for name, y in targets.items():
+        task.check_labels(y, name, len(labels))
+    if targets["y_train"].shape[1:] != targets["y_test"].shape[1:]:
+        shapes = [tuple(y.shape[1:]) for y in targets.values()]
+        raise HoldfastError(f"training targets have shape {shapes[0]}, test targets {shapes[1]}")
+    fitted = task.fit(targets["y_train"])
+    group = _stratum_group(fitted, groups)
+    classes = fitted.stratum_names(labels) if group is None else groups[group].names
+    return targets | {"task": fitted, "classes": classes, "labels": () if labels == classes else labels}
 
 
-def _check_group(name: str, group: Group, dataset: Dataset) -> None:
+def _stratum_group(task: Task, groups: Mapping[str, Group]) -> str | None:
+    """The group that decides the strata; None if the task does."""
+    return next((name for name in task.strata_groups if name in groups), None)
+
+
+def _check_group(name: str, group: Group, targets: Mapping[str, Tensor]) -> None:
     if not isinstance(group, Group):
         raise HoldfastError(
             f"group '{name}' is {named(group)}; it must be a holdfast.Group(names, train, test)"
         )
     for part, codes, labels in (
-        ("train", group.train, dataset.y_train),
-        ("test", group.test, dataset.y_test),
+        ("train", group.train, targets["y_train"]),
+        ("test", group.test, targets["y_test"]),
     ):
         if codes.shape != (len(labels),):
             raise HoldfastError(

@@ -162,7 +162,7 @@ class Federation:
 
     @cached_property
     def _labels(self) -> Ints:
-        return np.asarray(self.dataset.y_train.numpy(), np.int64)
+        return self.dataset.strata_train
 
     def _spans(self, stage: int | None) -> tuple[Ints, Ints]:
         """The start and end in ``indices`` of each client's data at a stage (None: all stages)."""
@@ -281,7 +281,7 @@ def federate(
         )
     if isinstance(partition, Partition):
         ids, public_ids = split_public(dataset, seed, public, long_tail)
-        pool = SamplePool.of(dataset.y_train.numpy(), dataset.groups, ids)
+        pool = SamplePool.of(dataset.strata_train, dataset.groups, ids)
         count = partition.default_clients(pool) if clients is None else clients
         assignment = partition.assign(pool, count, generator(seed, "partition"))
         assignment = Assignment(ids[assignment.indices], assignment.offsets)
@@ -302,7 +302,7 @@ def split_public(
     dataset: Dataset, seed: int, public: float | ArrayLike, long_tail: LongTail | None
 ) -> tuple[Ints, Ints]:
     """The ids of the samples for the clients, after the long tail, and of the server's public samples."""
-    labels = dataset.y_train.numpy()
+    labels = dataset.strata_train
     given = np.ndim(public) > 0
     public_ids = _as_ids(public, "public data") if given else _none()
     _need_once(public_ids, "public data", len(labels))

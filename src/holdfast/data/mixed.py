@@ -102,7 +102,7 @@ def _chosen(dataset: Dataset, per_class: int | None, seed: int, domain: int) -> 
         return torch.arange(len(dataset.y_train))
     sizes = np.full(dataset.num_classes, per_class)
     rng = generator(seed, "domain samples", domain)
-    return torch.from_numpy(draw_per_class(dataset.y_train.numpy(), sizes, rng))
+    return torch.from_numpy(draw_per_class(dataset.strata_train, sizes, rng))
 
 
 def _same_shape(images: Tensor, size: int) -> Tensor:

@@ -111,6 +111,26 @@ def concatenate(datasets: Mapping[str, Dataset], name: str = "custom") -> Datase
                 raise HoldfastError(
                     f"site '{first_site}' has {what} {one}, site '{site}' {other}; they must be equal"
                 )
+    if any(dataset.task != first.task for dataset in datasets.values()):
+        tasks = ", ".join(f"{site}: {dataset.task.name}" for site, dataset in datasets.items())
+        raise HoldfastError(
+            f"the sites have different tasks or options of them ({tasks}); they must be equal"
+        )
+    x_train, x_test, y_train, y_test = (
+        torch.cat([getattr(dataset, part) for dataset in datasets.values()])
+        for part in ("x_train", "x_test", "y_train", "y_test")
+    )
+    whole = replace(
+        first,
+        name=name,
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        groups=_site_group(datasets),
+    )
+    if first.task.name not in ("multiclass", "binary"):
+        return whole.with_task(first.task)  # the bins of all sites' targets
     names = tuple(dict.fromkeys(name for dataset in datasets.values() for name in dataset.classes))
     if any(dataset.classes != first.classes for dataset in datasets.values()):
         names = tuple(sorted(names))
@@ -121,16 +141,7 @@ def concatenate(datasets: Mapping[str, Dataset], name: str = "custom") -> Datase
         ])
         for part in ("train", "test")
     }  # fmt: skip
-    return replace(
-        first,
-        name=name,
-        x_train=torch.cat([dataset.x_train for dataset in datasets.values()]),
-        y_train=labels["train"],
-        x_test=torch.cat([dataset.x_test for dataset in datasets.values()]),
-        y_test=labels["test"],
-        classes=names,
-        groups=_site_group(datasets),
-    )
+    return replace(whole, y_train=labels["train"], y_test=labels["test"], classes=names)
 
 
 def _site_group(datasets: Mapping[str, Dataset]) -> Mapping[str, Group]:

@@ -84,7 +84,7 @@ def stream(
             "chunks cannot be combined with stage_classes: they follow the order of each client's own classes"
         )
     ids, public_ids = split_public(dataset, seed, public, long_tail)
-    pool = SamplePool.of(dataset.y_train.numpy(), dataset.groups, ids)
+    pool = SamplePool.of(dataset.strata_train, dataset.groups, ids)
     rng = generator(seed, "partition")
     if chunks:
         assignment = _by_chunks(pool, partition, present, rng)

@@ -28,7 +28,8 @@ class DeviceData:
 
     x: Tensor
     y: Tensor
-    labels: np.ndarray  # y on the host
+    labels: np.ndarray  # strata, on the host
+    targets: np.ndarray  # y on the host
     preprocess: Preprocess
     dtype: torch.dtype
 
@@ -44,7 +45,7 @@ class DeviceData:
         return replace(self, x=self.preprocess(self.x, dtype=self.dtype), preprocess=Preprocess())
 
     def read_labelled(self, ids: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Preprocessed samples by id, without augmentation, and their labels."""
+        """Preprocessed samples by id, without augmentation, and their targets."""
         return self.read(ids), self.y[torch.from_numpy(ids).to(self.y.device)]
 
 
@@ -195,6 +196,7 @@ class ClientRunner:
             read=self.data.read,
             ids=ids,
             labels=self.data.labels[ids],
+            targets=self.data.targets[ids],
             local_epochs=settings.local_epochs,
             steps=planned.plan.steps,
             lr=settings.lr_at(sent.round),
@@ -202,7 +204,7 @@ class ClientRunner:
             buffers=sent.buffers
             | {k: v.to(context.device) for k, v in local_norm.items() if k in sent.buffers},
             heldout_ids=heldout,
-            heldout_labels=self.data.labels[heldout],
+            heldout_targets=self.data.targets[heldout],
         )
 
     def final_statistics(self, job: Job, sent: Broadcast) -> Tree:
@@ -289,8 +291,11 @@ class ClientRunner:
             }
         if optimizer:
             client_state["optimizer"] = clone(optimizer)
-        if self.context.stages > 1:  # on a stream, clients are also tested with their local heads
-            client_state["head"] = {k: params[k].clone() for k in self.context.network.head.names}
+        network = self.context.network
+        if (
+            self.context.stages > 1 and network.has_head
+        ):  # on a stream, clients are tested with their own heads too
+            client_state["head"] = {k: params[k].clone() for k in network.head.names}
         return ClientResult(
             client.id,
             client.samples,

@@ -1,4 +1,4 @@
-"""Evaluation of models on test samples: overall, by class and by domain."""
+"""Evaluation of models on test samples: overall, by class, by site and by domain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.nn import functional as F
 
 from holdfast.data.dataset import Dataset
 from holdfast.data.preprocess import Preprocess
@@ -22,16 +21,28 @@ from holdfast.methods.base import Tensors
 from holdfast.methods.context import RunContext
 from holdfast.models.network import Output
 
+GROUPS = ("site", "domain")
+"""Groups of a data set by which models are tested."""
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Metrics of a model on test samples. Accuracies are fractions, NaN for classes and domains without samples."""
+    """Metrics of a model on test samples.
+
+    Accuracies are fractions, NaN for classes, sites and domains without samples. For tasks without an accuracy they
+    are the task's ``score``, negative where less is better.
+    """
 
     accuracy: float
     loss: float
     class_accuracy: np.ndarray  # [C]
-    domain_accuracy: dict[str, float]
-    correct: Tensor  # [N] bool: samples that are classified correctly
+    group_accuracy: dict[str, dict[str, float]]  # by group, such as site, and name
+    correct: Tensor  # [N] each sample's part: whether it is classified correctly
+    weights: Tensor | None = None  # [N] its weight; None for 1 each
+
+    @property
+    def domain_accuracy(self) -> dict[str, float]:
+        return self.group_accuracy.get("domain", {})
 
 
 class TestSet:
@@ -43,24 +54,35 @@ class TestSet:
         self, dataset: Dataset, context: RunContext, limit: int | None = None, seed: int = 0
     ) -> None:
         """``limit`` selects a class-balanced subset of this size, which depends on the seed only."""
-        labels = dataset.y_test.numpy()
+        labels = dataset.strata_test
         chosen = np.arange(len(labels)) if limit is None else _balanced_subset(labels, limit, seed)
         device = context.device
         self.indices = torch.from_numpy(chosen).to(device)
         self.context, self.preprocess = context, dataset.preprocess
+        self.task = context.task
         _, _, self.x, self.y = dataset.on(device)
+        self.strata = torch.from_numpy(labels).to(device)
         if limit is not None:
-            self.x, self.y = (t.index_select(0, self.indices) for t in (self.x, self.y))
+            self.x, self.y, self.strata = (
+                t.index_select(0, self.indices) for t in (self.x, self.y, self.strata)
+            )
+        if self.y.is_floating_point():
+            self.y = self.y.to(context.dtype)
         # An upper bound of the preprocessed values' magnitude, where the stored type implies one.
         self.largest = self.preprocess.largest() if self.x.dtype == torch.uint8 else None
         if self.x.numel() * context.dtype.itemsize <= PREPROCESSED_BYTES:
             self.x, self.preprocess = self.preprocess(self.x, dtype=context.dtype), Preprocess()
-        domain = dataset.groups.get("domain")
-        self.domains = () if domain is None else domain.names
-        ids = np.zeros(len(chosen), np.int64) if domain is None else domain.test[chosen]
-        self.domain = torch.from_numpy(ids).to(device)
         self.class_counts = np.bincount(labels[chosen], minlength=context.num_classes)
-        self.domain_counts = np.bincount(ids, minlength=len(self.domains))
+        self.groups = {name: dataset.groups[name] for name in GROUPS if name in dataset.groups}
+        self.group_ids = {name: group.test[chosen] for name, group in self.groups.items()}
+        self.divisions = [(self.strata, len(self.class_counts))] + [
+            (torch.from_numpy(self.group_ids[name]).to(device), len(group.names))
+            for name, group in self.groups.items()
+        ]
+        self.sizes = np.concatenate([
+            self.class_counts,
+            *(np.bincount(self.group_ids[name], minlength=len(g.names)) for name, g in self.groups.items()),
+        ])  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.y)
@@ -75,7 +97,10 @@ class TestSet:
         """Start the test of one model. A GPU runs it asynchronously."""
         timer = DeviceTimer(self.context.device)
         with torch.no_grad():
-            parts = [scores(out) for out in self._outputs(params, buffers)]
+            parts = [
+                self.task.reduce(scores(out), y)
+                for out, y in zip(self._outputs(params, buffers), self._targets(), strict=True)
+            ]
         return self._start_metrics(torch.cat(parts), timer)
 
     def evaluate_many(
@@ -92,9 +117,10 @@ class TestSet:
             return [e for group in groups for e in self.evaluate_many(models[group], scores[group])]
         parts: list[list[Tensor]] = [[] for _ in models]
         with torch.no_grad():
-            for outs in self._outputs_of_many(models):
+            count = 1 if self._same_body(models) else len(models)
+            for outs, y in zip(self._outputs_of_many(models), self._targets(count), strict=True):
                 for part, out, score in zip(parts, outs, scores, strict=True):
-                    part.append(score(out))
+                    part.append(self.task.reduce(score(out), y))
         return [
             self._start_metrics(torch.cat(part), DeviceTimer(self.context.device)).wait() for part in parts
         ]
@@ -122,11 +148,15 @@ class TestSet:
 
     def _same_body(self, models: Sequence[tuple[Tensors, Tensors]]) -> bool:
         network, (params, buffers) = self.context.network, models[0]
-        head = network.head.names
-        return not network.head_is_shared and all(
-            all(p[k] is v for k, v in params.items() if k not in head)
-            and all(b[k] is v for k, v in buffers.items())
-            for p, b in models[1:]
+        head = network.head.names if network.has_head else ()
+        return (
+            network.vector_features
+            and not network.head_is_shared
+            and all(
+                all(p[k] is v for k, v in params.items() if k not in head)
+                and all(b[k] is v for k, v in buffers.items())
+                for p, b in models[1:]
+            )
         )
 
     def _outputs(self, params: Tensors, buffers: Tensors) -> Iterator[Output]:
@@ -141,8 +171,14 @@ class TestSet:
                 yield network.apply(params, buffers, network.to_fast_layout(x))
 
     def _inputs(self, models: int = 1) -> Iterator[Tensor]:
-        batch = max(128, self.context.evaluation_batch // models)
-        return (self.preprocess(x, dtype=self.context.dtype) for x in torch.split(self.x, batch))
+        batches = torch.split(self.x, self._batch_size(models))
+        return (self.preprocess(x, dtype=self.context.dtype) for x in batches)
+
+    def _targets(self, models: int = 1) -> Sequence[Tensor]:
+        return torch.split(self.y, self._batch_size(models))
+
+    def _batch_size(self, models: int) -> int:
+        return max(128, self.context.evaluation_batch // models)
 
     @contextmanager
     def _recording_amax(self, x: Tensor) -> Iterator[None]:
@@ -152,37 +188,63 @@ class TestSet:
                 record_amax_bound(x.unsqueeze(0), self.largest)
             yield
 
-    def _start_metrics(self, scores: Tensor, timer: DeviceTimer) -> PendingEvaluation:
-        correct = scores.argmax(-1) == self.y
-        loss = F.cross_entropy(scores, self.y).double().view(1)
-        right = [
-            _correct_per_group(correct, self.y, len(self.class_counts)),
-            _correct_per_group(correct, self.domain, len(self.domain_counts)),
-        ]
-        numbers = torch.cat([loss, *right])  # copied to the host at once
-        if numbers.is_cuda:
-            numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(
-                numbers, non_blocking=True
+    def _start_metrics(self, kept: Tensor, timer: DeviceTimer) -> PendingEvaluation:
+        correct, weights = self.task.scores(kept, self.y), self.task.weights(kept, self.y)
+        numbers = [self.task.test_loss(kept, self.y).double().view(1)]
+        for values in (correct,) if weights is None else (correct, weights):
+            numbers += [_sum_per_group(values, group, groups) for group, groups in self.divisions]
+        together = torch.cat(numbers)  # copied to the host at once
+        if together.is_cuda:
+            together = torch.empty_like(together, device="cpu", pin_memory=True).copy_(
+                together, non_blocking=True
             )
         timer.stop()
-        return PendingEvaluation(self, numbers, correct, timer)
+        return PendingEvaluation(self, together, correct, weights, timer)
 
-    def evaluation(self, numbers: np.ndarray, correct: Tensor) -> Evaluation:
-        """The metrics from ``numbers``: the loss, then the correct samples by class and by domain."""
-        correct_by_class, correct_by_domain = np.split(numbers[1:], [len(self.class_counts)])
-        domains = _accuracy(correct_by_domain, self.domain_counts).tolist()
+    def evaluation(self, numbers: np.ndarray, correct: Tensor, weights: Tensor | None) -> Evaluation:
+        """The metrics from ``numbers``: the loss, then the sums of scores and weights by class and by group."""
+        right, total = numbers[1 : 1 + len(self.sizes)], self.sizes
+        if weights is not None:
+            total = numbers[1 + len(self.sizes) :]
+        classes = len(self.class_counts)
+        means = _accuracy(right, total)
+        by_group, at = {}, classes
+        for name, group in self.groups.items():
+            by_group[name] = dict(zip(group.names, means[at : at + len(group.names)].tolist(), strict=True))
+            at += len(group.names)
         return Evaluation(
-            float(correct_by_class.sum() / len(self)),
+            float(_accuracy(right[:classes].sum(), total[:classes].sum())),
             float(numbers[0]),
-            _accuracy(correct_by_class, self.class_counts),
-            dict(zip(self.domains, domains, strict=False)),  # empty without domain names
+            means[:classes],
+            by_group,
             correct,
+            weights,
         )
 
     def class_accuracy_within(self, whole: Evaluation) -> np.ndarray:
         """Class accuracy ``[C]`` on this subset, from an evaluation on the whole test set."""
-        right = _correct_per_group(whole.correct[self.indices], self.y, len(self.class_counts))
-        return _accuracy(right.cpu().numpy(), self.class_counts)
+        classes = len(self.class_counts)
+        right = _sum_per_group(whole.correct[self.indices], self.strata, classes)
+        if whole.weights is None:
+            return _accuracy(right.cpu().numpy(), self.class_counts)
+        total = _sum_per_group(whole.weights[self.indices], self.strata, classes)
+        return _accuracy(right.cpu().numpy(), total.cpu().numpy())
+
+    def measured(self, score: Any) -> Any:
+        """A score as its metric is recorded: errors are positive."""
+        return -score if self.task.less_is_better else score
+
+    def record(self, model: Evaluation) -> dict[str, Any]:
+        """The entries of a round's record: the loss, and the score, such as ``accuracy``, by class and group too."""
+        name = self.task.score
+        record = {
+            name: self.measured(model.accuracy),
+            "loss": model.loss,
+            f"class_{name}": self.measured(model.class_accuracy).tolist(),
+        }
+        for group, scores in model.group_accuracy.items():
+            record[f"{group}_{name}"] = {one: self.measured(score) for one, score in scores.items()}
+        return record
 
 
 class DeviceTimer:
@@ -216,6 +278,7 @@ class PendingEvaluation:
     test: TestSet
     numbers: Tensor
     correct: Tensor
+    weights: Tensor | None
     timer: DeviceTimer
     seconds: float = 0.0
 
@@ -224,17 +287,17 @@ class PendingEvaluation:
     def wait(self) -> Evaluation:
         """Wait for the test; returns its metrics."""
         self.seconds = self.timer.wait()
-        return self.test.evaluation(self.numbers.numpy(), self.correct)
+        return self.test.evaluation(self.numbers.numpy(), self.correct, self.weights)
 
 
-def _correct_per_group(correct: Tensor, group: Tensor, groups: int) -> Tensor:
-    """The number of correct samples in each group: ``[G]``."""
-    counts = torch.zeros(groups, dtype=torch.float64, device=correct.device)
-    return counts.index_add_(0, group, correct.double())
+def _sum_per_group(values: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The sum of the samples' values in each group: float64 ``[G]``."""
+    sums = torch.zeros(groups, dtype=torch.float64, device=values.device)
+    return sums.index_add_(0, group, values.double())
 
 
 def _accuracy(right: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """The fraction of correct samples in each group, NaN for groups without samples."""
+    """The mean score in each group, NaN for groups without samples."""
     return np.where(total > 0, right / np.maximum(total, 1), np.nan)
 
 

@@ -90,7 +90,7 @@ def _local_engine(
             f"vectorized engine has {', '.join(OPTIMIZERS)}"
         )
     if name == "vectorized" or (name == "auto" and not large_steps and not own):
-        pad = respects_mask(method)
+        pad = respects_mask(method) and context.task.own_loss is None
         if not pad:  # Holdfast's kernels would be compiled for every size of a batch
             context.network.own_kernels = False
         reason = _vmap_error(context, data, width, lanes)

@@ -82,25 +82,29 @@ class LocalRecords:
             return record
         counts = np.stack(self.label_counts)
         local = np.stack([e.class_accuracy for e in self.tested])
-        before = self.loop.local_test_accuracy
+        before, score = self.loop.local_test_accuracy, self.loop.context.task.score
+        measured = self.loop.local_test.measured  # errors are positive in records
         inside, outside = metrics.in_out_local_accuracy(local, counts)
-        by_domain = {
-            name: [e.domain_accuracy[name] for e in self.tested] for name in self.tested[0].domain_accuracy
+        by_group = {
+            f"{group}_{score}": {
+                name: [measured(e.group_accuracy[group][name]) for e in self.tested] for name in names
+            }
+            for group, names in self.tested[0].group_accuracy.items()
         }
+        overall = [measured(e.accuracy) for e in self.tested]
         record |= {
-            "locals": {"class_accuracy": local.tolist(), "accuracy": [e.accuracy for e in self.tested]}
-            | ({"domain_accuracy": by_domain} if by_domain else {}),
-            "local_in": np.asarray(inside).tolist(),
-            "local_out": np.asarray(outside).tolist(),
+            "locals": {f"class_{score}": measured(local).tolist(), score: overall} | by_group,
+            "local_in": measured(np.asarray(inside)).tolist(),
+            "local_out": measured(np.asarray(outside)).tolist(),
             "weight_divergence": torch.stack(self.divergence).tolist(),
         }
         if before is not None:
-            record["locals"]["global_before"] = before.tolist()
+            record["locals"]["global_before"] = measured(before).tolist()
             record["local_forgetting"] = metrics.local_forgetting(before, local).tolist()
             record["distribution_distance"] = metrics.distribution_distance(before, counts).tolist()
             global_in, global_out = metrics.in_out_local_accuracy(
                 np.broadcast_to(before, local.shape), counts
             )
-            record["in_local"] = float(np.average(global_in, weights=weights))
-            record["out_local"] = float(np.average(global_out, weights=weights))
+            record["in_local"] = measured(float(np.average(global_in, weights=weights)))
+            record["out_local"] = measured(float(np.average(global_out, weights=weights)))
         return record

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from holdfast import metrics
 from holdfast.engine.clients import ClientResult
@@ -33,23 +32,26 @@ class Probe:
 
     def add(self, result: ClientResult, x: Tensor, y: Tensor) -> None:
         """Add a trained client; ``x`` and ``y`` are all its training samples."""
+        network = self.context.network
         self.clients.append(result.client)
         self.label_counts.append(result.label_counts)
         self.features.append(self._features(result.params, result.buffers))
-        change = [result.params[k] - self.sent.params[k] for k in self.context.network.head.names]
-        self.updates.append(
-            torch.cat([c.reshape(self.context.num_classes, -1) for c in change], 1).cpu().numpy()
-        )
+        if network.has_head:
+            change = [result.params[k] - self.sent.params[k] for k in network.head.names]
+            updates = torch.cat([c.reshape(network.num_outputs or 1, -1) for c in change], 1)
+            self.updates.append(updates.cpu().numpy())
         self.gradients.append(self._gradient(x, y).cpu())
 
     def record(self, server: Server) -> dict[str, Any]:
         """The metrics of the round; ``server`` holds the model after aggregation."""
-        labels = self.batch.y.cpu().numpy()
+        diversity = {"gradient_diversity": metrics.gradient_diversity([g.numpy() for g in self.gradients])}
+        if not self.context.network.has_head:
+            return diversity
+        labels = self.batch.strata.cpu().numpy()
         local = np.stack(self.features)
         aligned = [metrics.neuron_alignment(self.before, f, labels) for f in local]
         after = self._features(server.params, server.buffers)
-        return {
-            "gradient_diversity": metrics.gradient_diversity([g.numpy() for g in self.gradients]),
+        return diversity | {
             "alignment": {
                 "local": float(np.mean(aligned)),
                 "global": metrics.neuron_alignment(self.before, after, labels),
@@ -59,11 +61,16 @@ class Probe:
             "classifier_similarity": metrics.classifier_update_similarity(np.stack(self.updates)),
         }
 
-    def projection(self) -> dict[str, Any]:
-        """For the report: a t-SNE projection of features, by class and client, and histograms of pair cosines."""
+    def projection(self) -> dict[str, Any] | None:
+        """For the report: a t-SNE projection of features, by class and client, and histograms of pair cosines.
+
+        None for a model without features.
+        """
+        if not self.context.network.has_head:
+            return None
         from sklearn.manifold import TSNE
 
-        labels = self.batch.y.cpu().numpy()
+        labels = self.batch.strata.cpu().numpy()
         owned = np.stack(self.label_counts) > 0
         local = np.stack(self.features)  # [K, N, d]
         positive, negative = metrics.pair_similarity(local, labels, owned)
@@ -95,6 +102,6 @@ class Probe:
         total = torch.zeros((), dtype=self.context.dtype, device=self.context.device)
         for part, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
             out = self.context.network.apply(params, self.sent.buffers, part)
-            total = total + F.cross_entropy(out.logits, labels, reduction="sum")
+            total = total + self.context.task.batch_loss(out.logits, labels) * len(labels)
         grads = torch.autograd.grad(total / len(y), list(params.values()), materialize_grads=True)
         return torch.cat([g.flatten() for g in grads])

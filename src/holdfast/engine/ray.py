@@ -52,6 +52,7 @@ class Setup:
     context: RunContext
     x: np.ndarray
     labels: np.ndarray
+    targets: np.ndarray
     preprocess: Preprocess
     settings: Settings
     sizes: np.ndarray
@@ -95,8 +96,9 @@ def make_engine(setup: Setup) -> Any:
     choose_precision("tf32" if setup.tf32 else "float32", context.device)  # as in the main process
     data = DeviceData(
         _tensor(setup.x, context.device),
-        _tensor(setup.labels, context.device),
+        _tensor(setup.targets, context.device),
         setup.labels,
+        setup.targets,
         setup.preprocess,
         context.dtype,
     )
@@ -245,6 +247,7 @@ class RayEngine:
                 move_context(worker_context, torch.device("cpu")),
                 data.x.cpu().numpy(),
                 data.labels,
+                data.targets,
                 data.preprocess,
                 replace(settings, deadline=None),
                 sizes,

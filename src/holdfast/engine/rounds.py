@@ -72,7 +72,8 @@ class RoundLoop:
             self.sampler = ClientSampler(federation, settings, privacy.rate, privacy.secret)
         state = tensors_only(method.init_server_state(context), method.name, "init_server_state")
         self.server = Server(dict(context.network.params), dict(context.network.buffers), state)
-        self.last_class_accuracy: np.ndarray | None = None  # [C] accuracy by class of the model last tested
+        # [C] accuracy (or the task's score) by class of the model last tested
+        self.last_class_accuracy: np.ndarray | None = None
         self.local_test_accuracy: np.ndarray | None = None  # of the current global model, on `local_test`
         self.probe_features: dict[str, Any] | None = None  # of the last probe, for the report
         # A reference to the loop would keep a run's tensors alive until Python collects cycles.
@@ -159,7 +160,7 @@ class RoundLoop:
         if testing is not None:
             record |= self._compare_with_last(testing.wait())
             if "locals" in record and self.local_test_accuracy is not None:
-                record["locals"]["global_after"] = self.local_test_accuracy.tolist()
+                record["locals"]["global_after"] = self.local_test.measured(self.local_test_accuracy).tolist()
             tested += testing.seconds
         else:
             self.local_test_accuracy = None  # outdated: the next round tests the model that it sends
@@ -234,7 +235,7 @@ class RoundLoop:
 
     def evaluate_final(self) -> dict[str, Any]:
         """Test the model that a method has changed after the last round."""
-        return _evaluation_record(self.evaluate_global())
+        return self.test.record(self.evaluate_global())
 
     def _test_last_model(self) -> None:
         """Start the test of the last round's model, unless it has started."""
@@ -247,7 +248,7 @@ class RoundLoop:
 
     def _compare_with_last(self, now: Evaluation) -> dict[str, Any]:
         """The metrics of a new global model, and its forgetting since the last test."""
-        record = _evaluation_record(now)
+        record = self.test.record(now)
         if self.last_class_accuracy is not None:
             both = np.stack([self.last_class_accuracy, now.class_accuracy])
             record["forgetting"] = float(metrics.round_forgetting(both)[0])
@@ -282,8 +283,3 @@ def evaluated_model(method: Method, server: Server) -> tuple[Tensors, Tensors]:
     """The parameters and the buffers of the model that is tested as the global one and handed out at the end."""
     model = {**server.buffers, **(server.params if server.final else method.eval_params(server))}
     return {k: model[k] for k in server.params}, {k: model[k] for k in server.buffers}
-
-
-def _evaluation_record(model: Evaluation) -> dict[str, Any]:
-    record = {"accuracy": model.accuracy, "loss": model.loss, "class_accuracy": model.class_accuracy.tolist()}
-    return record | ({"domain_accuracy": model.domain_accuracy} if model.domain_accuracy else {})

@@ -13,12 +13,16 @@ from holdfast.data.dataset import Dataset
 from holdfast.engine.clients import DeviceData
 from holdfast.methods.context import RunContext
 from holdfast.models.network import Network
+from holdfast.tasks.base import Task
 
 
 def device_data(dataset: Dataset, device: torch.device, dtype: torch.dtype) -> DeviceData:
     """The training samples of a data set on a device."""
     x, y, _, _ = dataset.on(device)
-    return DeviceData(x, y, dataset.y_train.numpy(), dataset.preprocess, dtype)
+    targets = dataset.y_train
+    if y.is_floating_point():
+        y, targets = y.to(dtype), targets.to(dtype)
+    return DeviceData(x, y, dataset.strata_train, targets.numpy(), dataset.preprocess, dtype)
 
 
 def make_run_context(
@@ -33,6 +37,7 @@ def make_run_context(
     draw_one_of_each: Callable[[], np.ndarray],
     stages: int,
     read: Callable[[np.ndarray], tuple[Tensor, Tensor]],
+    task: Task,
 ) -> RunContext:
     """The `RunContext` of a run.
 
@@ -66,4 +71,5 @@ def make_run_context(
         draw_one_of_each=draw_one_of_each,
         stages=stages,
         read=read,
+        task=task,
     )

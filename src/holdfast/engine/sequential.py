@@ -130,7 +130,8 @@ class SequentialEngine:
                 for name, weights in prepared.teachers.items()
             }
         epoch = torch.tensor(int(plan.epoch[index]), device=device)
-        return Batch(x, prepared.client.y[device_rows], epoch, None, teacher, table)
+        y = prepared.client.y[device_rows]
+        return Batch(x, y, epoch, None, teacher, table, self.context.task)
 
     def _teacher_output(self, weights: Tensors, prepared: PreparedClient, x: Tensor) -> Output:
         with torch.no_grad():

@@ -119,7 +119,7 @@ class Population:
             raise HoldfastError(f"{path} is damaged: it does not describe a population ({error})") from None
 
     def federation(self, dataset: Dataset, schedule: StageSchedule | None) -> Federation:
-        """A federation whose clients' samples have labels but no content.
+        """A federation whose clients' samples have classes, but neither content nor targets.
 
         ``dataset`` is the server's. The sample ids are, in this order: its training samples, which are public; two
         samples, all of whose values are the smallest and the largest possible; and the clients' samples, by client,
@@ -131,11 +131,13 @@ class Population:
         )
         cells = np.tile(np.arange(self.counts.shape[2]), self.counts.shape[0] * self.counts.shape[1])
         client_labels = np.repeat(cells, self.counts.ravel())
-        labels = np.concatenate([dataset.y_train.numpy(), [0, 0], client_labels]).astype(np.int64)
+        labels = np.concatenate([dataset.strata_train, [0, 0], client_labels]).astype(np.int64)
+        unknown = dataset.y_train.new_zeros((2 + len(client_labels), *dataset.y_train.shape[1:]))
         labelled = replace(
             dataset,
             x_train=torch.cat([dataset.x_train, extremes]),
-            y_train=torch.from_numpy(labels),
+            y_train=torch.cat([dataset.y_train, unknown]),
+            given_strata=labels,
             groups={},
         )
         sizes = self.counts.sum(2).ravel()

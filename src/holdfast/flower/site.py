@@ -133,7 +133,7 @@ def samples(app: FlowerApp, app_config: AppConfig, message: Message, node: Confi
         raise HoldfastError(
             "the server requests several samples of one class; a site sends at most one of each"
         )
-    labels, chosen = site.dataset.y_train.numpy(), []
+    labels, chosen = site.dataset.strata_train, []
     for client, stage, label, rank in positions:
         ids = replace(site.federation, cumulative=False).client(site.local_index[client], stage)
         chosen.append(ids[labels[ids] == label][rank])
@@ -177,7 +177,7 @@ class RoundWork:
         device = choose_device(str(node.get("device", "auto")))
         dtype = choose_precision(app_config.described["precision"], device)
         network = build_network(
-            app_config.model(), dataset.shape, dataset.num_classes, settings.seed, device, dtype,
+            app_config.model(), dataset.shape, dataset.num_outputs, settings.seed, device, dtype,
             app_config.described["classifier"], app_config.described["batchnorm"],
         )  # fmt: skip
         dataset = fit_samples(network, dataset)
@@ -194,6 +194,7 @@ class RoundWork:
             draw_one_of_each=lambda: np.full(dataset.num_classes, -1, np.int64),
             stages=request.stages,
             read=_no_samples,
+            task=dataset.task,
         )
         if settings.dp is not None:
             self.context = replace(self.context, class_counts=WithheldCounts.like(self.context.class_counts))

@@ -30,6 +30,7 @@ class Balanced(Method):
     card: ClassVar[Card] = Card(
         when="clients hold several classes in unequal numbers and the global model is tested on all classes equally",
     )
+    needs_classes: ClassVar[bool] = True
 
     tau: NonNegative = 1.0  # τ: strength of the adjustment; 0 is cross-entropy
     floor: PositiveFraction = 1e-8  # smallest frequency of a class, for those that a client lacks

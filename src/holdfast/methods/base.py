@@ -42,8 +42,9 @@ from holdfast.core.spec import validate_fields
 from holdfast.core.trees import Tensors as Tensors
 from holdfast.core.trees import Tree as Tree
 from holdfast.methods.card import Card
-from holdfast.methods.functional import cross_entropy
 from holdfast.models.network import Output
+from holdfast.tasks.base import Task
+from holdfast.tasks.classes import Multiclass
 
 if TYPE_CHECKING:
     from holdfast.methods.context import Client, RunContext
@@ -59,11 +60,12 @@ class Batch:
     """
 
     x: Tensor  # [B, ...] the model's input
-    y: Tensor  # [B] int64 labels
+    y: Tensor  # [B, ...] targets: int64 labels [B] for a multiclass task
     epoch: Tensor  # scalar: the local epoch, from 0
     mask: Tensor | None = None
     teacher: Mapping[str, Output] = field(default_factory=dict)
     table: Mapping[str, Tensor] = field(default_factory=dict)
+    task: Task = field(default_factory=Multiclass)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of one value a sample, ``[B]``, over the real samples."""
@@ -138,6 +140,10 @@ class Method:
     """Whether ``perturb``, if the method overrides it, needs a gradient, and so each step a second pass."""
     needs_public: ClassVar[bool] = False
     """Whether the server learns from a public set."""
+    needs_classes: ClassVar[bool] = False
+    """Whether it needs a multiclass task: labels ``batch.y`` and one logit for each class."""
+    needs_features: ClassVar[bool] = False
+    """Whether it reads the features or the classifier, and so needs a model that ends in a Linear layer."""
     holdout: ClassVar[float] = 0.0
     """The share of a client's samples that is kept out of its training, as ``client.heldout``."""
     assumes_sgd: ClassVar[str] = ""
@@ -210,8 +216,8 @@ class Method:
         return None
 
     def task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
-        """The loss of the learning task: cross-entropy."""
-        return batch.mean(cross_entropy(out.logits, batch.y))
+        """The loss of the learning task: cross-entropy for classes."""
+        return batch.task.batch_loss(out.logits, batch.y, batch.mask)
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
         """The method's own term, added to ``task_loss``; None for none."""
@@ -295,11 +301,11 @@ class Method:
         return server.params
 
     def global_logits(self, out: Output, server: Server) -> Tensor:
-        """The global model's scores ``[B, C]`` from its outputs."""
+        """The global model's scores, such as logits ``[B, C]``, from its outputs."""
         return out.logits
 
     def personal_logits(self, out: Output, state: Tree) -> Tensor:
-        """A client's scores ``[B, C]`` from its trained model's outputs and its state."""
+        """A client's scores, such as logits ``[B, C]``, from its trained model's outputs and its state."""
         return out.logits
 
     def prototype_logits(self, out: Output, server: Server) -> Tensor:
@@ -325,6 +331,22 @@ class Method:
     def prepare(self, context: RunContext) -> Self:
         """Validation against the run before training: raises if the method cannot run on it."""
         return self
+
+
+def check_task(method: Method, context: RunContext) -> None:
+    """Raise if a method needs classes, features or a classifier, and the task or the model has none."""
+    parts = getattr(method, "parts", (method,))
+    for part in parts:
+        if part.needs_classes and context.task.name != "multiclass":
+            raise HoldfastError(
+                f"{part.name} needs classes, with one output of the model for each; the task is '{context.task.name}': "
+                "use a method that does not, such as fedavg, fedprox, scaffold or feddyn, or task='multiclass'"
+            )
+        if part.needs_features and not context.network.has_head:
+            raise HoldfastError(
+                f"{part.name} reads the features of the model, the inputs of its last torch.nn.Linear layer, and this "
+                "model has no such layer at its end; end it with one, or use a method such as fedavg or fedprox"
+            )
 
 
 def own_classes(kind: type[Method]) -> list[type[Method]]:

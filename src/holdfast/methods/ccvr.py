@@ -36,6 +36,8 @@ class CCVR(Method):
         server="after the last round, trains the classifier on features drawn from each class's Gaussian",
         uploads="after the last round, the number, sum and second moment of each class's features",
     )
+    needs_classes: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
 
     draws: PositiveCount = 200  # M: virtual features of each class
     epochs: Count = 10  # of the classifier's training

@@ -14,6 +14,8 @@ from torch import Tensor
 from holdfast.core.device import gpu_share_bytes
 from holdfast.core.random import generator
 from holdfast.models.network import Network, Output
+from holdfast.tasks.base import Task
+from holdfast.tasks.classes import Multiclass
 
 if TYPE_CHECKING:
     from holdfast.methods.base import Tensors, Tree
@@ -27,9 +29,9 @@ class RunContext:
     """The properties of a run that are the same for all clients and rounds."""
 
     network: Network
-    num_classes: int
+    num_classes: int  # C: of strata, which are the classes where there are any
     num_clients: int  # N: all registered clients
-    class_counts: Tensor  # [C] samples of each class over all clients
+    class_counts: Tensor  # [C] samples of each class (stratum) over all clients
     rounds: int
     local_epochs: int  # E: epochs of a client in a round
     seed: int
@@ -43,10 +45,11 @@ class RunContext:
     lowest: Tensor  # [1, ...] the model's input for the smallest possible pixel value
     highest: Tensor  # [1, ...] the model's input for the largest possible pixel value
     public_x: Tensor  # [P, ...] the server's public samples, preprocessed (P may be 0)
-    public_y: Tensor  # [P]
+    public_y: Tensor  # [P, ...]
     draw_one_of_each: Callable[[], np.ndarray]
     read: Callable[[np.ndarray], tuple[Tensor, Tensor]]  # training samples and labels by id
     stages: int = 1  # number of tasks of every client, for streams
+    task: Task = field(default_factory=Multiclass)
 
     @cached_property
     def one_of_each(self) -> np.ndarray:
@@ -88,14 +91,15 @@ class Client:
     stage: int  # index of the client's task, for streams; 0 otherwise
     read: Callable[[np.ndarray], Tensor]  # training samples by id, preprocessed, not augmented
     ids: np.ndarray  # [n] the samples it trains on
-    labels: np.ndarray  # [n] their labels
+    labels: np.ndarray  # [n] their classes (strata)
+    targets: np.ndarray  # [n, ...]
     local_epochs: int
     steps: int  # K: optimiser steps of this round
     lr: float  # η_t of this round
     global_params: Tensors  # w^{t-1}, the received parameters
     buffers: Tensors  # the client's current buffers of the model
     heldout_ids: np.ndarray  # samples excluded from training; empty unless the method sets ``holdout``
-    heldout_labels: np.ndarray
+    heldout_targets: np.ndarray
     notes: Tree = field(default_factory=dict)  # values kept for ``client_final``, by method
 
     @property
@@ -105,12 +109,12 @@ class Client:
 
     @cached_property
     def y(self) -> Tensor:
-        """The labels of its training samples, ``[n]``."""
-        return torch.from_numpy(self.labels).to(self.context.device)
+        """The targets of its training samples, ``[n, ...]``: labels ``[n]`` for a multiclass task."""
+        return torch.from_numpy(self.targets).to(self.context.device)
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """n_k^c: the number of its training samples of each class, ``[C]``."""
+        """n_k^c: the number of its training samples of each class (stratum), ``[C]``."""
         counts = np.bincount(self.labels, minlength=self.context.num_classes)
         return torch.from_numpy(counts).to(self.context.device, self.context.dtype)
 
@@ -126,8 +130,8 @@ class Client:
 
     @cached_property
     def heldout_y(self) -> Tensor:
-        """The labels of those samples."""
-        return torch.from_numpy(self.heldout_labels).to(self.context.device)
+        """The targets of those samples."""
+        return torch.from_numpy(self.heldout_targets).to(self.context.device)
 
     @cached_property
     def owned(self) -> Tensor:

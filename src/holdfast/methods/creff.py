@@ -38,6 +38,8 @@ class CReFF(Method):
         server="100 gradient steps on the synthetic features, then 300 epochs of training the classifier on them",
         uploads="the classifier's gradient for each of its classes, and so which classes it holds",
     )
+    needs_classes: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
 
     features: PositiveCount = 100  # federated features of each class
     images: PositiveCount = 32  # largest number of real samples of a class in one draw

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from holdfast.core.spec import NonNegative, PositiveCount, PositiveFraction
 from holdfast.methods.base import Method, Tensors, Tree
@@ -71,7 +70,7 @@ class FedALA(Method):
                 leaves = {k: mixed[k].requires_grad_() for k in old}
                 with torch.enable_grad():
                     logits = context.network.apply(mixed, client.buffers, client.x[rows]).logits
-                    loss = F.cross_entropy(logits, client.y[rows])
+                    loss = context.task.batch_loss(logits, client.y[rows])
                 grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
                 weights = {
                     k: (weights[k] - self.eta * grad * (sent[k] - old[k])).clamp(0, 1)

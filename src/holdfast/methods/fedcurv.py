@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.nn import functional as F
 
 from holdfast.core.spec import NonNegative
 from holdfast.methods.base import Local, Method, Server, Tensors, Tree, Upload
@@ -80,7 +79,7 @@ class FedCurv(Method):
         network, buffers = client.context.network, client.buffers
 
         def loss(w: Tensors, x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(network.pure(w, buffers, x, train=False)[0].logits, y)
+            return client.context.task.batch_loss(network.pure(w, buffers, x, train=False)[0].logits, y)
 
         batch_gradients = vmap(grad(loss), in_dims=(None, 0, 0))
         size, most, x, y = 1, client.samples, client.x, client.y
@@ -98,7 +97,9 @@ class FedCurv(Method):
         for start, end in pairwise([*starts, most]):
             length = min(size, end - start)
             found = batch_gradients(
-                params, x[start:end].view(-1, length, *x.shape[1:]), y[start:end].view(-1, length)
+                params,
+                x[start:end].view(-1, length, *x.shape[1:]),
+                y[start:end].view(-1, length, *y.shape[1:]),
             )
             for k, g in found.items():
                 total[k] += g.square().sum(0)

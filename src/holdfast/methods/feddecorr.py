@@ -27,6 +27,7 @@ class FedDecorr(Method):
     card: ClassVar[Card] = Card(
         when="strong label skew leaves the features few effective dimensions, and the classifier's input is wide",
     )
+    needs_features: ClassVar[bool] = True
 
     beta: NonNegative = 0.1  # β: weight of the penalty
 

@@ -31,6 +31,7 @@ class FedDF(Method):
         when="the server has unlabelled public data similar to the clients'",
         server="forward passes of all participants' models over the public set, then training on it with Adam",
     )
+    needs_classes: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     keeps_uploads: ClassVar[bool] = True
 

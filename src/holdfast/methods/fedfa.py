@@ -43,6 +43,8 @@ class FedFA(Method):
         client="no extra pass; after each step, a step of the classifier on one anchor for each class",
         uploads="the change of its classes' anchors, and so which classes it holds",
     )
+    needs_classes: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
 
     mu: NonNegative = 0.1  # μ: weight of L_fa
     lam: Fraction = 0.5  # λ: weight of the old anchor in an epoch's update

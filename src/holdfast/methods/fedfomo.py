@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from holdfast.core.spec import PositiveCount
 from holdfast.methods.base import Method, Server, Tensors, Tree, Upload
@@ -98,8 +97,8 @@ class FedFomo(Method):
 
 
 def _error(params: Tensors, client: Client) -> Tensor:
-    """The held-out cross-entropy."""
-    return F.cross_entropy(client.forward(params, client.heldout_x).logits, client.heldout_y)
+    """The task's loss on the held-out samples."""
+    return client.context.task.batch_loss(client.forward(params, client.heldout_x).logits, client.heldout_y)
 
 
 def _distance(a: Tensors, b: Tensors) -> Tensor:

@@ -52,6 +52,7 @@ class FedKA(Method):
         uploads="one raw training sample of each class, once, from a client to all (unless `shared` is "
         "public)",
     )
+    needs_classes: ClassVar[bool] = True
 
     beta: NonNegative = 0.001  # β: strength of distillation
     gamma: PositiveFraction = 0.05  # γ: smallest share of a client's samples of a dominant class

@@ -30,6 +30,7 @@ class FedLC(Method):
     card: ClassVar[Card] = Card(
         when="clients lack many classes, whose logits local training would otherwise push down",
     )
+    needs_classes: ClassVar[bool] = True
 
     tau: NonNegative = 1.0  # τ: size of the margins
 

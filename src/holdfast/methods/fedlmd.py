@@ -32,6 +32,7 @@ class FedLMD(Method):
         when="label skew makes local training forget the classes of which a client has few samples or none",
         client=GLOBAL_TEACHER,
     )
+    needs_classes: ClassVar[bool] = True
     teachers: ClassVar[tuple[str, ...]] = ("global",)
 
     beta: NonNegative = 1.0  # β: weight of the distillation term

@@ -50,6 +50,8 @@ class FedMLP(Method):
         server="clusters at most one prototype for each class",
         uploads=CLASS_MEANS,
     )
+    needs_classes: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
 
     alpha: NonNegative = 1.0  # α: weight of L_S
     smooth_l1: Literal["mean", "sum"] = "mean"

@@ -27,6 +27,7 @@ class FedNTD(Method):
         "or kept",
         client=GLOBAL_TEACHER,
     )
+    needs_classes: ClassVar[bool] = True
     teachers: ClassVar[tuple[str, ...]] = ("global",)
 
     beta: NonNegative = 1.0  # β: weight of the distillation term

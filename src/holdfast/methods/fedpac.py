@@ -42,6 +42,8 @@ class FedPAC(Method):
         server="solves a small quadratic programme for each participant; keeps every client's classifier",
         uploads="each class's feature sum and count, and the features' variance; its classifier is mixed into others'",
     )
+    needs_classes: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
     keeps_uploads: ClassVar[bool] = True
 
     lam: NonNegative = 1.0  # λ: weight of the alignment term

@@ -40,6 +40,8 @@ class FedProc(Method):
         client="a forward pass over its samples each round, for the prototypes",
         uploads="the sum of each class's features, and its label counts",
     )
+    needs_classes: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
 
     tau: Positive = 0.5  # τ: temperature
     lam: Fraction = 0.5  # λ: weight of the old prototype in a round's update

@@ -34,6 +34,8 @@ class FedProto(Method):
         when="weights must not be exchanged, or models are personal; the global model is weak",
         uploads=CLASS_MEANS,
     )
+    needs_classes: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
 
     lam: NonNegative = 1.0  # λ: weight of the prototype term
 

@@ -38,6 +38,7 @@ class FedReg(Method):
         client="20 forward and backward passes over its samples each round to generate samples; three gradients in "
         "each step",
     )
+    needs_classes: ClassVar[bool] = True
 
     gamma: Fraction = 0.5  # γ: the point at which g₁ is computed, from w_0 (0) to w (1)
     eta_s: NonNegative = 0.1  # η_s: step size for pseudo samples, in units of the model's input

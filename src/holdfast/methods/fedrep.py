@@ -25,6 +25,7 @@ class FedRep(Method):
     card: ClassVar[Card] = Card(
         when="every client has few classes and needs a model only for these",
     )
+    needs_features: ClassVar[bool] = True
 
     body_epochs: PositiveCount = 1  # E_φ: epochs that train the body
 

@@ -32,6 +32,8 @@ class FedRoD(Method):
         when="a global model and personal models are needed from the same training",
         client="no extra pass; after each step, a step of the personal classifier",
     )
+    needs_classes: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
 
     def init_client_state(self, client: Client) -> Tree:
         """The personal head: ``[C, d+1]``, with the bias as last column."""

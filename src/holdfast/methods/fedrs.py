@@ -26,6 +26,7 @@ class FedRS(Method):
     card: ClassVar[Card] = Card(
         when="clients lack classes, whose classifier rows local training would otherwise push down",
     )
+    needs_classes: ClassVar[bool] = True
 
     alpha: Fraction = 0.5  # α: factor of the logits of absent classes; 1 is cross-entropy
 

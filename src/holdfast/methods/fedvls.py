@@ -36,6 +36,7 @@ class FedVLS(Method):
         when="clients lack classes and hold others in very unequal numbers",
         client=GLOBAL_TEACHER,
     )
+    needs_classes: ClassVar[bool] = True
     teachers: ClassVar[tuple[str, ...]] = ("global",)
 
     lam: NonNegative = 0.1  # λ: weight of the distillation

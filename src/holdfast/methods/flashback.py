@@ -40,6 +40,7 @@ class Flashback(Method):
         server="forward passes of all participants' models over the public set, then SGD on it",
         uploads="its label counts",
     )
+    needs_classes: ClassVar[bool] = True
     keeps_uploads: ClassVar[bool] = True  # the server counts how often each client took part
 
     gamma: PositiveFraction = 0.1  # γ: share of μ_k that π gains from one participation

@@ -34,6 +34,7 @@ class Moon(Method):
         client="forward passes of two models over its samples each round, each step where inputs are "
         "augmented",
     )
+    needs_features: ClassVar[bool] = True
     teachers: ClassVar[tuple[str, ...]] = ("global", "previous")
 
     mu: NonNegative = 1.0  # μ: weight of the contrastive term

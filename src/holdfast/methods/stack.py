@@ -110,6 +110,14 @@ class Stack(Method):
         return any(part.needs_public for part in self.parts)
 
     @property
+    def needs_classes(self) -> bool:  # type: ignore[override]
+        return any(part.needs_classes for part in self.parts)
+
+    @property
+    def needs_features(self) -> bool:  # type: ignore[override]
+        return any(part.needs_features for part in self.parts)
+
+    @property
     def holdout(self) -> float:  # type: ignore[override]
         """The largest share of any part."""
         return max(part.holdout for part in self.parts)
@@ -324,7 +332,7 @@ def _part_batch(batch: Batch, part: Method) -> Batch:
     prefix = f"{part.name}:"
     teacher = {k.removeprefix(prefix): v for k, v in batch.teacher.items() if k.startswith(prefix)}
     table = {k.removeprefix(prefix): v for k, v in batch.table.items() if k.startswith(prefix)}
-    return Batch(batch.x, batch.y, batch.epoch, batch.mask, teacher, table)
+    return Batch(batch.x, batch.y, batch.epoch, batch.mask, teacher, table, batch.task)
 
 
 def _own(uploads: Sequence[Upload], part: Method) -> list[Upload]:

@@ -1,4 +1,4 @@
-"""Any torch classifier as a function of its weights that returns features and logits."""
+"""Any torch module as a function of its weights that returns its outputs and, if it has a classifier, features."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ BatchNormPolicy = Literal["average", "local", "drop"]
 class Output(NamedTuple):
     """A model's outputs for a batch: ``features`` [B, d] (the classifier's input) and ``logits`` [B, C].
 
+    ``logits`` are whatever the model returns: [B, T, V] for sequences, [B, 1] or [B] for one number. ``features`` are
+    [B, 0] if the model does not end in a Linear layer.
     ``extra`` holds the outputs for a method's extra inputs, if it has any.
     """
 
@@ -48,8 +50,8 @@ class Head:
         return nn.functional.linear(features, params[self.weight], bias)
 
 
-def find_classifier(net: nn.Module, layer: str | None) -> tuple[str, nn.Linear]:
-    """The classifier: the layer of that name, or the last Linear."""
+def find_classifier(net: nn.Module, layer: str | None) -> tuple[str, nn.Linear] | None:
+    """The classifier: the layer of that name, or the last Linear; None without one."""
     linears = {name: m for name, m in net.named_modules() if isinstance(m, nn.Linear)}
     if layer is not None:
         if layer not in linears:
@@ -57,12 +59,7 @@ def find_classifier(net: nn.Module, layer: str | None) -> tuple[str, nn.Linear]:
                 f"the model has no linear layer '{layer}'; its linear layers are: {', '.join(linears) or 'none'}"
             )
         return layer, linears[layer]
-    if not linears:
-        raise HoldfastError(
-            "the model has no torch.nn.Linear layer that can be its classifier (features in, logits out); "
-            "end it with one"
-        )
-    return list(linears.items())[-1]
+    return list(linears.items())[-1] if linears else None
 
 
 def _head(layer: str, linear: nn.Linear, params: Mapping[str, nn.Parameter]) -> Head:
@@ -135,24 +132,20 @@ class Network:
             whole_channels = type(dropout) is not nn.Dropout
             _replace(self.net, name, CounterDropout(float(dropout.p), number, whole_channels))
         self.dropouts = len(dropouts)
-        layer, linear = find_classifier(self.net, classifier)
         trained = {n: p for n, p in self.net.named_parameters() if p.requires_grad and n not in unused}
-        self._classifier, self.head = layer, _head(layer, linear, trained)
-        all_params = list(self.net.named_parameters(remove_duplicate=False))
-        head_ids = {id(p) for p in linear.parameters()}
-        uses = sum(id(p) in head_ids for _, p in all_params)
-        self.head_is_shared = uses > len(head_ids)  # another layer uses its parameters too
-        self.num_outputs = linear.out_features
         self.params = {name: p.detach().clone() for name, p in trained.items()}
-        if "weight" not in linear._parameters:
+        self._captured: list[Tensor] = []
+        self._classifier: str | None = None
+        self._head: Head | None = None
+        self.head_is_shared = True  # another layer uses its parameters too
+        self.num_outputs: int | None = None  # of the classifier
+        self.vector_features = True  # whether the classifier is applied to one vector a sample
+        found = find_classifier(self.net, classifier)
+        if found is not None:
+            self._set_head(*found, trained)
+        if not self.params:
             raise HoldfastError(
-                f"the weight of the model's classifier '{layer}' is computed from other parameters, as by weight "
-                "normalisation; methods need a plain torch.nn.Linear there"
-            )
-        if self.head.weight not in self.params:
-            raise HoldfastError(
-                f"the model's classifier '{layer}' requires no gradient, but every method trains it; call "
-                "requires_grad_(True) on it"
+                "the model has no parameter that requires a gradient, so there is nothing to train"
             )
         self.frozen = any(not p.requires_grad for p in self.net.parameters())
         self.buffers = {name: b.detach().clone() for name, b in self.net.named_buffers()}
@@ -160,9 +153,6 @@ class Network:
         self.kept_local = frozenset(
             n for n in [*self.params, *self.buffers] if prefixes and n.startswith(prefixes)
         )
-        self._captured: list[Tensor] = []
-        captured = self._captured  # shared with the functional copy, whose hooks are copied along
-        linear.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
         first = next(iter(self.params.values()))
         if kernels.unavailable(first.device, first.dtype) is not None:  # the kernels fuse ReLU and pooling
             pool_before_relu(self.net)
@@ -170,6 +160,43 @@ class Network:
         self.own_kernels = True  # whether lanes may use Holdfast's kernels, if they are available
         self.ignores_padding = True  # whether padding of a batch leaves the outputs of its samples unchanged
         self._lanes: nn.Module | None = None
+
+    def _set_head(self, layer: str, linear: nn.Linear, trained: Mapping[str, nn.Parameter]) -> None:
+        """Use a layer as the classifier."""
+        head = _head(layer, linear, trained)
+        if "weight" not in linear._parameters:
+            raise HoldfastError(
+                f"the weight of the model's classifier '{layer}' is computed from other parameters, as by weight "
+                "normalisation; methods need a plain torch.nn.Linear there"
+            )
+        if head.weight not in self.params:
+            raise HoldfastError(
+                f"the model's classifier '{layer}' requires no gradient, but every method trains it; call "
+                "requires_grad_(True) on it"
+            )
+        head_ids = {id(p) for p in linear.parameters()}
+        uses = sum(id(p) in head_ids for _, p in self.net.named_parameters(remove_duplicate=False))
+        self._classifier, self._head, self.num_outputs = layer, head, linear.out_features
+        self.head_is_shared = uses > len(head_ids)
+        captured = self._captured  # shared with the functional copy, whose hooks are copied along
+        linear.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the model ends in a Linear layer, whose inputs are its features."""
+        return self._head is not None
+
+    @property
+    def head(self) -> Head:
+        """The classifier's parameters; an error if the model does not end in a Linear layer."""
+        if self._head is None:
+            raise HoldfastError("the model does not end in a torch.nn.Linear layer, so it has no classifier")
+        return self._head
+
+    def drop_head(self) -> None:
+        """Treat the last Linear layer, which is not the model's last layer, like any other."""
+        self._classifier = self._head = self.num_outputs = None
+        self.head_is_shared = True
 
     @property
     def uses_kernels(self) -> bool:
@@ -188,7 +215,7 @@ class Network:
 
     def clone(self) -> Network:
         """A network with the same initial weights, for use in another thread."""
-        return Network(self._original, self._layer, self._batchnorm, self.unused)
+        return self._with_same_head(Network(self._original, self._layer, self._batchnorm, self.unused))
 
     def to(self, device: torch.device) -> Network:
         """A copy on a device that shares no memory with this one."""
@@ -196,6 +223,12 @@ class Network:
         copied.params = {name: p.to(device, copy=True) for name, p in self.params.items()}
         copied.buffers = {name: b.to(device, copy=True) for name, b in self.buffers.items()}
         copied.own_kernels, copied.ignores_padding = self.own_kernels, self.ignores_padding
+        return self._with_same_head(copied)
+
+    def _with_same_head(self, copied: Network) -> Network:
+        if not self.has_head:
+            copied.drop_head()
+        copied.vector_features = self.vector_features
         return copied
 
     def min_batchnorm_values(self, x: Tensor) -> int | None:
@@ -245,6 +278,9 @@ class Network:
 
     def _output(self, logits: Tensor) -> Output:
         """The logits with the features from which the classifier computed them."""
+        if self._classifier is None:
+            self._captured.clear()
+            return Output(logits.reshape(logits.shape[0], -1)[:, :0], logits)
         if not self._captured:
             raise HoldfastError(
                 f"the model does not call its layer '{self._classifier}', the last Linear (using its weight is not "

@@ -14,12 +14,12 @@ from holdfast.models.registry import ModelSpec
 
 
 def build_network(
-    model: ModelSpec | nn.Module, shape: tuple[int, ...], num_classes: int, seed: int, device: torch.device,
+    model: ModelSpec | nn.Module, shape: tuple[int, ...], num_outputs: int, seed: int, device: torch.device,
     dtype: torch.dtype, classifier: str | None, batchnorm: BatchNormPolicy,
 ) -> Network:  # fmt: skip
     """The network for samples of that ``shape``; a module of the user's own is copied."""
     if isinstance(model, ModelSpec):
-        return Network(model.build(shape, num_classes, seed).to(device, dtype), classifier, batchnorm)
+        return Network(model.build(shape, num_outputs, seed).to(device, dtype), classifier, batchnorm)
     net = copy.deepcopy(unwrap_module(model)).to(device, dtype)
     return Network(net, classifier, batchnorm, unused_parameters(net, shape, classifier))
 
@@ -70,7 +70,8 @@ def unused_parameters(module: nn.Module, shape: tuple[int, ...], classifier: str
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
             continue  # the first forward pass reports inputs that the model does not accept
         unused -= {name for name, grad in zip(params, grads, strict=True) if grad is not None}
-    head = {id(p) for p in find_classifier(trial, classifier)[1].parameters()}
+    found = find_classifier(trial, classifier)
+    head = set() if found is None else {id(p) for p in found[1].parameters()}
     return frozenset() if any(id(params[name]) in head for name in unused) else frozenset(unused)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.settings import Settings
-from holdfast.core.spec import named
+from holdfast.core.spec import either, named
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.engine.clients import DeviceData
@@ -83,15 +83,22 @@ def check_optimizer(method: Method, settings: Settings) -> None:
 
 
 def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
-    """Raise if a forward pass fails or does not return one logit for each class."""
-    if network.num_outputs != dataset.num_classes:
+    """Raise if a forward pass fails or does not return what the task needs, such as one logit for each class.
+
+    A last Linear layer that is not the model's last layer is not taken for its classifier.
+    """
+    wanted = dataset.num_outputs
+    if network.has_head and network.num_outputs != wanted:
         linears = [(name, m) for name, m in network.net.named_modules() if isinstance(m, nn.Linear)]
-        fitting = [name for name, linear in linears if linear.out_features == dataset.num_classes]
-        raise HoldfastError(
-            f"the model's last layer has {network.num_outputs} outputs, but {dataset.name} has "
-            f"{dataset.num_classes} classes; make them equal"
-            + (f", or say which layer is the classifier: classifier='{fitting[-1]}'" if fitting else "")
-        )
+        fitting = [name for name, linear in linears if linear.out_features == wanted]
+        if fitting or not _returns_what_the_task_needs(network, dataset, data):
+            what = f"{wanted} classes" if dataset.task.name == "multiclass" else f"task '{dataset.task.name}'"
+            raise HoldfastError(
+                f"the model's last layer has {network.num_outputs} outputs, but {dataset.name} has {what}"
+                + ("; make them equal" if dataset.task.name == "multiclass" else f", which needs {wanted}")
+                + (f", or say which layer is the classifier: classifier='{fitting[-1]}'" if fitting else "")
+            )
+        network.drop_head()
     try:
         out = network.apply(network.params, network.buffers, data.read(np.array([0])))
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
@@ -101,17 +108,32 @@ def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
             f"the model does not take samples of {dataset.name}, whose shape is {dataset.shape}: {first}{hint}"
         ) from None
     found = tuple(out.logits.shape) if isinstance(out.logits, Tensor) else named(out.logits)
-    if found != (1, dataset.num_classes):
+    shapes = [(1, *shape) for shape in dataset.output_shapes]
+    if found not in shapes:
+        what = ": a batch of logits, one per class"
+        if dataset.task.name != "multiclass":
+            what = f", as task '{dataset.task.name}' needs it"
         raise HoldfastError(
-            f"the model turns one sample into {found}; it must be (1, {dataset.num_classes}): "
-            "a batch of logits, one per class"
+            f"the model turns one sample into {found}; it must be {either(map(str, shapes))}{what}"
         )
+    network.vector_features = network.has_head and out.features.shape[-1] == network.head.features
+    if len(shapes[0]) > 2 or not network.has_head:
+        return
     if not _ends_with_its_classifier(network, out):
         text = (
-            "something follows the model's classifier, such as a softmax, which cross-entropy brings by itself; "
+            "something follows the model's classifier, such as a softmax, which the task's loss brings by itself; "
             "methods that apply the classifier themselves leave it out: end the model with it, or name it by classifier"
         )
         warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
+
+
+def _returns_what_the_task_needs(network: Network, dataset: Dataset, data: DeviceData) -> bool:
+    """Whether the model's outputs have the right shape, whatever its last Linear layer is."""
+    try:
+        out = network.apply(network.params, network.buffers, data.read(np.array([0])))
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, HoldfastError):
+        return False
+    return isinstance(out.logits, Tensor) and tuple(out.logits.shape[1:]) in dataset.output_shapes
 
 
 def _ends_with_its_classifier(network: Network, out: Output) -> bool:
@@ -119,7 +141,11 @@ def _ends_with_its_classifier(network: Network, out: Output) -> bool:
     if out.features.shape[-1] != network.head.features:
         return False
     alone = network.head.logits(network.params, out.features)
-    apart = (out.logits.log_softmax(-1) - alone.log_softmax(-1)).abs().max()
+    logits = out.logits.reshape(alone.shape)
+    if alone.shape[-1] > 1:
+        apart = (logits.log_softmax(-1) - alone.log_softmax(-1)).abs().max()
+    else:
+        apart = (logits - alone).abs().max()
     return bool(apart <= 1e-2 * alone.abs().max() + 1e-6)  # TF32 may round the two in different ways
 
 

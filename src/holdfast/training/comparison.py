@@ -321,7 +321,8 @@ def _finished(path: Path, experiment: Experiment, federation: Federation | None)
         ignored |= {*settings_with(Role.SOURCE, Role.FEDERATION)}
         there, here = there | {"hash": directory.experiment["hash"]}, here | {"hash": federation.hash}
     for key, value in here.items():
-        if key in ignored or is_same(there[key], value):
+        found = key == "task" and value is None  # then it is that of the data
+        if key in ignored or found or is_same(there[key], value):
             continue
         if changed := changed_code(there[key], value):
             raise HoldfastError(f"{path} holds a run with {changed} before it changed; choose another --out")

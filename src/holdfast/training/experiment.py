@@ -42,7 +42,17 @@ if TYPE_CHECKING:
     from holdfast.training.session import SubmitWrite
 
 MIXED_DIGITS = "mixed-digits"
-RUN_OPTIONS = ("classifier", "batchnorm", "engine", "device", "precision", "parallel_clients", "ray_address")
+RUN_OPTIONS = (
+    "task",
+    "loss",
+    "classifier",
+    "batchnorm",
+    "engine",
+    "device",
+    "precision",
+    "parallel_clients",
+    "ray_address",
+)
 """The settings besides the schedule that `holdfast.train` takes."""
 
 STREAM_OPTIONS = ("tasks_per_client", "chunks", "cumulative", "stage_classes", "joins", "leaves", "schedule")
@@ -68,6 +78,8 @@ class Experiment(ExperimentSettings):
         federation: a file written by ``holdfast partition --save``, instead of all of these from ``partition`` on.
         method: such as ``fedntd:beta=0.5`` or ``mine.py:Mine``, or a `Method`.
         model: such as ``mlp:64,64`` or ``net.py:make_net``, a module, or a function or class that makes one.
+        task: such as ``binary`` or ``regression:loss=huber``; by default that of the data set.
+        loss: a loss of the task, such as ``huber``.
         classifier: the name of the model's classifier layer, if it is not the last Linear.
         batchnorm: how BatchNorm is aggregated: ``average``, ``local`` or ``drop``.
         engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
@@ -86,6 +98,7 @@ class Experiment(ExperimentSettings):
         from holdfast.data.skew import FeatureSkew
         from holdfast.methods.registry import describe_method, method_from, parse_method
         from holdfast.models.registry import as_model, describe_model, model_from
+        from holdfast.tasks.registry import as_task, with_loss
         from holdfast.training.checks import check_method_kind
         from holdfast.updates.privacy import parse_dp
 
@@ -113,6 +126,9 @@ class Experiment(ExperimentSettings):
         self._set("model", _recorded(describe_model(model), model))
         if self.dp is not None:
             self._set("dp", parse_dp(self.dp).describe())
+        if self.task is not None:
+            self._set("task", _plain(with_loss(as_task(self.task), self.loss).describe()))
+            self._set("loss", None)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -326,6 +342,8 @@ class Experiment(ExperimentSettings):
                 device="cpu",
                 batchnorm=cast("BatchNormPolicy", self.batchnorm),
                 classifier=self.classifier,
+                task=self.task,
+                loss=self.loss,
             )
 
     @property

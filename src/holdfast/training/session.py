@@ -6,7 +6,7 @@ import json
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -37,7 +37,7 @@ from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.rounds import PendingRound, RoundLoop, evaluated_model
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.state_cache import StateCache
-from holdfast.methods.base import Method, Tree, check_public
+from holdfast.methods.base import Method, Tree, check_public, check_task
 from holdfast.methods.context import RunContext
 from holdfast.methods.registry import describe_method
 from holdfast.models.network import BatchNormPolicy
@@ -48,6 +48,7 @@ from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
 from holdfast.runs.directory import PROBE
 from holdfast.runs.metrics_file import plain
+from holdfast.tasks.base import Loss, Task
 from holdfast.training.checkpointing import (
     IDENTITY,
     close,
@@ -95,8 +96,12 @@ class Training:
         batchnorm: BatchNormPolicy = "average",
         classifier: str | None = None,
         own_kernels: bool | None = None,
+        task: Task | str | Mapping[str, Any] | None = None,
+        loss: str | Loss | None = None,
     ) -> None:
-        dataset = federation.dataset
+        dataset = federation.dataset.for_task(task, loss)
+        if dataset is not federation.dataset:
+            federation = replace(federation, dataset=dataset)
         self.federation, self.settings, self.model, self.ray_address = (
             federation,
             settings,
@@ -108,10 +113,10 @@ class Training:
         self.precision, dtype = precision, choose_precision(precision, self.device)
         if federation.schedule is not None:
             check_schedule(federation.schedule, federation.stages, settings.rounds)
-        shape, classes = dataset.shape, dataset.num_classes
-        made = model.build(shape, classes, settings.seed) if isinstance(model, OwnModel) else model
+        shape, outputs = dataset.shape, dataset.num_outputs
+        made = model.build(shape, outputs, settings.seed) if isinstance(model, OwnModel) else model
         network = build_network(
-            made, shape, classes, settings.seed, self.device, dtype, classifier, batchnorm
+            made, shape, outputs, settings.seed, self.device, dtype, classifier, batchnorm
         )
         warn_of_unused(network.unused)
         if own_kernels is None:
@@ -146,6 +151,7 @@ class Training:
             draw_one_of_each=partial(_one_of_each, federation, settings.seed),
             stages=federation.stages,
             read=self.reader(),
+            task=dataset.task,
         )
         if settings.dp is not None:
             self.context = replace(
@@ -153,6 +159,7 @@ class Training:
                 class_counts=WithheldCounts.like(self.context.class_counts),
                 draw_one_of_each=no_samples,
             )
+        check_task(method, self.context)
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
@@ -178,6 +185,8 @@ class Training:
             **describe_federation(self.federation),
             "method": plain(describe_method(self.method)),
             "model": plain(describe_model(self.model)),
+            "task": plain(dataset.task.describe()),
+            "loss": None,  # part of the task
             "classifier": self.classifier,
             "batchnorm": self.batchnorm,
             **asdict(self.settings),
@@ -385,7 +394,7 @@ def _one_of_each(federation: Federation, seed: int) -> np.ndarray:
     Which one depends on nothing but how many each client holds, so that a server which has not seen the
     samples draws the same.
     """
-    held = federation.dataset.y_train.numpy()[federation.indices]
+    held = federation.dataset.strata_train[federation.indices]
     chosen = np.full(federation.dataset.num_classes, -1, np.int64)
     for label in np.unique(held):
         places = np.flatnonzero(held == label)

@@ -19,6 +19,7 @@ from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec, as_model
 from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
+from holdfast.tasks.base import Loss, Task
 from holdfast.training.checks import check_kinds
 from holdfast.training.run import Run
 from holdfast.training.session import SubmitWrite, Training
@@ -52,6 +53,8 @@ def train(
     precision: str = "auto",
     parallel_clients: int | None = None,
     ray_address: str | None = None,
+    task: Task | str | Mapping[str, Any] | None = None,
+    loss: str | Loss | None = None,
     batchnorm: BatchNormPolicy = "average",
     classifier: str | None = None,
     evaluate_every: int = 1,
@@ -93,6 +96,10 @@ def train(
         engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
         parallel_clients: how many clients the ``vectorized`` engine trains side by side.
         ray_address: the address of the ``ray`` engine's cluster.
+        task: what is learnt, such as ``"binary"`` or ``"regression:loss=huber"`` (`holdfast.tasks`); by default that
+            of the data set.
+        loss: a loss of the task, by name, or a function of outputs and targets that returns one value a sample, or
+            their mean; it runs under ``torch.func.vmap``.
         batchnorm: how BatchNorm is aggregated: ``average``, ``local`` or ``drop``.
         classifier: the name of the classifier layer, if it is not the last Linear.
         local_test_samples: test samples for each local model (default: all on a GPU, 100 on a CPU).
@@ -139,7 +146,7 @@ def train(
     training = Training(
         method, model, federation, settings, engine=engine, device=device, precision=precision,
         parallel_clients=parallel_clients, ray_address=ray_address, batchnorm=batchnorm, classifier=classifier,
-        own_kernels=begun.get("own_kernels"),  # a resumed run rounds as it did before
+        task=task, loss=loss, own_kernels=begun.get("own_kernels"),  # a resumed run rounds as it did before
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
     return training.run(described, out, resume, list(trackers), on_round, submit_final_write)

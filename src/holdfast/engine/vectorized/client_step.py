@@ -53,7 +53,7 @@ class ClientStep:
                 name: pure(teachers.get(name, self.global_params), frozen, x, sample_mask, train=False)[0]
                 for name in self.method.teachers
             }
-        return Batch(x, y, epoch, sample_mask, teacher, tables)
+        return Batch(x, y, epoch, sample_mask, teacher, tables, self.context.task)
 
     def gradient(
         self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any
@@ -103,7 +103,8 @@ class ClientStep:
         return grads, loss, features, logits, changed, changes(carry, old_carry)
 
     def _task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
-        if self.context.network.uses_kernels and not self.method.overrides("task_loss"):
+        plain = self.context.task.is_cross_entropy and not self.method.overrides("task_loss")
+        if plain and self.context.network.uses_kernels:
             from holdfast.kernels.cross_entropy import mean_cross_entropy
 
             return mean_cross_entropy(out.logits, batch.y, batch.mask, unit_grad=True)

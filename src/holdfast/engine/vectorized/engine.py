@@ -392,7 +392,7 @@ class VectorizedEngine:
             tree_map(lambda target, value: target.index_copy_(0, rows, value), stacked, values)
 
     def _load_step(self, n: int, width: int, masked: bool, lanes: Tensor | None) -> tuple[Any, ...]:
-        """This step's samples, labels, masks, epochs, dropout keys, tables, teachers and their buffers, by lane."""
+        """This step's samples, targets, masks, epochs, dropout keys, tables, teachers and their buffers, by lane."""
         x, y, rows, mask, epoch, key = self._load_batch(n, width, masked)
         tables = {}
         if self.tables:
@@ -403,9 +403,10 @@ class VectorizedEngine:
         return x, y, mask, epoch, key, tables, teachers, frozen
 
     def _load_batch(self, n: int, width: int, masked: bool) -> tuple[Tensor, ...]:
-        """Preprocessed samples, labels, table rows and mask ``[n, B]``, epoch and dropout key ``[n]``."""
+        """Preprocessed samples, targets, table rows and mask ``[n, B]``, epoch and dropout key ``[n]``."""
         data, arrays, augments = self.data, self.schedule_arrays, self.data.preprocess.augments
-        if self.context.network.uses_kernels and data.x.dim() == 4 and data.x.is_contiguous():
+        images = data.x.dim() == 4 and data.x.is_contiguous()
+        if self.context.network.uses_kernels and images and data.y.dim() == 1:
             from holdfast.kernels.load_batch import load_batch
 
             return load_batch(
@@ -419,7 +420,7 @@ class VectorizedEngine:
         flat = ids.reshape(-1)
         draws = current["draws"][:, :width].reshape(-1, 5) if augments else None
         x = data.preprocess(data.x.index_select(0, flat), draws, dtype=data.dtype)
-        y = data.y.index_select(0, flat).view(ids.shape)
+        y = data.y.index_select(0, flat).view(*ids.shape, *data.y.shape[1:])
         mask = current["mask"][:, :width] if masked else x.new_empty((n, 0))
         return x.view(*ids.shape, *x.shape[1:]), y, rows, mask, indices[:, -2], indices[:, -1]
 
