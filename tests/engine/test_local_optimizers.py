@@ -141,7 +141,7 @@ def assert_close(one: Tensors, other: Tensors, tolerance: float = 1e-9) -> None:
 @pytest.mark.parametrize("method", [hf.FedAvg(), Everything()], ids=lambda m: m.name)
 @pytest.mark.parametrize("name", MAIN)
 def test_engines_agree(name: str, method: Method, keep: bool) -> None:
-    changes = OPTIMISERS[name][0] | {"weight_decay": 0.02, "keep_optimizer_state": keep}
+    changes = OPTIMISERS[name][0] | {"weight_decay": 0.02, "keep_optimizer": keep}
     reference = after(method, "sequential", **changes)
     assert_close(reference, after(method, "vectorized", parallel_clients=2, **changes))
     assert any("optimizer" in key for key in reference) == keep
@@ -177,7 +177,7 @@ def test_one_client_is_torch_optim_on_its_batches(name: str) -> None:
         nn.functional.cross_entropy(reference(x), y).backward()
         optimiser.step()
     found = after(
-        hf.FedAvg(), "vectorized", rounds=3, model=model, among=world, batch_size=8, keep_optimizer_state=True, **chosen
+        hf.FedAvg(), "vectorized", rounds=3, model=model, among=world, batch_size=8, keep_optimizer=True, **chosen
     )  # fmt: skip
     for key, truth in reference.named_parameters():
         assert torch.allclose(found[f"server/{key}"], truth, rtol=1e-9, atol=1e-11)
@@ -191,7 +191,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_the_same_bits_again_and_after_a_kill(engine: str, tmp_path: Path) -> None:
-    chosen = {"optimizer": "adam", "keep_optimizer_state": True, "engine": engine} | SMALL
+    chosen = {"optimizer": "adam", "keep_optimizer": True, "engine": engine} | SMALL
     calm = hf.train("fedavg", net(), federation(), **chosen)
 
     def stop(record: dict[str, Any]) -> None:
@@ -215,9 +215,9 @@ def test_the_same_bits_again_and_after_a_kill(engine: str, tmp_path: Path) -> No
 
 
 def test_the_momentum_that_version_0_1_stored_is_read() -> None:
-    run = loop(hf.FedAvg(), keep_optimizer_state=True)
+    run = loop(hf.FedAvg(), keep_optimizer=True)
     run.round(1)
-    former = loop(hf.FedAvg(), keep_optimizer_state=True)
+    former = loop(hf.FedAvg(), keep_optimizer=True)
     former.round(1)
     for k in range(former.federation.clients):
         state = former.client_states.get(k) or {}
@@ -235,8 +235,8 @@ def test_the_momentum_that_version_0_1_stored_is_read() -> None:
 @pytest.mark.parametrize("name", ["nesterov", "adam", "adagrad"])
 def test_a_class_of_torch_optim_is_the_same_as_its_name(name: str, keep: bool) -> None:
     chosen, factory = OPTIMISERS[name]
-    named = after(Everything(), "sequential", keep_optimizer_state=keep, **chosen)
-    own = after(Everything(), "sequential", keep_optimizer_state=keep, optimizer=factory)
+    named = after(Everything(), "sequential", keep_optimizer=keep, **chosen)
+    own = after(Everything(), "sequential", keep_optimizer=keep, optimizer=factory)
     weights = {k: v for k, v in named.items() if k.startswith("server")}
     assert_close(weights, {k: v for k, v in own.items() if k.startswith("server")})
 
@@ -244,7 +244,7 @@ def test_a_class_of_torch_optim_is_the_same_as_its_name(name: str, keep: bool) -
 def test_any_optimiser_of_torch_trains_and_resumes(tmp_path: Path) -> None:
     chosen = {
         "optimizer": partial(torch.optim.RAdam, weight_decay=0.01),
-        "keep_optimizer_state": True,
+        "keep_optimizer": True,
     } | SMALL
     calm = hf.train("fedavg", net(), federation(), **chosen)
     assert calm.experiment["optimizer"] == {"name": "RAdam", "own": True, "weight_decay": "0.01"}
@@ -275,7 +275,7 @@ def test_any_optimiser_of_torch_trains_and_resumes(tmp_path: Path) -> None:
         ({"optimizer": "adam:betas=[0.9,1.0]"}, "betas is"),
         ({"optimizer": "adam", "momentum": 0.9}, "momentum is 0.9; it must be 0 for optimizer adam"),
         ({"optimizer": "sgd:nesterov=true"}, "must be false where momentum is 0"),
-        ({"keep_optimizer_state": True}, "must be false for optimizer sgd"),
+        ({"keep_optimizer": True}, "must be false for optimizer sgd"),
         ({"optimizer": 3}, "optimizer is a int; it must be text such as"),
         ({"optimizer": torch.optim.RAdam, "weight_decay": 0.1}, "functools.partial.RAdam"),
         ({"optimizer": torch.optim.RAdam, "engine": "vectorized"}, "RAdam runs on engine 'sequential' only"),
@@ -298,3 +298,10 @@ def test_an_experiment_writes_its_optimiser_with_all_options() -> None:
     assert hf.Experiment.from_mapping(experiment.describe()) == experiment
     assert hf.Experiment().describe()["optimizer"] == {"name": "sgd", "nesterov": False}
     assert experiment.with_settings(["optimizer.eps=0.1"]).describe()["optimizer"]["eps"] == 0.1
+
+
+def test_the_default_learning_rate_is_that_of_the_optimiser() -> None:
+    found = {name: settings(optimizer=name).lr for name in ("sgd", "adam", "adamw", "rmsprop", "adagrad")}
+    assert found == {"sgd": 0.1, "adam": 1e-3, "adamw": 1e-3, "rmsprop": 1e-3, "adagrad": 1e-2}
+    assert settings(optimizer=torch.optim.RAdam, weight_decay=0.0).lr == 1e-3
+    assert settings(optimizer="adam", lr=0.3).lr == 0.3

@@ -171,7 +171,7 @@ def test_engines_agree_with_clipping_and_an_optimizer_state_that_is_kept(optimiz
         Everything(),
         max_grad_norm=0.5,
         optimizer=optimizer,
-        keep_optimizer_state=True,
+        keep_optimizer=True,
         clients_per_round=4,
         **momentum,
     )

@@ -184,7 +184,7 @@ def test_momentum_outlives_a_round_if_asked_to(engine, keep, tmp_path):
             optimiser.step()
     settings = {
         "rounds": 3, "local_epochs": 2, "batch_size": 64, "lr": 0.3, "momentum": 0.9, "weight_decay": 0.01,
-        "keep_optimizer_state": keep,
+        "keep_optimizer": keep,
         "precision": "float64", "engine": engine, "device": "cpu", "out": tmp_path, "checkpoint_seconds": 0.0,
     }  # fmt: skip
 
@@ -519,7 +519,7 @@ def test_a_round_still_under_test_is_kept_when_the_next_one_fails(federation, tm
         ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
         ({"rounds": 0}, "rounds is 0"),
         ({"lr": -1.0}, "lr is -1.0"),
-        ({"keep_optimizer_state": True}, "must be false for optimizer sgd where momentum is 0"),
+        ({"keep_optimizer": True}, "must be false for optimizer sgd where momentum is 0"),
         ({"client_dropout": 1.0}, "client_dropout is 1.0"),
         ({"engine": "vectorised"}, "did you mean vectorized"),
         ({"precision": "float16"}, "did you mean float"),

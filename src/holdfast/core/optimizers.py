@@ -23,6 +23,7 @@ class OptimizerSpec:
     """An optimiser's options, with PyTorch's defaults."""
 
     name: ClassVar[str]
+    default_lr: ClassVar[float] = 0.001
     uses_momentum: ClassVar[bool] = False
     """Whether the run's ``momentum`` applies to it."""
     slots: ClassVar[tuple[str, ...]] = ()
@@ -42,6 +43,7 @@ class SGD(OptimizerSpec):
     """v <- momentum v + g;  w <- w - η v, or with ``nesterov`` w <- w - η (g + momentum v)."""
 
     name: ClassVar[str] = "sgd"
+    default_lr: ClassVar[float] = 0.1
     uses_momentum: ClassVar[bool] = True
 
     nesterov: bool = False
@@ -89,6 +91,7 @@ class Adagrad(OptimizerSpec):
     """s <- s + g²;  w <- w - η g / (√s + eps). Duchi et al., JMLR 2011."""
 
     name: ClassVar[str] = "adagrad"
+    default_lr: ClassVar[float] = 0.01
     slots: ClassVar[tuple[str, ...]] = ("sum",)
 
     eps: NonNegative = 1e-10

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import Annotated, Any, cast
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.lr_schedules import LRSchedule, lr_schedule_from
 from holdfast.core.optimizers import SGD, Factory, OptimizerSpec, described, factory_name, optimizer_from
 from holdfast.core.spec import (
     Momentum,
@@ -58,23 +59,38 @@ def setting(group: HelpGroup, help: str, default: Any = MISSING, role: Role = Ro
 class Settings:
     """How a run is trained: the schedule and the optimiser.
 
-    The learning rate in round t (from 1) is ``lr * lr_decay ** (t - 1)``.
+    The learning rate in round t (from 1) is ``lr * lr_decay ** (t - 1)``, times the factor of ``lr_schedule``.
     """
 
     rounds: PositiveCount = setting(HelpGroup.SCHEDULE, "Rounds of communication.")
     clients_per_round: Annotated[int, Range(ge=1, unit="client a round")] | None = setting(
         HelpGroup.SCHEDULE, "Clients sampled for each round (default: all).", None
     )
-    local_epochs: PositiveCount = setting(HelpGroup.SCHEDULE, "Epochs of local training in each round.", 1)
+    local_epochs: Annotated[int | float, Range(gt=0)] = setting(
+        HelpGroup.SCHEDULE, "Epochs of local training in each round, such as 5 or 0.5.", 1
+    )
+    local_steps: Annotated[int, Range(ge=1, unit="step")] | None = setting(
+        HelpGroup.SCHEDULE, "Local steps of every client in each round, instead of local_epochs.", None
+    )
     batch_size: PositiveCount = setting(HelpGroup.SCHEDULE, "Samples in each local step.", 32)
     drop_last: bool = setting(
         HelpGroup.SCHEDULE,
         "Leave out an epoch's last batch if it is not full, unless it is the only one.",
         False,
     )
-    lr: Positive = setting(HelpGroup.SCHEDULE, "Learning rate in the first round.", 0.1)
+    lr: Positive = setting(
+        HelpGroup.SCHEDULE,
+        "Learning rate in the first round (default: 0.1 for sgd, 0.01 for adagrad, 0.001 for others).",
+        None,
+    )
     lr_decay: PositiveFraction = setting(
         HelpGroup.SCHEDULE, "Factor by which the learning rate changes after each round.", 1.0
+    )
+    lr_schedule: Described = setting(
+        HelpGroup.SCHEDULE,
+        "Further factor of the learning rate: constant, exponential:gamma=0.99, step:every=30,gamma=0.1, "
+        "cosine:final=0.01; each with warmup=5, over=steps.",
+        "constant",
     )
     optimizer: Described | Factory = setting(
         HelpGroup.SCHEDULE,
@@ -82,7 +98,7 @@ class Settings:
         "sgd",
     )
     momentum: Momentum = setting(HelpGroup.SCHEDULE, "Momentum of the optimisers sgd and rmsprop.", 0.0)
-    keep_optimizer_state: bool = setting(
+    keep_optimizer: bool = setting(
         HelpGroup.SCHEDULE,
         "Keep a client's momentum and moments from one of its rounds to the next.",
         False,
@@ -120,9 +136,18 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        validate_fields(self)
         object.__setattr__(self, "optimizer", described(self.optimizer))
+        if self.lr is None:
+            object.__setattr__(self, "lr", (self.optimizer_spec or OptimizerSpec).default_lr)
+        validate_fields(self)
         self._check_optimizer()
+        object.__setattr__(self, "lr_schedule", self.schedule.describe())
+        if float(self.local_epochs).is_integer():
+            object.__setattr__(self, "local_epochs", int(self.local_epochs))
+        if self.local_steps is not None and self.local_epochs != 1:
+            raise HoldfastError(
+                f"local_steps is {self.local_steps} and local_epochs is {self.local_epochs}; give one of them"
+            )
 
     def _check_optimizer(self) -> None:
         spec = self.optimizer_spec
@@ -141,9 +166,9 @@ class Settings:
             )
         if getattr(spec, "nesterov", False) and not self.momentum:
             raise HoldfastError("sgd: nesterov is True; it must be false where momentum is 0")
-        if self.keep_optimizer_state and not (spec.slots or self.momentum):
+        if self.keep_optimizer and not (spec.slots or self.momentum):
             raise HoldfastError(
-                f"keep_optimizer_state is True; it must be false for optimizer {spec.name} where momentum is 0, "
+                f"keep_optimizer is True; it must be false for optimizer {spec.name} where momentum is 0, "
                 "which keeps no state"
             )
 
@@ -158,8 +183,23 @@ class Settings:
         return self.optimizer_spec == SGD()
 
     def lr_at(self, round: int) -> float:
-        """The learning rate in a round (from 1)."""
-        return float(self.lr * self.lr_decay ** (round - 1))
+        """The learning rate in a round (from 1), without the factors of local steps if it varies within rounds."""
+        lr = float(self.lr * self.lr_decay ** (round - 1))
+        return lr if self.lr_varies_in_round else lr * self.schedule.factor(round - 1, self.rounds)
+
+    def step_factors(self, steps: int) -> list[float]:
+        """The factors of the learning rate in each of a client's local steps in a round, if it varies within rounds."""
+        return [self.schedule.factor(step, steps) for step in range(steps)]
+
+    @property
+    def schedule(self) -> LRSchedule:
+        """The schedule of the learning rate besides ``lr_decay``."""
+        return lr_schedule_from(self.lr_schedule)
+
+    @property
+    def lr_varies_in_round(self) -> bool:
+        """Whether the learning rate changes from one local step to the next."""
+        return self.schedule.over == "steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +308,7 @@ FORMER_NAMES = {
     "local_test": "local_test_samples",
     "lanes": "parallel_clients",
     "address": "ray_address",
-    "keep_momentum": "keep_optimizer_state",
+    "keep_momentum": "keep_optimizer",
 }
 """Settings that runs, experiment files and results from before version 0.2 store under another name."""
 

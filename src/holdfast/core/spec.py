@@ -118,7 +118,7 @@ def choices(hint: Any) -> tuple[str, ...]:
 def option_type(hint: Any) -> type:
     """The type of a command line's option for a setting: bool, int, float, or str for everything written as text."""
     kinds, _ = _alternatives(hint)
-    return next((kind for kind in (bool, int, float) if kind in kinds), str)
+    return next((kind for kind in (bool, float, int) if kind in kinds), str)
 
 
 def either(words: Iterable[str]) -> str:

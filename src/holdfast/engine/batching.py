@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -31,6 +32,13 @@ def widest_batch(samples: np.ndarray, batch_size: int, merge_single: bool, drop_
     single = (samples > batch_size) & (samples % batch_size == 1)
     merged = merge_single and not drop_last and bool(single.any())
     return min(batch_size + merged, int(samples.max()))
+
+
+def local_steps(batches: int, epochs: float, steps: int | None) -> int:
+    """The steps in a round of a client whose epoch has this number of batches: those of ``epochs``, or ``steps``."""
+    if steps is not None:
+        return steps
+    return max(1, math.ceil(round(epochs * batches, 9)))  # 0.1 · 30 is more than 3 in binary
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +71,11 @@ class BatchPlan:
         """The number of optimiser steps."""
         return len(self.sizes)
 
+    @property
+    def epochs(self) -> int:
+        """The number of epochs, of which the last may be incomplete."""
+        return int(self.epoch[-1]) + 1
+
     @cached_property
     def ends_epoch(self) -> np.ndarray:
         """Whether each step is the last of its epoch: bool ``[steps]``."""
@@ -89,41 +102,49 @@ def plan_batches(
     round: int,
     client: int,
     samples: int,
-    epochs: int,
+    epochs: float,
     batch_size: int,
     merge_single: bool,
     preprocess: Preprocess,
     shape: tuple[int, ...],
     drop_last: bool = False,
     dropout_keys: bool = False,
+    steps: int | None = None,
 ) -> BatchPlan:
-    """Shuffle a client's samples for each epoch and split them into batches."""
-    visits, sizes, epoch_of = _steps(samples, epochs, batch_size, merge_single, drop_last)
+    """Shuffle a client's samples for each epoch and split them into batches.
+
+    The number of steps is that of ``epochs``, or ``steps`` if given; the last epoch may be incomplete.
+    """
+    visits, sizes, epoch_of = _steps(samples, epochs, steps, batch_size, merge_single, drop_last)
+    begun, total = int(epoch_of[-1]) + 1, int(sizes.sum())
 
     def order() -> np.ndarray:
-        shuffles = (generator(seed, "batches", round, client, epoch) for epoch in range(epochs))
-        return np.concatenate([shuffle.permutation(samples)[:visits] for shuffle in shuffles])
+        shuffles = (generator(seed, "batches", round, client, epoch) for epoch in range(begun))
+        return np.concatenate([shuffle.permutation(samples)[:visits] for shuffle in shuffles])[:total]
 
     def drawn() -> np.ndarray | None:
         if not preprocess.augments:
             return None
-        sources = (generator(seed, "augmentation", round, client, epoch) for epoch in range(epochs))
-        return np.concatenate([preprocess.draw(source, visits, shape) for source in sources])
+        sources = (generator(seed, "augmentation", round, client, epoch) for epoch in range(begun))
+        return np.concatenate([preprocess.draw(source, visits, shape) for source in sources])[:total]
 
     def keys() -> np.ndarray:
-        steps = range(len(sizes) if dropout_keys else 0)
-        return np.array([counter_key(seed, "dropout", round, client, step) >> 32 for step in steps], np.int64)
+        numbers = range(len(sizes) if dropout_keys else 0)
+        return np.array(
+            [counter_key(seed, "dropout", round, client, step) >> 32 for step in numbers], np.int64
+        )
 
     return BatchPlan(sizes, epoch_of, order, drawn, keys)
 
 
 @lru_cache(1024)
 def _steps(
-    samples: int, epochs: int, batch_size: int, merge_single: bool, drop_last: bool
+    samples: int, epochs: float, steps: int | None, batch_size: int, merge_single: bool, drop_last: bool
 ) -> tuple[int, np.ndarray, np.ndarray]:
     """The number of samples visited in an epoch, and the size and epoch of each step; cached by client size."""
     sizes = batch_sizes(samples, batch_size, merge_single, drop_last)
-    steps = np.tile(np.array(sizes, np.int64), epochs), np.repeat(np.arange(epochs), len(sizes))
-    for array in steps:
+    positions = np.arange(local_steps(len(sizes), epochs, steps))
+    of_steps = np.array(sizes, np.int64)[positions % len(sizes)], positions // len(sizes)
+    for array in of_steps:
         array.flags.writeable = False
-    return sum(sizes), *steps
+    return sum(sizes), *of_steps

@@ -120,7 +120,7 @@ class TorchOptimizer:
             for key, value in self.optimizer.state.get(p, {}).items():
                 if not isinstance(value, Tensor):
                     raise HoldfastError(
-                        f"keep_optimizer_state is True, and {self.name} keeps {key}, which is {named(value)}; only "
+                        f"keep_optimizer is True, and {self.name} keeps {key}, which is {named(value)}; only "
                         "tensors can be kept"
                     )
                 tree.setdefault(key, {})[name] = value

@@ -86,13 +86,16 @@ class SequentialEngine:
         total = torch.zeros((), dtype=self.context.dtype, device=self.context.device)
         ids, carry, plan = torch.from_numpy(client.ids), prepared.carry, prepared.plan
         step = self._custom_step if method.overrides("step") else self._standard_step
+        rates = [client.lr] * plan.steps
+        if self.settings.lr_varies_in_round:
+            rates = [client.lr * factor for factor in self.settings.step_factors(plan.steps)]
         for index, ends_epoch in enumerate(plan.ends_epoch):
             batch = self._batch(prepared, ids, index)
             if self.context.network.dropouts:
                 self.context.network.seed_dropout(
                     torch.tensor(int(plan.keys[index]), device=self.context.device)
                 )
-            loss, carry = step(batch, carry, sent.params, client.lr)
+            loss, carry = step(batch, carry, sent.params, rates[index])
             total += loss
             if ends_epoch and method.overrides("after_epoch"):
                 with torch.no_grad():
@@ -102,7 +105,7 @@ class SequentialEngine:
         params = {name: p.detach() for name, p in self.params.items()}
         finite = bool(torch.isfinite(torch.stack([p.sum() for p in params.values()]).sum()))
         state = self.own_optimizer.state if self.own_optimizer else self.optimizer_state
-        kept = state if self.settings.keep_optimizer_state else {}
+        kept = state if self.settings.keep_optimizer else {}
         return self.runner.finish(prepared, params, self.buffers, kept, carry, loss_mean, finite)
 
     def _own_optimizer(self, lr: float) -> TorchOptimizer:

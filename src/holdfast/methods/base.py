@@ -147,7 +147,7 @@ class Method:
     holdout: ClassVar[float] = 0.0
     """The share of a client's samples that is kept out of its training, as ``client.heldout``."""
     assumes_sgd: ClassVar[str] = ""
-    """Why the method's arithmetic holds for local SGD only; a run with another optimiser is refused with it."""
+    """Why the arithmetic holds only for local SGD with one learning rate in a round; other runs are refused with it."""
     uses_mask: ClassVar[bool] = False
     """Whether the hooks that this class defines leave padding out, by ``batch.mask``, ``batch.mean`` or
     ``batch.members``; the vectorized engine may then pad batches. Classes derived from it declare it again."""

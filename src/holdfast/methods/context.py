@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.device import gpu_share_bytes
+from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
 from holdfast.models.network import Network, Output
 from holdfast.tasks.base import Task
@@ -33,11 +34,12 @@ class RunContext:
     num_clients: int  # N: all registered clients
     class_counts: Tensor  # [C] samples of each class (stratum) over all clients
     rounds: int
-    local_epochs: int  # E: epochs of a client in a round
+    local_epochs: float  # E: epochs of a client in a round
+    local_steps: int | None  # steps of a client in a round, instead of epochs
     seed: int
     batch_size: int
     lr: float  # η of round 1
-    lr_decay: float  # factor of η from one round to the next
+    lr_at: Callable[[int], float]  # η_t of a round (from 1)
     momentum: float
     weight_decay: float
     device: torch.device
@@ -63,6 +65,17 @@ class RunContext:
             return 128
         sample = self.network.max_activation_size(self.lowest) * self.lowest.element_size()
         return min(max(128, gpu_share_bytes(self.device) // MEMORY_DIVISOR // sample), MAX_EVALUATION_BATCH)
+
+    def whole_epochs(self, method: str) -> int:
+        """E, for a method that counts epochs; raises if clients train for steps or fractions of an epoch."""
+        if self.local_steps is not None or not float(self.local_epochs).is_integer():
+            given = f"local_epochs is {self.local_epochs}"
+            if self.local_steps is not None:
+                given = f"local_steps is {self.local_steps}"
+            raise HoldfastError(
+                f"{method} counts local epochs; {given}, and local_epochs must be a whole number"
+            )
+        return int(self.local_epochs)
 
     def scalar(self, value: float) -> Tensor:
         """A number as a tensor, for payloads, carries, states and sums."""
@@ -93,7 +106,7 @@ class Client:
     ids: np.ndarray  # [n] the samples it trains on
     labels: np.ndarray  # [n] their classes (strata)
     targets: np.ndarray  # [n, ...]
-    local_epochs: int
+    local_epochs: int  # epochs of this round, of which the last may be incomplete
     steps: int  # K: optimiser steps of this round
     lr: float  # η_t of this round
     global_params: Tensors  # w^{t-1}, the received parameters

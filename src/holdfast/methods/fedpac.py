@@ -51,7 +51,7 @@ class FedPAC(Method):
 
     def prepare(self, context: RunContext) -> Self:
         """Raises unless there is an epoch for the head and at least one for the body."""
-        if context.local_epochs < 2:
+        if context.whole_epochs(self.name) < 2:
             raise HoldfastError(
                 "fedpac trains the head in the first local epoch and the body in the others; "
                 f"local_epochs is {context.local_epochs} and must be at least 2"

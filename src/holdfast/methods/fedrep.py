@@ -31,7 +31,7 @@ class FedRep(Method):
 
     def prepare(self, context: RunContext) -> Self:
         """Raises unless each phase has at least one epoch."""
-        if context.local_epochs <= self.body_epochs:
+        if context.whole_epochs(self.name) <= self.body_epochs:
             raise HoldfastError(
                 f"fedrep trains the head before the last {self.body_epochs} of the local epochs; local_epochs is "
                 f"{context.local_epochs} and must be at least {self.body_epochs + 1}"

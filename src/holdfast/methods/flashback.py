@@ -108,7 +108,7 @@ class Flashback(Method):
         """The student after E_s epochs over the public set."""
         params = {k: p.clone().requires_grad_() for k, p in server.params.items()}
         buffers = {k: b.clone() for k, b in server.buffers.items()}
-        lr = context.lr * context.lr_decay ** (server.round - 1)
+        lr = context.lr_at(server.round)
         sgd = torch.optim.SGD(params.values(), lr, context.momentum, weight_decay=context.weight_decay)
         for epoch in range(self.server_epochs):
             for rows, dropout in _public_batches(context, server.round, epoch):

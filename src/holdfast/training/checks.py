@@ -69,17 +69,22 @@ def check_cohort(settings: Settings, clients: int) -> None:
 
 
 def check_optimizer(method: Method, settings: Settings) -> None:
-    """Raise if the method's arithmetic does not hold for this optimiser."""
-    if settings.uses_plain_sgd:
+    """Raise if the method's arithmetic holds only for SGD with one learning rate in a round, and the run differs."""
+    if settings.uses_plain_sgd and not settings.lr_varies_in_round:
         return
+    use = "optimizer sgd without nesterov"
+    if settings.uses_plain_sgd:
+        use = "an lr_schedule over rounds"
     for part in method.parts if isinstance(method, Stack) else (method,):
         if part.assumes_sgd:
             raise HoldfastError(
-                f"{part.name} assumes local SGD without nesterov: {part.assumes_sgd}; use optimizer sgd, or another "
-                "method"
+                f"{part.name} assumes local SGD with one learning rate in a round: {part.assumes_sgd}; use {use}, or "
+                "another method"
             )
     if method.overrides("step"):
-        raise HoldfastError(f"{method.name} computes its whole local step, by SGD; use optimizer sgd")
+        raise HoldfastError(
+            f"{method.name} computes its whole local step, by SGD with one learning rate in a round; use {use}"
+        )
 
 
 def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:

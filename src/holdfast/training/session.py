@@ -123,9 +123,10 @@ class Training:
             share = (
                 min(settings.clients_per_round or federation.clients, federation.clients) / federation.clients
             )
-            trained = (
-                settings.rounds * settings.local_epochs * share * len(federation.indices) / federation.stages
-            )
+            visits = settings.local_epochs * share * len(federation.indices) / federation.stages
+            if settings.local_steps is not None:
+                visits = settings.local_steps * settings.batch_size * share * federation.clients
+            trained = settings.rounds * visits
             own_kernels = kernels.compilation_pays_off(network.net, shape, settings.batch_size, trained)
         network.own_kernels = own_kernels
         if (fitting := fit_samples(network, dataset)) is not dataset:

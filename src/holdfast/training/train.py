@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -33,15 +33,17 @@ def train(
     *,
     rounds: int,
     clients_per_round: int | None = None,
-    local_epochs: int = 1,
+    local_epochs: float = 1,
+    local_steps: int | None = None,
     batch_size: int = 32,
     drop_last: bool = False,
-    lr: float = 0.1,
+    lr: float | None = None,
     optimizer: Described | Factory = "sgd",
     momentum: float = 0.0,
-    keep_optimizer_state: bool = False,
+    keep_optimizer: bool = False,
     weight_decay: float = 0.0,
     lr_decay: float = 1.0,
+    lr_schedule: Described = "constant",
     max_grad_norm: float | None = None,
     client_dropout: float = 0.0,
     deadline: float | None = None,
@@ -73,8 +75,8 @@ def train(
 
     Each of ``rounds`` rounds trains ``clients_per_round`` clients (all by default) for ``local_epochs`` epochs over
     their own data in batches of ``batch_size``, with the ``optimizer``, by default SGD with ``momentum`` and
-    ``weight_decay``. The learning rate of round t is ``lr * lr_decay ** (t - 1)``. The same ``seed`` on the same engine
-    gives the same bits.
+    ``weight_decay``. The learning rate of round t is ``lr * lr_decay ** (t - 1)``, times the factor of
+    ``lr_schedule``. The same ``seed`` on the same engine gives the same bits.
 
     Args:
         method: a method, or text as on the command line, such as ``"fedntd:beta=2"`` or ``"mine.py:Mine"``.
@@ -82,12 +84,18 @@ def train(
             that ends in a Linear layer, or a function that makes one, called with those of ``shape``,
             ``num_classes`` and ``seed`` that it names.
         federation: the clients and their data, from `federate` or `stream`.
+        local_epochs: also a fraction, such as 0.5: that share of an epoch's batches, at least one.
+        local_steps: the steps of every client in a round, whatever its number of samples, instead of ``local_epochs``.
+        lr: by default 0.1 for ``sgd``, 0.01 for ``adagrad`` and 0.001 for other optimisers.
         drop_last: leave out an epoch's last batch where it is not full, unless it is the only one. BatchNorm over two
             or three samples may make a model diverge.
         optimizer: ``"sgd"``, ``"sgd:nesterov=true"``, ``"adam:betas=[0.9,0.99]"``, ``"adamw"``, ``"rmsprop"`` or
             ``"adagrad"``; or a class of ``torch.optim`` or a function that makes such an optimiser from parameters and
             ``lr``, which runs on engine ``sequential``.
-        keep_optimizer_state: a client's momentum or moments continue from its last round; otherwise they begin at 0
+        lr_schedule: ``"constant"``, ``"exponential:gamma=0.99"``, ``"step:every=30,gamma=0.1"`` or
+            ``"cosine:final=0.01"``, over rounds or with ``over=steps`` over the local steps of each round; ``warmup=5``
+            lets the rate rise linearly before.
+        keep_optimizer: a client's momentum or moments continue from its last round; otherwise they begin at 0
             in every round.
         client_dropout: the probability that a sampled client fails in a round.
         deadline: seconds of training after which a round closes without the clients that are not ready.
@@ -118,14 +126,16 @@ def train(
         rounds=rounds,
         clients_per_round=clients_per_round,
         local_epochs=local_epochs,
+        local_steps=local_steps,
         batch_size=batch_size,
         drop_last=drop_last,
-        lr=lr,
+        lr=cast("float", lr),  # None becomes the default of the optimiser
         optimizer=optimizer,
         momentum=momentum,
-        keep_optimizer_state=keep_optimizer_state,
+        keep_optimizer=keep_optimizer,
         weight_decay=weight_decay,
         lr_decay=lr_decay,
+        lr_schedule=lr_schedule,
         max_grad_norm=max_grad_norm,
         client_dropout=client_dropout,
         deadline=deadline,

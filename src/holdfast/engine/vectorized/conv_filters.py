@@ -72,9 +72,9 @@ class ConvFilters:
     ) -> UsedTaps:
         """The filters whose padding taps have no gradient and are not read while a client trains."""
         hooks = ("perturb", "edit_gradient", "learning_rate", "after_step", "after_epoch")
-        if not self.is_sgd or loss_reads_weights or self.settings.keep_optimizer_state:
+        if not self.is_sgd or self.settings.keep_optimizer or self.settings.lr_varies_in_round:
             return {}
-        if any(map(self.method.overrides, hooks)):
+        if loss_reads_weights or any(map(self.method.overrides, hooks)):
             return {}
         used_taps = gradients.used_taps(grads)
         if used_taps:

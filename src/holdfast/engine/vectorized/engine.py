@@ -9,6 +9,7 @@ part in a step, and their weights are gathered before it and written back after 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from holdfast.core.trees import (
     write_lanes,
 )
 from holdfast.engine.base import NO_OVERLAP, Overlap
+from holdfast.engine.batching import local_steps
 from holdfast.engine.clients import (
     PREPROCESSED_BYTES,
     Broadcast,
@@ -102,14 +104,16 @@ class VectorizedEngine:
             method, settings, self.params, momentum, self.global_params, self.optimizer.is_sgd
         )
         # The learning rate of each epoch and parameter, if the method sets them.
-        self.rates = self.lr.new_zeros((settings.local_epochs, len(self.params)))
+        epochs = settings.local_steps or math.ceil(settings.local_epochs)
+        self.rates = self.lr.new_zeros((epochs, len(self.params)))
         self.cursor = torch.zeros(1, dtype=torch.int64, device=context.device)  # the current step's number
         self.carry: Tree = {}
         self.teachers: dict[str, Tensors] = {}
         self.tables: Tensors = {}
         self.schedule_arrays: dict[str, Tensor] = {}
         # Capacities for the largest clients, so that buffers seldom move, which would invalidate compiled steps.
-        self.min_steps = settings.local_epochs * -(-int(sizes.max()) // settings.batch_size)
+        batches = -(-int(sizes.max()) // settings.batch_size)
+        self.min_steps = local_steps(batches, settings.local_epochs, settings.local_steps)
         cohort = settings.clients_per_round or sizes.shape[1]
         self.min_rows = int(np.sort(sizes.max(0))[-cohort:].sum())  # one per sample
 
@@ -133,11 +137,10 @@ class VectorizedEngine:
         lr = self.settings.lr_at(sent.round)
         self.lr.fill_(lr)
         if self.method.overrides("learning_rate"):
-            by_epoch = [
-                learning_rates(self.method, e, lr, self.context) for e in range(self.settings.local_epochs)
-            ]
+            begun = max(planned.plan.epochs for planned in schedule.planned)
+            by_epoch = [learning_rates(self.method, e, lr, self.context) for e in range(begun)]
             rates = torch.tensor(by_epoch, dtype=self.rates.dtype)
-            self.rates.copy_(rates.pin_memory() if self.graphs else rates, non_blocking=True)
+            self.rates[:begun].copy_(rates.pin_memory() if self.graphs else rates, non_blocking=True)
         for name, values in schedule.arrays.items():
             self._load_schedule_array(name, values)
         self.cursor.zero_()
@@ -195,9 +198,11 @@ class VectorizedEngine:
             self.data.preprocess.augments,
             allow_half_width=not self.graphs,
             pad=self.pad,
+            lr_factors=self.settings.step_factors if self.settings.lr_varies_in_round else None,
         )
-        if "mask" in schedule.arrays:
-            schedule.arrays["mask"] = schedule.arrays["mask"].to(self.context.dtype)
+        for name, dtype in (("mask", self.context.dtype), ("lr_factors", self.lr.dtype)):
+            if name in schedule.arrays:
+                schedule.arrays[name] = schedule.arrays[name].to(dtype)
         if self.graphs:
             device = self.context.device  # copied from pinned memory, so that the host does not wait
             schedule.arrays = {
@@ -288,7 +293,7 @@ class VectorizedEngine:
         sums = torch.stack(
             [v.sum(tuple(range(1, v.dim()))) if v.dim() > 1 else v for v in self.params.values()]
         ).sum(0)
-        kept = self.optimizer_state if self.settings.keep_optimizer_state else {}
+        kept = self.optimizer_state if self.settings.keep_optimizer else {}
         unbound = [{k: v.unbind() for k, v in tensors.items()} for tensors in (self.params, self.buffers)]
         carries = copies_of_lanes(
             self.carry, [slot.lane for slot in slots]
@@ -354,7 +359,7 @@ class VectorizedEngine:
                 list(params.values()),
                 [grads[k] for k in params],
                 {slot: list(by_name.values()) for slot, by_name in optimizer_state.items()},
-                lr=self.rates.index_select(0, batch[3]) if method.overrides("learning_rate") else self.lr,
+                lr=self._learning_rate(n, epoch=batch[3]),
                 proximal_mu=self.conv_filters.proximal_mu,
                 global_params=[self.global_params[k] for k in params],
                 kernels=self.context.network.uses_kernels,
@@ -391,6 +396,15 @@ class VectorizedEngine:
         for stacked, values in pairs if rows is not None else ():
             tree_map(lambda target, value: target.index_copy_(0, rows, value), stacked, values)
 
+    def _learning_rate(self, n: int, epoch: Tensor) -> Tensor:
+        """The learning rate: a scalar if it is the same for all lanes and parameters, otherwise ``[n, parameters]``."""
+        varies = self.method.overrides("learning_rate")
+        rates = self.rates.index_select(0, epoch) if varies else self.lr
+        if "lr_factors" not in self.schedule_arrays:
+            return rates
+        factors = self.schedule_arrays["lr_factors"].index_select(0, self.cursor)[0, :n, None]
+        return (rates * factors).expand(n, len(self.params)).contiguous()
+
     def _load_step(self, n: int, width: int, masked: bool, lanes: Tensor | None) -> tuple[Any, ...]:
         """This step's samples, targets, masks, epochs, dropout keys, tables, teachers and their buffers, by lane."""
         x, y, rows, mask, epoch, key = self._load_batch(n, width, masked)
@@ -414,7 +428,7 @@ class VectorizedEngine:
                 arrays["draws"] if augments else None, n, data.preprocess,
             )  # fmt: skip
         current = {name: values.index_select(0, self.cursor)[0, :n] for name, values in arrays.items()
-                   if name != "lanes" and (name != "mask" or masked)}  # fmt: skip
+                   if name not in ("lanes", "lr_factors") and (name != "mask" or masked)}  # fmt: skip
         indices = current["indices"]
         ids, rows = indices[:, :width], indices[:, self.width : self.width + width]
         flat = ids.reshape(-1)

@@ -7,7 +7,7 @@ only lanes whose batches have the same number of samples take part in a step; th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
 from itertools import accumulate, count
@@ -67,9 +67,10 @@ def assign_lanes(planned: Sequence[PlannedClient], lanes: int) -> list[LaneSlot]
 class RoundSchedule:
     """A round's clients in their lanes, and every lane's batches, step by step.
 
-    ``arrays`` has up to four entries: ``indices`` (the batch's sample ids and table rows, the epoch and the dropout
-    key), ``mask`` (0 for padding; only if a batch is padded), ``draws`` (the random choices of augmentation) and
-    ``lanes`` (the lanes of the step's batches; without this entry, the first ones in order).
+    ``arrays`` has up to five entries: ``indices`` (the batch's sample ids and table rows, the epoch and the dropout
+    key), ``mask`` (0 for padding; only if a batch is padded), ``draws`` (the random choices of augmentation),
+    ``lanes`` (the lanes of the step's batches; without this entry, the first ones in order) and ``lr_factors`` (only
+    if the learning rate varies within a round).
     """
 
     round: int
@@ -89,11 +90,13 @@ def schedule_round(
     augments: bool,
     allow_half_width: bool = False,
     pad: bool = True,
+    lr_factors: Callable[[int], Sequence[float]] | None = None,
 ) -> RoundSchedule:
     """Assign the clients to lanes and lay out every lane's batches, each of at most ``width`` samples.
 
     With ``allow_half_width`` a step takes half as many samples per lane if no lane has more, which is often so at the
-    end of an epoch. Without ``pad``, all batches of a step have the same number of samples.
+    end of an epoch. Without ``pad``, all batches of a step have the same number of samples. ``lr_factors`` are those of
+    the learning rate in a client's steps, by their number.
     """
     slots = assign_lanes(planned, lanes)
     where: list[Any]  # the steps and places of each slot's batches
@@ -134,6 +137,10 @@ def schedule_round(
         arrays["draws"] = draws
     if not pad:
         arrays["lanes"] = lane_numbers
+    if lr_factors is not None:
+        arrays["lr_factors"] = np.ones((steps, lanes))
+        for slot, at in zip(slots, where, strict=True):
+            arrays["lr_factors"][at] = lr_factors(slot.steps)
     tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
     return RoundSchedule(round, planned, slots, tensors, (sizes > 0).sum(1), widths, padded)
 
