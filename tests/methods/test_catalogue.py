@@ -40,7 +40,7 @@ KEEPS = {
     "scaffold": MODEL, "moon": MODEL, "feddyn": MODEL, "fedcurv": 2 * MODEL, "fedrep": HEAD,
     "fedmlp": HEAD + ROWS + 10, "fedproto": MODEL + ROWS + COUNTS, "fedala": 2 * HEAD + NUMBER,
     "fedfomo": 2 * MODEL, "fedrod": HEAD, "fedspeed": MODEL, "fedsmoo": 2 * MODEL, "fedlesam": MODEL,
-    "fedetf": NUMBER, "fedbabu": HEAD,
+    "fedetf": NUMBER, "fedbabu": HEAD, "ditto": MODEL,
 }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_bytes_are_what_a_round_measures(name):
     held[0] = np.append(held[0], np.arange(2 * clients, len(x) - 2))  # somebody must hold each class
     federation = federate(data, held, public=np.arange(len(x) - 2, len(x)))
     settings = Settings(
-        rounds=9, local_epochs=2 if name in ("fedrep", "fedpac") else 1, batch_size=16, evaluate_every=9,
+        rounds=9, local_epochs=2 if name in ("fedrep", "fedpac", "ditto") else 1, batch_size=16, evaluate_every=9,
         evaluate_locals=False,
     )  # fmt: skip
     method = CReFF(epochs=1) if name == "creff" else METHODS[name]()

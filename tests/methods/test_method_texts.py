@@ -83,6 +83,7 @@ PUBLISHED = {
     "fedlmd": {"beta": 1.0, "tau": 1.0},
     "fedetf": {},
     "fedbabu": {"finetune": 5},
+    "ditto": {"lam": 1.0, "personal_epochs": 1},
 }  # fmt: skip
 
 

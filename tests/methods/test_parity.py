@@ -88,7 +88,7 @@ def convolution(norm: bool) -> nn.Module:
 def after_two_rounds(
     method: Method, federation: Federation, model: nn.Module, engine: str, *,
     precision: str = "float64", parallel_clients: int | None = None, clients_per_round: int | None = None,
-    **options: Any,
+    optimizer: str = "sgd", **options: Any,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Everything a run has learnt: weights, buffers, the server's state, what clients remember."""
     settings = Settings(
@@ -97,7 +97,8 @@ def after_two_rounds(
         local_epochs=2,
         batch_size=3,
         lr=0.05,
-        momentum=0.9,
+        optimizer=optimizer,
+        momentum=0.9 if optimizer == "sgd" else 0.0,
         weight_decay=0.01,
         lr_decay=0.9,
         seed=4,
@@ -154,6 +155,11 @@ def test_every_method(name: str, precision: str) -> None:
 @pytest.mark.parametrize("logits", ["raw", "centred"])
 def test_strong_anchors(logits: Literal["raw", "centred"], distance: Literal["squared", "plain"]) -> None:
     assert_parity(FedKA(beta=0.5, logits=logits, distance=distance), unequal(), mlp())
+
+
+@pytest.mark.parametrize("name", ["fedsam", "fedsmoo", "ditto"])
+def test_perturbed_gradients_and_new_starts_with_another_optimizer(name: str) -> None:
+    assert_parity(METHODS[name](), unequal(), mlp(), optimizer="adam")
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 5, 8])

@@ -53,8 +53,10 @@ from reference.world import (
     with_term,
 )
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
 from holdfast.engine.clients import Job
+from holdfast.methods.ditto import Ditto
 from holdfast.methods.fedala import FedALA
 from holdfast.methods.fedbabu import FedBABU
 from holdfast.methods.fedetf import FedETF
@@ -377,3 +379,34 @@ def test_fedbabu() -> None:
             out = Output(torch.from_numpy(f.h), torch.from_numpy(f.z))
             said = method.personal_logits(out, {"head": torch.from_numpy(kept)}).numpy()
             np.testing.assert_allclose(said, classify(head, f.h), rtol=1e-9, atol=1e-12)
+
+
+# Ditto --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("epochs", "personal"), [(2, 1), (3, 2)])
+def test_ditto(epochs: int, personal: int) -> None:
+    lam, w, chosen = 0.4, initial_weights(), settings(local_epochs=epochs)
+    own = [w for _ in CLIENTS]
+    method = Ditto(lam=lam, personal_epochs=personal)
+    for t, got in enumerate(run(method, rounds=3, local_epochs=epochs).rounds, start=1):
+        shared = []
+        for k in CLIENTS:
+            steps = steps_of(k, t, chosen)
+
+            def pulled(now: Weights, step: Step, sent: Weights = w) -> Weights:
+                return combine((1, ce_gradient(now, step)), (lam, now), (-lam, sent))
+
+            first = [step for step in steps if step.epoch < epochs - personal]
+            last = [step for step in steps if step.epoch >= epochs - personal]
+            shared.append(descend(w, first, ce_gradient, lr_at(t)))
+            own[k] = descend(own[k], last, pulled, lr_at(t))  # with momentum from 0
+            assert_models_equal(got.clients[k].params, own[k])
+            assert_models_equal(got.clients[k].shared, shared[k])
+        w = weighted(shared)
+        assert_models_equal(got.params, w)
+
+
+def test_ditto_needs_an_epoch_for_each_model() -> None:
+    with pytest.raises(HoldfastError, match="local_epochs is 1 and must be at least 2"):
+        run(Ditto(), local_epochs=1)

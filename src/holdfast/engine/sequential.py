@@ -75,13 +75,7 @@ class SequentialEngine:
             torch._foreach_copy_(self.param_list, [prepared.params[name] for name in self.params])
             for name, buffer in self.buffers.items():
                 buffer.copy_(client.buffers[name])
-            if prepared.optimizer and self.optimizer:
-                copy_(self.optimizer_state, prepared.optimizer)
-            elif self.optimizer_state:
-                torch._foreach_zero_([value for _, value in leaves(self.optimizer_state)])
-            if self.optimizer is None:
-                self.own_optimizer = self._own_optimizer(client.lr)
-                self.own_optimizer.load(prepared.optimizer)
+            self._start_optimizer(prepared.optimizer, client.lr)
         self.net.train()
         total = torch.zeros((), dtype=self.context.dtype, device=self.context.device)
         ids, carry, plan = torch.from_numpy(client.ids), prepared.carry, prepared.plan
@@ -101,12 +95,24 @@ class SequentialEngine:
                 with torch.no_grad():
                     params, carry = method.after_epoch(self.params, carry)
                 self._assign(params)
+            if ends_epoch and method.resets_optimizer(int(plan.epoch[index]), self.context):
+                self._start_optimizer({}, client.lr)
         loss_mean = float(total) / plan.steps
         params = {name: p.detach() for name, p in self.params.items()}
         finite = bool(torch.isfinite(torch.stack([p.sum() for p in params.values()]).sum()))
         state = self.own_optimizer.state if self.own_optimizer else self.optimizer_state
         kept = state if self.settings.keep_optimizer else {}
         return self.runner.finish(prepared, params, self.buffers, kept, carry, loss_mean, finite)
+
+    def _start_optimizer(self, state: Tree, lr: float) -> None:
+        """Give the optimiser this state, or its initial one if ``state`` is empty."""
+        if self.optimizer is None:
+            self.own_optimizer = self._own_optimizer(lr)
+            self.own_optimizer.load(state)
+        elif state:
+            copy_(self.optimizer_state, state)
+        elif self.optimizer_state:
+            torch._foreach_zero_([value for _, value in leaves(self.optimizer_state)])
 
     def _own_optimizer(self, lr: float) -> TorchOptimizer:
         """An optimiser of the user's own, in its initial state."""

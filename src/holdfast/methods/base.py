@@ -262,6 +262,10 @@ class Method:
         """Weights and carry after each local epoch."""
         return params, carry
 
+    def resets_optimizer(self, epoch: int, context: RunContext) -> bool:
+        """Whether the optimiser's momentum and moments start anew after this local epoch (from 0)."""
+        return False
+
     def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
         """The tensors to upload in place of the trained weights."""
         return params

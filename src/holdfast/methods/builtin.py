@@ -45,3 +45,4 @@ from holdfast.methods.fedvls import FedVLS as FedVLS
 from holdfast.methods.fedlmd import FedLMD as FedLMD
 from holdfast.methods.fedetf import FedETF as FedETF
 from holdfast.methods.fedbabu import FedBABU as FedBABU
+from holdfast.methods.ditto import Ditto as Ditto

@@ -250,6 +250,9 @@ class Stack(Method):
                 carry[part.name] = own
         return params, carry
 
+    def resets_optimizer(self, epoch: int, context: RunContext) -> bool:
+        return any(part.resets_optimizer(epoch, context) for part in self.parts)
+
     def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
         part = self._owner("upload_params")
         return part.upload_params(params, carry.get(part.name, {}), client)

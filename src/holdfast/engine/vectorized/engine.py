@@ -148,7 +148,11 @@ class VectorizedEngine:
         for slot in slots:
             starts.setdefault(slot.first, []).append(slot)
             ends.setdefault(slot.last, []).append(slot)
-        epochs = self._epoch_ends(slots) if self.method.overrides("after_epoch") else {}
+        method = self.method
+        epochs = self._epoch_ends(slots) if method.overrides("after_epoch") else {}
+        resets: dict[int, list[int]] = {}
+        if method.overrides("resets_optimizer"):
+            resets = self._epoch_ends(slots, lambda epoch: method.resets_optimizer(epoch, self.context))
         last_step = np.zeros(self.lanes, np.int64) - 1  # of each lane; decreases with the lane's number
         for slot in slots:
             last_step[slot.lane] = max(last_step[slot.lane], slot.last)
@@ -161,6 +165,8 @@ class VectorizedEngine:
             self._compiled_step(active, width, bool(schedule.padded[step]))()
             if step in epochs:
                 self._end_epoch(epochs[step])
+            if step in resets:
+                self._load_optimizer_state([{}] * len(resets[step]), resets[step])
             if step == final // 4 and self.graphs:
                 self._prefetch(sent.round + 1, overlap)
             if step == final:
@@ -222,12 +228,16 @@ class VectorizedEngine:
             self.schedule_arrays[name] = buffer
         buffer[: len(values)].copy_(values)
 
-    def _epoch_ends(self, slots: Sequence[LaneSlot]) -> dict[int, list[int]]:
-        """The lanes whose epoch ends with a step, by step."""
+    def _epoch_ends(
+        self, slots: Sequence[LaneSlot], chosen: Callable[[int], bool] = lambda epoch: True
+    ) -> dict[int, list[int]]:
+        """The lanes of which a ``chosen`` local epoch ends with a step, by step."""
         ends: dict[int, list[int]] = {}
         for slot in slots:
-            for step in slot.at[slot.planned.plan.ends_epoch]:
-                ends.setdefault(int(step), []).append(slot.lane)
+            plan = slot.planned.plan
+            for index in np.flatnonzero(plan.ends_epoch):
+                if chosen(int(plan.epoch[index])):
+                    ends.setdefault(int(slot.at[index]), []).append(slot.lane)
         return ends
 
     # Clients --------------------------------------------------------------------------------------------
@@ -256,10 +266,14 @@ class VectorizedEngine:
         for name in self.teachers:
             models = [{**prepared.client.buffers, **prepared.teachers[name]} for prepared in clients]
             write_lanes(self.teachers[name], models, lanes)
-        zeros = tree_map(lambda _: self.zero, self.optimizer_state)
-        write_lanes(self.optimizer_state, [prepared.optimizer or zeros for prepared in clients], lanes)
+        self._load_optimizer_state([prepared.optimizer for prepared in clients], lanes)
         write_lanes({"loss": self.loss}, [{"loss": self.zero}] * len(lanes), lanes)
         self.conv_filters.refresh_fp16_copies(slice(min(lanes), max(lanes) + 1))
+
+    def _load_optimizer_state(self, states: Sequence[Tree], lanes: Sequence[int]) -> None:
+        """Write these states of the optimiser to their lanes; an empty one stands for the initial state."""
+        zeros = tree_map(lambda _: self.zero, self.optimizer_state)
+        write_lanes(self.optimizer_state, [state or zeros for state in states], lanes)
 
     def _allocate(self, prepared: PreparedClient, slot: LaneSlot) -> None:
         """Allocate the lanes' carry, teachers and tables as this client needs; shapes are the same for all clients."""
