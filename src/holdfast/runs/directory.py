@@ -43,6 +43,8 @@ def read_experiment(path: Path) -> dict[str, Any]:
             experiment = yaml12.load(data)
         except ValueError as error:
             raise HoldfastError(f"{path} is damaged: it is not YAML") from error
+        except HoldfastError as error:
+            raise HoldfastError(f"{path} is damaged: {error}") from None
         if not isinstance(experiment, dict):
             raise HoldfastError(f"{path} is damaged: it does not describe an experiment")
         experiment = with_current_names(experiment)
