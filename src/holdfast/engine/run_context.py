@@ -72,5 +72,5 @@ def make_run_context(
         draw_one_of_each=draw_one_of_each,
         stages=stages,
         read=read,
-        task=task,
+        task=task.with_counts(torch.from_numpy(class_counts)),
     )

@@ -340,7 +340,16 @@ class Method:
 def check_task(method: Method, context: RunContext) -> None:
     """Raise if a method needs classes, features or a classifier, and the task or the model has none."""
     parts = getattr(method, "parts", (method,))
+    if context.task.changes_loss and context.task.own_loss is not None:
+        raise HoldfastError(
+            "class_weights and label_smoothing change the task's loss, and so does loss; give one"
+        )
     for part in parts:
+        if context.task.changes_loss and (part.overrides("task_loss") or part.overrides("step")):
+            raise HoldfastError(
+                f"{part.name} replaces the task's loss, so class_weights and label_smoothing would have no effect; "
+                "leave them out, or use another method"
+            )
         if part.needs_classes and context.task.name != "multiclass":
             raise HoldfastError(
                 f"{part.name} needs classes, with one output of the model for each; the task is '{context.task.name}': "

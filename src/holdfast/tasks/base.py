@@ -67,6 +67,15 @@ class Task:
         """Whether the loss is the plain cross-entropy of logits ``[B, C]``, for which there is a kernel."""
         return False
 
+    @property
+    def changes_loss(self) -> bool:
+        """Whether options, such as class weights, change the loss, so that a method must not replace it."""
+        return False
+
+    def with_counts(self, counts: Tensor) -> Self:
+        """The task for a federation with these samples of each stratum; raises if the options do not fit them."""
+        return self
+
     # Targets --------------------------------------------------------------------------------------------
 
     def targets(self, y: Tensor, name: str) -> Tensor:

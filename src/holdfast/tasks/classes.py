@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import NonNegative, Range
 from holdfast.tasks.base import Task, finite_numbers, numbered, whole_numbers
+
+Smoothing = Annotated[float, Range(ge=0, lt=1)]
+ClassWeights = Literal["balanced"] | tuple[NonNegative, ...] | None
+"""One weight for each class, or n / (C n_c) from the federation's n_c samples of each of its C classes."""
+
+
+@lru_cache
+def as_tensor(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The numbers on a device, one tensor for all steps, since CUDA graphs read it at its address."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def resolved(weights: ClassWeights, counts: Tensor) -> ClassWeights:
+    """The weights as numbers; raises unless there is one for each class. A class without samples weighs 0."""
+    if isinstance(weights, tuple) and len(weights) != len(counts):
+        raise HoldfastError(f"class_weights has {len(weights)} numbers, but there are {len(counts)} classes")
+    if weights != "balanced":
+        return weights
+    n = counts.double().cpu()
+    present = n > 0
+    return tuple(torch.where(present, n.sum() / (present.sum() * n.clamp(min=1)), 0.0).tolist())
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -28,10 +51,35 @@ def binary_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Multiclass(Task):
+class _OneOfClasses(Task):
+    """A task with one class for each sample."""
+
+    class_weights: ClassWeights = None  # balanced, or one for each class
+    label_smoothing: Smoothing = 0.0
+
+    def describe(self) -> dict[str, Any]:
+        """Without the two options where they have no effect."""
+        return {
+            key: v
+            for key, v in super().describe().items()
+            if v or key not in ("class_weights", "label_smoothing")
+        }
+
+    @property
+    def changes_loss(self) -> bool:
+        return self.class_weights is not None or self.label_smoothing > 0
+
+    def with_counts(self, counts: Tensor) -> Self:
+        return replace(self, class_weights=resolved(self.class_weights, counts))
+
+
+@dataclass(frozen=True)
+class Multiclass(_OneOfClasses):
     """One of C classes; the model has C outputs.
 
     ℓ = -log softmax(z)_y.  Targets: whole numbers from 0, ``[N]``.  Strata: the classes.
+    In training, with ``label_smoothing`` ε and ``class_weights`` w: ℓ = -(1 - ε) w_y log p_y - (ε/C) Σ_c w_c log p_c.
+    A batch's loss is the mean of ℓ, not divided by the mean weight, so that weights matter to a client of one class.
     """
 
     name: ClassVar[str] = "multiclass"
@@ -42,7 +90,7 @@ class Multiclass(Task):
 
     @property
     def is_cross_entropy(self) -> bool:
-        return self.own_loss is None
+        return self.own_loss is None and not self.changes_loss
 
     def targets(self, y: Tensor, name: str) -> Tensor:
         if y.numel() != len(y):
@@ -69,7 +117,13 @@ class Multiclass(Task):
         return labels
 
     def values(self, outputs: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        return cross_entropy(outputs, y)
+        if not self.changes_loss:
+            return cross_entropy(outputs, y)
+        log_p, weights = F.log_softmax(outputs, dim=-1), self.class_weights
+        if isinstance(weights, tuple):
+            log_p = log_p * as_tensor(weights, outputs.dtype, outputs.device)
+        own = log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return -(1 - self.label_smoothing) * own - self.label_smoothing * log_p.mean(-1)
 
     def test_loss(self, kept: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(kept, y) if self.own_loss is None else super().test_loss(kept, y)
@@ -79,10 +133,11 @@ class Multiclass(Task):
 
 
 @dataclass(frozen=True)
-class Binary(Task):
+class Binary(_OneOfClasses):
     """One of two classes; the model has one output, the logit of the second class.
 
     ℓ = -y log σ(z) - (1 - y) log(1 - σ(z)).  Targets: 0 or 1, ``[N]``.  Strata: the two classes.
+    With ``label_smoothing`` ε, y becomes (1 - ε) y + ε/2; with ``class_weights`` w, ℓ becomes w_y ℓ; in training only.
     """
 
     name: ClassVar[str] = "binary"
@@ -120,7 +175,20 @@ class Binary(Task):
         return [(1,), ()]
 
     def values(self, outputs: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        return binary_cross_entropy(outputs.reshape(y.shape), y.to(outputs.dtype))
+        labels, logits = y.to(outputs.dtype), outputs.reshape(y.shape)
+        if not self.changes_loss:
+            return binary_cross_entropy(logits, labels)
+        smooth = (1 - self.label_smoothing) * labels + self.label_smoothing / 2
+        losses = binary_cross_entropy(logits, smooth)
+        if isinstance(self.class_weights, tuple):
+            rest, own = as_tensor(self.class_weights, outputs.dtype, outputs.device)
+            losses = losses * (rest + (own - rest) * labels)
+        return losses
+
+    def test_loss(self, kept: Tensor, y: Tensor) -> Tensor:
+        if self.own_loss is not None:
+            return super().test_loss(kept, y)
+        return binary_cross_entropy(kept, y.to(kept.dtype)).mean()
 
     def reduce(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.reshape(y.shape)

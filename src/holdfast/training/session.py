@@ -20,7 +20,7 @@ from torch import nn
 from holdfast import kernels
 from holdfast.core import optimizers
 from holdfast.core.device import choose_device, choose_precision, peak_bytes
-from holdfast.core.errors import HoldfastWarning
+from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.random import generator
 from holdfast.core.settings import Settings
 from holdfast.core.trees import add_
@@ -155,6 +155,11 @@ class Training:
             task=dataset.task,
         )
         if settings.dp is not None:
+            if getattr(dataset.task, "class_weights", None) == "balanced":
+                raise HoldfastError(
+                    "class_weights is balanced, which needs the federation's label counts, and dp withholds them; give "
+                    "one number for each class"
+                )
             self.context = replace(
                 self.context,
                 class_counts=WithheldCounts.like(self.context.class_counts),
