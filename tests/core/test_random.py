@@ -11,7 +11,10 @@ from holdfast.core.random import counter_key, generator
 DRAWS = {  # purpose, number of counters given with it
     ("aggregation samples", 0),
     ("anchor", 0),
+    ("attack noise", 2),
+    ("attackers", 0),
     ("augmentation", 3),
+    ("backdoor", 1),
     ("batches", 3),
     ("candidates", 1),
     ("classifier", 1),

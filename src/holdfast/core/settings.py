@@ -121,6 +121,18 @@ class Settings:
     dp: Described | None = setting(
         HelpGroup.PRIVACY, "Differential privacy of clients, such as epsilon=8,delta=1e-5.", None
     )
+    robust: Described | None = setting(
+        HelpGroup.PRIVACY, "A robust mean of updates: median, trimmed-mean:0.2, krum:2, bulyan:1, …", None
+    )
+    attack: Described | None = setting(
+        HelpGroup.PRIVACY, "An attack by some of the clients: sign-flip:0.2, backdoor:0.2, …", None
+    )
+    max_update_norm: Positive | None = setting(
+        HelpGroup.PRIVACY, "Norm above which an update is left out.", None
+    )
+    max_update_ratio: Annotated[float, Range(ge=1)] | None = setting(
+        HelpGroup.PRIVACY, "The same, in median norms of the round's updates.", None
+    )
     evaluate_every: PositiveCount = setting(HelpGroup.TESTING, "Rounds between tests of the global model.", 1)
     evaluate_locals: bool = setting(
         HelpGroup.TESTING, "Test every participating client's local model too.", True

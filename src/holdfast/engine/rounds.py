@@ -24,9 +24,12 @@ from holdfast.engine.local_records import LocalRecords
 from holdfast.engine.probe import Probe
 from holdfast.engine.sampling import ClientSampler
 from holdfast.engine.stream_evaluation import StreamEvaluation
+from holdfast.engine.uploads import RobustSums, RoundUploads
 from holdfast.methods.base import Method, Server, Tensors
 from holdfast.methods.context import RunContext
+from holdfast.updates.attacks import Backdoor, marked_test, parse_attack
 from holdfast.updates.privacy import ClientPrivacy
+from holdfast.updates.robust import parse_robust
 
 
 @dataclass(eq=False)
@@ -70,6 +73,16 @@ class RoundLoop:
             self.sampler = ClientSampler(federation, settings)
         else:
             self.sampler = ClientSampler(federation, settings, privacy.rate, privacy.secret)
+        self.attack = None if settings.attack is None else parse_attack(settings.attack)
+        self.robust = None if settings.robust is None else parse_robust(settings.robust)
+        self.hostile = (
+            frozenset() if self.attack is None else self.attack.attackers(federation.clients, settings.seed)
+        )
+        self.backdoor_test = (
+            TestSet(marked_test(self.attack, federation.dataset), context)
+            if isinstance(self.attack, Backdoor)
+            else None
+        )
         state = tensors_only(method.init_server_state(context), method.name, "init_server_state")
         self.server = Server(dict(context.network.params), dict(context.network.buffers), state)
         # [C] accuracy (or the task's score) by class of the model last tested
@@ -127,16 +140,16 @@ class RoundLoop:
         uploads, local, probe = self._new_uploads(), LocalRecords(self), self._new_probe(number)
         incidents = [Incident(int(k), "dropout") for k in lost]
         incidents += self._receive(sent, jobs, overlap, uploads, local, probe)
-        if jobs and len(local.clients) < settings.min_clients:
-            raise too_few_updates(number, len(local.clients), settings.min_clients, incidents)
-        if uploads.usable:
-            self._aggregate(uploads)
+        if jobs and uploads.added < settings.min_clients:
+            raise too_few_updates(number, uploads.added, settings.min_clients, incidents)
+        if uploads.sums.usable:
+            self._aggregate(uploads.sums)
         model = {**server.params, **server.buffers}
         model_bytes = size_in_bytes({k: v for k, v in model.items() if k not in self.runner.private})
         bytes_per_client = size_in_bytes(sent.payload) + model_bytes
         record = {"round": number, "stage": stage, "lr": settings.lr_at(number), **local.record()} | {
             "bytes_down": bytes_per_client * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
-            "bytes_up": uploads.bytes + model_bytes * len(local.clients),
+            "bytes_up": uploads.sums.bytes + model_bytes * len(local.clients),
             "incidents": [incident.record() for incident in incidents],
             **uploads.record(),
         }
@@ -146,8 +159,10 @@ class RoundLoop:
         if probe is not None and probe.clients:
             record["probe"] = probe.record(self.server)
             self.probe_features = probe.projection() if number == settings.rounds else None
-        test_seconds = local.seconds + time.perf_counter() - trained
         tested = number % settings.evaluate_every == 0 or number == settings.rounds
+        if self.backdoor_test is not None and tested:
+            record["attack_success"] = self.evaluate_global(self.backdoor_test).accuracy
+        test_seconds = local.seconds + time.perf_counter() - trained
         start_test = partial(self._start_test, self.test, replace(self.server)) if tested else None
         self._pending = PendingRound(record, start_test, time.perf_counter() - began, test_seconds)
         return self._pending
@@ -188,7 +203,7 @@ class RoundLoop:
         sent: Broadcast,
         jobs: Sequence[Job],
         overlap: Overlap,
-        uploads: UploadSums,
+        uploads: RoundUploads,
         local: LocalRecords,
         probe: Probe | None,
     ) -> list[Incident]:
@@ -202,19 +217,27 @@ class RoundLoop:
             if defect is not None:
                 incidents.append(Incident(result.client, defect))
                 continue
-            uploads.add(result)
+            refused = uploads.add(result)
+            if refused is not None:
+                incidents.append(refused)
+                continue
             self.client_states.put(result.client, result.client_state)
             local.add(result, self.server)
             if probe is not None:
                 ids = self.federation.client(result.client, self.stage(sent.round))
                 probe.add(result, *self.context.read(ids))
         local.flush()
-        return incidents
+        return incidents + uploads.close()
 
-    def _new_uploads(self) -> UploadSums:
+    def _new_uploads(self) -> RoundUploads:
+        private = self.runner.private
         if self.privacy is not None:
-            return PrivateSums(self.privacy, self.server, self.runner.private)
-        return UploadSums(self.method.keeps_uploads)
+            sums: UploadSums = PrivateSums(self.privacy, self.server, private)
+        elif self.robust is not None:
+            sums = RobustSums(self.robust, self.server, private)
+        else:
+            sums = UploadSums(self.method.keeps_uploads)
+        return RoundUploads(sums, self.server, private, self.settings, self.attack, self.hostile)
 
     def _aggregate(self, uploads: UploadSums) -> None:
         method, server = self.method, self.server

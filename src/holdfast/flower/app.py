@@ -110,6 +110,10 @@ class AppConfig:
         given = {k: v for k, v in given.items() if v != "" and not (k in optional and v == 0)}
         # Testing local models on the server is to be asked for: what a method keeps at its client would leave it.
         experiment = Experiment.from_mapping({"evaluate_locals": False, **given})
+        if experiment.attack is not None:
+            raise HoldfastError(
+                "attack is for simulations; leave it out on Flower, where sites send what they send"
+            )
         values = {name: getattr(experiment, name) for name in SCHEDULE_SETTINGS}
         # Sites keep what they remember for the last checkpoint only, so there is one every round.
         self.settings = Settings(

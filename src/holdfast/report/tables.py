@@ -216,6 +216,12 @@ def _columns(target: float) -> list[LeaderboardColumn]:
         ),
         percent("domain mean", "mean of the domains' accuracies, last round", _domains(np.mean)),
         percent("worst domain", "lowest of the domains' accuracies, last round", _domains(np.min)),
+        percent(
+            "attack success",
+            "share of marked test samples that are taken for the backdoor's target, last round",
+            lambda run: run.last("attack_success"),
+            "low",
+        ),
         LeaderboardColumn(
             "epsilon",
             "privacy spent by all rounds: ε of the clients' differential privacy",

@@ -100,7 +100,9 @@ class Experiment(ExperimentSettings):
         from holdfast.models.registry import as_model, describe_model, model_from
         from holdfast.tasks.registry import as_task, with_loss
         from holdfast.training.checks import check_method_kind
+        from holdfast.updates.attacks import parse_attack
         from holdfast.updates.privacy import parse_dp
+        from holdfast.updates.robust import parse_robust
 
         self._refuse_unwritable()
         for name, hint in field_hints(type(self)).items():
@@ -126,6 +128,10 @@ class Experiment(ExperimentSettings):
         self._set("model", _recorded(describe_model(model), model))
         if self.dp is not None:
             self._set("dp", parse_dp(self.dp).describe())
+        if self.robust is not None:
+            self._set("robust", parse_robust(self.robust).describe())
+        if self.attack is not None:
+            self._set("attack", parse_attack(self.attack).describe())
         if self.task is not None:
             self._set("task", _plain(with_loss(as_task(self.task), self.loss).describe()))
             self._set("loss", None)

@@ -70,6 +70,7 @@ from holdfast.training.checks import (
 from holdfast.training.description import describe_federation, machine, write_federation
 from holdfast.training.outcome import failure
 from holdfast.training.privacy import client_privacy
+from holdfast.training.robustness import check_robustness, poisoned
 from holdfast.training.run import Run
 from holdfast.updates.withheld import WithheldCounts, no_samples
 
@@ -133,7 +134,7 @@ class Training:
             dataset = fitting
             self.federation = federation = replace(federation, dataset=dataset)
         self.batchnorm, self.classifier = batchnorm, classifier
-        self.data = device_data(dataset, self.device, dtype)
+        self.data = device_data(poisoned(dataset, settings, federation), self.device, dtype)
         check_model(network, dataset, self.data)
         if isinstance(made, nn.Module):
             warn_of_own_draws(network, self.data)
@@ -169,6 +170,7 @@ class Training:
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
+        check_robustness(self.method, settings, federation)
         self.privacy = client_privacy(self.method, self.context, self.data, settings, federation)
         if callable(engine):
             self.engine = engine(self.method, self.context, self.data)

@@ -23,7 +23,9 @@ from holdfast.tasks.base import Loss, Task
 from holdfast.training.checks import check_kinds
 from holdfast.training.run import Run
 from holdfast.training.session import SubmitWrite, Training
+from holdfast.updates.attacks import Attack, parse_attack
 from holdfast.updates.privacy import DP, parse_dp
+from holdfast.updates.robust import RobustMean, parse_robust
 
 
 def train(
@@ -50,6 +52,10 @@ def train(
     min_clients: int = 1,
     seed: int = 0,
     dp: DP | Mapping[str, Any] | str | None = None,
+    robust: RobustMean | Mapping[str, Any] | str | None = None,
+    attack: Attack | Mapping[str, Any] | str | None = None,
+    max_update_norm: float | None = None,
+    max_update_ratio: float | None = None,
     engine: str = "auto",
     device: str = "auto",
     precision: str = "auto",
@@ -101,6 +107,10 @@ def train(
         deadline: seconds of training after which a round closes without the clients that are not ready.
         min_clients: a round with fewer usable updates stops the run.
         dp: differential privacy of clients, such as ``hf.DP(epsilon=8, delta=1e-5)`` or ``"epsilon=8,delta=1e-5"``.
+        robust: a robust mean in place of the mean of the updates, such as ``"median"`` or ``"krum:attackers=2"``.
+        attack: an attack by some of the clients, such as ``"sign-flip:0.2"``, to try a defence with.
+        max_update_norm: the norm above which an update is left out.
+        max_update_ratio: the same, in median norms of the round's updates.
         engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
         parallel_clients: how many clients the ``vectorized`` engine trains side by side.
         ray_address: the address of the ``ray`` engine's cluster.
@@ -142,6 +152,10 @@ def train(
         min_clients=min_clients,
         seed=seed,
         dp=None if dp is None else parse_dp(dp).describe(),
+        robust=None if robust is None else parse_robust(robust).describe(),
+        attack=None if attack is None else parse_attack(attack).describe(),
+        max_update_norm=max_update_norm,
+        max_update_ratio=max_update_ratio,
         evaluate_every=evaluate_every,
         evaluate_locals=evaluate_locals,
         local_test_samples=local_test_samples,

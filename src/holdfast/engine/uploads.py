@@ -1,0 +1,216 @@
+"""The way of a round's uploads into the global model: attack, check of their size, sum.
+
+    engine ─ result ─▶ attack ─▶ norm ─▶ sums (`UploadSums`, `PrivateSums`, `RobustSums`) ─▶ mean
+
+Results are added as they arrive, unless a step needs all of a round: an attack, or a limit relative to the median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.core.settings import Settings
+from holdfast.core.trees import Tensors, Tree, clone, leaves, size_in_bytes, tree_map, unflatten
+from holdfast.engine.aggregation import UploadSums
+from holdfast.engine.clients import ClientResult, Incident
+from holdfast.methods.base import Server
+from holdfast.updates.attacks import Attack
+from holdfast.updates.privacy import total_norm
+from holdfast.updates.robust import RobustMean
+
+LARGE = 10.0  # an update this many times longer than the median is an incident
+ENOUGH = 4  # updates, for a median to compare with
+LARGE_UPDATE = "large update"
+
+
+class RoundUploads:
+    """The uploads of one round.
+
+    Updates are the changes of the parameters that clients share, without those that stay with them (``private``).
+    ``hostile`` are the attackers among all clients.
+    """
+
+    def __init__(
+        self,
+        sums: UploadSums,
+        server: Server,
+        private: Collection[str],
+        settings: Settings,
+        attack: Attack | None,
+        hostile: Collection[int],
+    ) -> None:
+        self.sums, self.server, self.settings = sums, server, settings
+        self.names = [name for name in server.params if name not in private]
+        self.attack = attack if attack is not None and attack.changes_updates else None
+        self.hostile = hostile
+        waits = self.attack is not None or settings.max_update_ratio is not None
+        self.waiting: list[ClientResult] | None = [] if waits else None
+        self.norms: dict[int, Tensor] = {}
+        self.clients: list[int] = []
+        self.added = 0
+
+    def add(self, result: ClientResult) -> Incident | None:
+        """Take a valid result; returns why it is refused. Its tensors may be reused afterwards."""
+        self.clients.append(result.client)
+        if self.waiting is None:
+            return self._add(result, self._norm(result), None)
+        shared, buffers, sums = (clone(tree) for tree in (result.shared, result.buffers, result.sums))
+        self.waiting.append(replace(result, shared=shared, buffers=buffers, sums=sums))
+        return None
+
+    def close(self) -> list[Incident]:
+        """Add what has waited for the others; returns who is refused, and whose update is conspicuous."""
+        incidents = []
+        if self.waiting is not None:
+            # Sorted: the sum then does not depend on the order in which an engine finishes clients.
+            results = self._attacked(sorted(self.waiting, key=lambda result: result.client))
+            norms = [self._norm(result) for result in results]
+            middle = median(float(norm) for norm in norms) if norms else 0.0
+            for result, norm in zip(results, norms, strict=True):
+                incident = self._add(result, norm, middle)
+                incidents += [] if incident is None else [incident]
+        return incidents + self._large()
+
+    def record(self) -> dict[str, Any]:
+        """Further entries of the round's record."""
+        attackers = [client for client in self.clients if client in self.hostile]
+        return self.sums.record() | ({"attackers": attackers} if self.hostile else {})
+
+    def _add(self, result: ClientResult, norm: Tensor, middle: float | None) -> Incident | None:
+        """Add one result, unless it is longer than allowed; ``middle`` is the median norm of the round."""
+        most, ratio = self.settings.max_update_norm, self.settings.max_update_ratio
+        if most is not None and float(norm) > most:
+            return _refused(result, float(norm), f"above max_update_norm {most:g}")
+        if ratio is not None and middle is not None and float(norm) > ratio * middle:
+            limit = f"{float(norm) / middle:.3g} times the median" if middle else "the median is 0"
+            return _refused(result, float(norm), f"{limit}, above max_update_ratio {ratio:g}")
+        self.norms[result.client] = norm
+        self.sums.add(result)
+        self.added += 1
+        return None
+
+    def _norm(self, result: ClientResult) -> Tensor:
+        with torch.no_grad():
+            if not self.names:
+                return torch.zeros(())
+            mine, before = (
+                [tensors[k] for k in self.names] for tensors in (result.shared, self.server.params)
+            )
+            return total_norm(torch._foreach_sub(mine, before))
+
+    def _large(self) -> list[Incident]:
+        """The clients whose updates are out of all proportion to the others'."""
+        if len(self.norms) < ENOUGH:
+            return []
+        norms = torch.stack(list(self.norms.values())).tolist()
+        middle = median(norms)
+        return [
+            Incident(client, LARGE_UPDATE, f"norm {norm:.3g}, {norm / middle:.3g} times the median")
+            for client, norm in zip(self.norms, norms, strict=True)
+            if norm > LARGE * middle > 0
+        ]
+
+    def _attacked(self, results: Sequence[ClientResult]) -> list[ClientResult]:
+        """The results with what the attackers send."""
+        bad = [result.client in self.hostile for result in results]
+        if self.attack is None or not any(bad):
+            return list(results)
+        before = {name: self.server.params[name] for name in self.names}
+        rows = torch.stack([_row(result.shared, before) for result in results])
+        clients = [result.client for result in results]
+        rows = self.attack.changed(rows, clients, bad, self.settings.seed, self.server.round)
+        return [
+            replace(result, shared=result.shared | _from_row(row, before)) if is_bad else result
+            for result, row, is_bad in zip(results, rows, bad, strict=True)
+        ]
+
+
+class RobustSums(UploadSums):
+    """A robust mean in place of the mean. Sums are the robust mean of what clients upload for them, times the clients.
+
+    Parameters that stay with the clients (``private``) are averaged as always: they are not exchanged.
+    """
+
+    def __init__(self, mean: RobustMean, server: Server, private: Collection[str]) -> None:
+        super().__init__(keeps_uploads=False)
+        self.robust, self.server = mean, server
+        self.shared = {k: w for k, w in server.params.items() if k not in private}
+        self.private = set(server.params) - set(self.shared)
+        self.rows: list[Tensor] = []
+        self.others: list[Tensor] = []  # buffers and sums
+        self.like: Tensors = {}  # of ``others``: their shapes
+        self.clients: list[int] = []
+        self.kept = torch.ones(0)
+
+    def add(self, result: ClientResult) -> None:
+        others = dict(leaves({"buffers": result.buffers, "sums": result.sums}))
+        self.like = self.like or {path: torch.zeros_like(value) for path, value in others.items()}
+        self.rows.append(_row(result.shared, self.shared))
+        self.others.append(_row({path: others[path] for path in self.like}, self.like))
+        self.clients.append(result.client)
+        if self.private:
+            own = {k: result.shared[k] * result.weight for k in self.private}
+            self.params = {k: self.params[k] + v for k, v in own.items()} if self.params else own
+        self.weight += result.weight
+        self.bytes += size_in_bytes(result.sums)
+
+    @property
+    def usable(self) -> bool:
+        return bool(self.rows)
+
+    def mean(self) -> tuple[Tensors, Tensors]:
+        """The robust means of parameters and buffers; ``sums`` become robust too."""
+        self.robust.check(len(self.rows))
+        order = sorted(range(len(self.rows)), key=lambda place: self.clients[place])
+        self.clients = [self.clients[place] for place in order]
+        rows, others = (
+            torch.stack([values[place] for place in order]) for values in (self.rows, self.others)
+        )
+        weights = self.robust.weights(rows)
+        self.kept = weights > 0
+        change = _from_row(self.robust.estimate(rows, weights), self.shared)
+        params = {
+            k: (change[k] if k in change else self.params[k] / self.weight).contiguous()
+            for k in self.server.params
+        }
+        estimated = self.robust.estimate(others, weights) if self.like else others.new_zeros(0)
+        tree = unflatten(_from_row(estimated, self.like))
+        self.sums = {} if "sums" not in tree else _times(tree["sums"], len(rows))
+        return params, tree.get("buffers", {})
+
+    def record(self) -> dict[str, Any]:
+        """The clients that the robust mean leaves out."""
+        return {
+            "rejected": [c for c, kept in zip(self.clients, self.kept.tolist(), strict=False) if not kept]
+        }
+
+
+def _refused(result: ClientResult, norm: float, why: str) -> Incident:
+    return Incident(result.client, LARGE_UPDATE, f"left out: norm {norm:.3g}, {why}")
+
+
+def _row(values: Tensors, before: Tensors) -> Tensor:
+    """The change of all values as one vector."""
+    parts = [(values[k] - b).flatten() for k, b in before.items()]
+    return torch.cat(
+        [part if part.is_floating_point() else part.float() for part in parts] or [torch.zeros(0)]
+    )
+
+
+def _from_row(row: Tensor, before: Tensors) -> Tensors:
+    """The values after the change ``row``; inverse of `_row`. Counters are rounded."""
+    parts = torch.split(row, [b.numel() for b in before.values()])
+    return {
+        k: b + (part if b.is_floating_point() else part.round()).to(b.dtype).view_as(b)
+        for (k, b), part in zip(before.items(), parts, strict=True)
+    }
+
+
+def _times(tree: Tree, factor: float) -> Tree:
+    return tree_map(lambda value: value * factor, tree)
