@@ -2,13 +2,16 @@
 
 import hashlib
 import importlib
+import re
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import holdfast as hf
+from holdfast.cli import app
 from holdfast.core import own
 
 MINE = """
@@ -208,6 +211,13 @@ def test_installed_packages_have_entry_points(mine: Path, monkeypatch: pytest.Mo
     assert described["mine"]["name"] == "pull"
     assert described["mine"]["beta"] == 0.5
     assert hf.methods.method_from(described) == method
+    listed = CliRunner().invoke(app, ["methods"])
+    assert listed.exit_code == 0
+    assert re.search(r"^pull +–", listed.output, re.MULTILINE)
+    assert "the method 'bad' cannot be loaded: ModuleNotFoundError: No module named 'no'" in listed.output
+    assert CliRunner().invoke(app, ["methods", f"{mine}:Mine"]).output.split()[1:] == [
+        "hyper-parameter", "default", "meaning", "beta", "0.1",
+    ]  # fmt: skip
     with pytest.raises(hf.HoldfastError, match="unknown method 'pul'; did you mean pull"):
         hf.parse_method("pul")
     with pytest.raises(hf.HoldfastError, match="the method 'bad' cannot be loaded: ModuleNotFoundError"):

@@ -12,7 +12,7 @@ import typer
 
 from holdfast.cli.options import Json
 from holdfast.cli.printing import console, print_json, print_table
-from holdfast.core.errors import install
+from holdfast.core.errors import HoldfastError, install
 
 EXTRAS = {
     "data": ("h5py", "PIL"),
@@ -30,13 +30,16 @@ Combine methods: --method fedntd+fedprox:mu=0.1"""
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method to explain.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A method to explain, or one of your own, such as mine.py:Mine.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the methods with their costs and measured accuracy, or explain one.
+    """List the methods with their costs and measured accuracy, or explain one; those of installed packages included.
 
     Example:  holdfast methods fedntd
     """
+    from holdfast.core.own import installed
     from holdfast.methods.catalogue import describe, overview
     from holdfast.methods.registry import METHODS
 
@@ -47,7 +50,12 @@ def methods(
         else:
             _print_method(method)
         return
-    described = [describe(each) for each in METHODS]
+    described, failed = [describe(each) for each in METHODS], []
+    for each in sorted(installed("method").keys() - METHODS.keys()):
+        try:
+            described.append(describe(each))
+        except HoldfastError as error:
+            failed.append(str(error))
     if as_json:
         print_json(described)
         return
@@ -57,20 +65,28 @@ def methods(
     columns = [column if column == "method" else f" {column}" for column in numbers[0]]
     print_table("\nMeasured", columns, [list(row.values()) for row in numbers])
     console().print(LEGEND, style="dim")
+    for sentence in failed:
+        console().print(sentence, style="dim", soft_wrap=True)
 
 
 def _print_method(method: dict[str, Any]) -> None:
     from holdfast.methods.catalogue import costs_in_words
 
     out = console()
-    out.print(f"{method['name']}: {method['about']}\n\nUse it when: {method['when']}.\n", soft_wrap=True)
+    about = f": {method['about']}" if method["about"] else ""
+    out.print(f"{method['name']}{about}\n", soft_wrap=True)
+    if method["when"]:
+        out.print(f"Use it when: {method['when']}.\n", soft_wrap=True)
     if method["parameters"]:
         rows = [[p["name"], str(p["default"]), p["about"]] for p in method["parameters"]]
         print_table("", ["hyper-parameter", "default", "meaning"], rows)
-    print_table("\nCosts and privacy", ["", ""], [list(line) for line in costs_in_words(method).items()])
-    keys = ("method", "data", "split", "accuracy", "forgetting", "seeds")
-    columns = ["run as", "data", "split", " accuracy", " forgetting", " seeds"]
-    print_table("\nMeasured, in percent", columns, [[str(r[key]) for key in keys] for r in method["results"]])
+    if method["when"]:  # else the class has no card
+        print_table("\nCosts and privacy", ["", ""], [list(line) for line in costs_in_words(method).items()])
+    if method["results"]:
+        keys = ("method", "data", "split", "accuracy", "forgetting", "seeds")
+        columns = ["run as", "data", "split", " accuracy", " forgetting", " seeds"]
+        rows = [[str(r[key]) for key in keys] for r in method["results"]]
+        print_table("\nMeasured, in percent", columns, rows)
 
 
 def datasets(as_json: Json = False) -> None:

@@ -8,15 +8,14 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import unknown
 from holdfast.core.spec import choices, either, field_hints
 from holdfast.methods.base import Method
-from holdfast.methods.registry import METHODS
+from holdfast.methods.registry import method_class
 
 MEASUREMENTS = Path(__file__).with_name("measurements.json")
 NOT_MEASURED = "not measured"
@@ -29,12 +28,13 @@ def _measurements() -> dict[str, dict[str, Any]]:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """A built-in method as plain values: docstring, hyper-parameters, costs, privacy and results."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    kind = METHODS[name]
-    about = inspect.cleandoc(kind.__doc__ or "").replace("``", "`")
-    default = kind()
+    """A method, also one of the user's own, as plain values: docstring, hyper-parameters, costs, privacy, results."""
+    kind = method_class(name)
+    written = (
+        "" if str(kind.__doc__).startswith(f"{kind.__name__}(") else kind.__doc__ or ""
+    )  # not by dataclass
+    about = inspect.cleandoc(written).replace("``", "`")
+    default = kind if any(field.default is MISSING for field in fields(kind)) else kind()
     return {
         "name": name,
         "summary": about.split("\n")[0],
@@ -59,7 +59,11 @@ def _parameters(kind: type[Method]) -> list[dict[str, Any]]:
     comments = dict(re.findall(r"^    (\w+):[^\n#]*=[^\n#]*# ?(.*)$", source, re.MULTILINE))
     hints = field_hints(kind)
     return [
-        {"name": f.name, "default": f.default, "about": comments.get(f.name) or _choices(hints[f.name])}
+        {
+            "name": f.name,
+            "default": "" if f.default is MISSING else f.default,
+            "about": comments.get(f.name) or _choices(hints[f.name]),
+        }
         for f in fields(kind)
     ]
 

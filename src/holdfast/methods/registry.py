@@ -52,6 +52,25 @@ def method_from(description: Mapping[str, Any]) -> Method:
     return _own_method(code, options)
 
 
+def method_class(name: str) -> type[Method]:
+    """The class of a method that is built in, of an installed package, or named by a reference (``mine.py:Mine``)."""
+    if name in METHODS:
+        return METHODS[name]
+    code = own.find({"name": name}, "method", _is_method_class)
+    if code is None:
+        raise unknown("method", name, {*METHODS, *own.installed("method")})
+    return type(code.value) if isinstance(code.value, Method) else _class(code)
+
+
+def _class(code: own.Code) -> type[Method]:
+    if not _is_method_class(code.value):
+        raise HoldfastError(
+            f"{code.name} is {named(code.value)}; it must be a class that inherits from holdfast.Method"
+        )
+    kind: type[Method] = code.value
+    return kind
+
+
 def _own_method(code: own.Code, description: Mapping[str, Any]) -> Method:
     """The method of a class with the options of ``description``, or the given object."""
     if isinstance(code.value, Method):
@@ -60,11 +79,7 @@ def _own_method(code: own.Code, description: Mapping[str, Any]) -> Method:
                 f"{code.name} is an object, whose options are fixed; name its class to set them"
             )
         return code.value
-    if not _is_method_class(code.value):
-        raise HoldfastError(
-            f"{code.name} is {named(code.value)}; it must be a class that inherits from holdfast.Method"
-        )
-    kind: type[Method] = code.value
+    kind = _class(code)
     options = {key: value for key, value in description.items() if key != "name"}
     if (options and not fields(kind)) or not _is_made_of_fields(kind):
         raise HoldfastError(
