@@ -17,10 +17,11 @@ import torch
 from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
 from holdfast.data.preprocess import Preprocess, preprocess_for
-from holdfast.data.sources import DATASETS, describe, formats, load
+from holdfast.data.sources import DATASETS, default_partition, describe, formats, load
 from holdfast.data.sources.files import File, download, unpack
 from holdfast.data.sources.formats import read_idx, stratified_split
 from holdfast.data.sources.pickles import read_pickled_arrays
+from holdfast.training.experiment import Experiment
 
 PUBLISHED = dict(DATASETS)
 
@@ -676,3 +677,51 @@ def test_real_writers():
     writers = groups["writer"]
     assert len(np.unique(writers.train)) == 539
     assert len(np.unique(writers.test)) == 297
+
+
+# Tables.
+
+
+def write_clinics(folder):
+    folder.mkdir()
+    for number, town in enumerate(("lyon", "paris")):
+        rows = [f"{i},{'ab'[i % 2]},{(i + number) % 3 % 2}\n" for i in range(20)]
+        (folder / f"{town}.csv").write_text("age,sex,ill\n" + "".join(rows))
+
+
+def test_tables_with_options(tmp_path):
+    write_clinics(tmp_path / "clinics")
+    data = load(f"{tmp_path}/clinics/lyon.csv:target=ill,drop=[sex],test=0.25")
+    assert (data.name, data.shape, len(data.y_train) + len(data.y_test)) == ("lyon", (1,), 20)
+    assert len(data.y_test) == 5
+    data = load(f"{tmp_path}/clinics:target=ill")
+    assert (data.name, data.shape, data.groups["site"].names) == ("clinics", (3,), ("lyon", "paris"))
+    assert default_partition(f"{tmp_path}/clinics:target=ill") == "by-site"
+    assert default_partition(f"{tmp_path}/clinics/lyon.csv:target=ill,site=sex") == "by-site"
+    assert default_partition(f"{tmp_path}/clinics/lyon.csv:target=ill") == "dirichlet:0.1"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", "name the target column of .*clinics, as in 'clinics:target=ill'"),
+        (":target=sick", "unknown column of site 'lyon' .* 'sick'"),
+        (":target=ill,colour=3", "unknown option of tables 'colour'"),
+        (":target=ill,site=sex", "unknown option of tables 'site'"),
+        (":target", "'target' in data .* is not of the form option=value"),
+    ],
+)
+def test_options_of_tables_that_do_not_fit(tmp_path, options, words):
+    write_clinics(tmp_path / "clinics")
+    with pytest.raises(HoldfastError, match=words):
+        load(f"{tmp_path}/clinics{options}")
+
+
+def test_a_folder_of_tables_as_an_experiment(tmp_path, monkeypatch):
+    write_clinics(tmp_path / "clinics")
+    monkeypatch.chdir(tmp_path)
+    experiment = Experiment(data="clinics:target=ill", model="linear")
+    monkeypatch.chdir("/")
+    assert experiment.data == f"{tmp_path}/clinics:target=ill"
+    assert experiment.build_federation().clients == 2
+    assert Experiment.from_mapping(experiment.describe()) == experiment

@@ -103,7 +103,7 @@ def datasets(as_json: Json = False) -> None:
     rows = [
         [
             str(d["name"]),
-            str(d["classes"]),
+            str(d["classes"] or "–"),
             "×".join(map(str, d["shape"])),  # type: ignore[call-overload]
             f"{d['train']:,}",
             f"{d['test']:,}",

@@ -230,7 +230,8 @@ class ExperimentSettings(Settings):
         Role.SOURCE,
     )  # fmt: skip
     partition: Described | None = setting(
-        HelpGroup.DATA, f"Partition: iid, shards:2, dirichlet:0.1, … (default: {DEFAULT_PARTITION}).", None,
+        HelpGroup.DATA,
+        f"Partition: iid, shards:2, … (default: {DEFAULT_PARTITION}; by-site for data of several sites).", None,
         Role.FEDERATION,
     )  # fmt: skip
     clients: int | None = setting(HelpGroup.DATA, "Number of clients.", None, Role.FEDERATION)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from holdfast.data.federation import Federation, federate
 from holdfast.data.partitions import BySite
 from holdfast.data.samples import draw_test_share, read_items
 from holdfast.data.sources.formats import read_npz
-from holdfast.data.tables.dataset import dataset_from_tables, is_site_table
+from holdfast.data.tables.dataset import CLASS_TASKS, dataset_from_tables, is_site_table
 from holdfast.data.tables.table import SUFFIXES
 
 
@@ -106,6 +106,7 @@ def concatenate(datasets: Mapping[str, Dataset], name: str = "custom") -> Datase
             ("samples of shape", first.shape, dataset.shape),
             ("samples of type", first.x_train.dtype, dataset.x_train.dtype),
             ("the preprocessing", first.preprocess, dataset.preprocess),
+            ("the task", first.task.name, dataset.task.name),
         ):
             if one != other:
                 raise HoldfastError(
@@ -131,17 +132,46 @@ def concatenate(datasets: Mapping[str, Dataset], name: str = "custom") -> Datase
     )
     if first.task.name not in ("multiclass", "binary"):
         return whole.with_task(first.task)  # the bins of all sites' targets
-    names = tuple(dict.fromkeys(name for dataset in datasets.values() for name in dataset.classes))
-    if any(dataset.classes != first.classes for dataset in datasets.values()):
-        names = tuple(sorted(names))
-    labels = {
-        part: torch.cat([
-            torch.tensor([names.index(c) for c in dataset.classes])[getattr(dataset, f"y_{part}")]
-            for dataset in datasets.values()
-        ])
-        for part in ("train", "test")
-    }  # fmt: skip
-    return replace(whole, y_train=labels["train"], y_test=labels["test"], classes=names)
+    names = _label_names(datasets.values())
+    x_train, x_test = (
+        torch.cat([getattr(d, part) for d in datasets.values()]) for part in ("x_train", "x_test")
+    )
+    y_train, y_test = (
+        torch.cat([_renamed(getattr(d, part), d, names) for d in datasets.values()])
+        for part in ("y_train", "y_test")
+    )
+    merged = replace(
+        first,
+        name=name,
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        labels=names,
+        groups=_site_group(datasets),
+        encoder=None,
+    )
+    return merged.with_task(first.task)
+
+
+def _own_names(dataset: Dataset) -> tuple[str, ...]:
+    """The names of what a data set predicts; empty if that has none."""
+    return dataset.labels or (dataset.classes if dataset.task.name in CLASS_TASKS else ())
+
+
+def _label_names(datasets: Collection[Dataset]) -> tuple[str, ...]:
+    """The names of what all data sets predict: those of the first, or all of them sorted where they differ."""
+    each = [_own_names(dataset) for dataset in datasets]
+    same = all(names == each[0] for names in each)
+    return each[0] if same else tuple(sorted({name for names in each for name in names}))
+
+
+def _renamed(y: torch.Tensor, dataset: Dataset, names: tuple[str, ...]) -> torch.Tensor:
+    """Labels of a data set as those of the merged one; other targets are returned unchanged."""
+    own = _own_names(dataset)
+    if dataset.task.name not in CLASS_TASKS or own == names:
+        return y
+    return torch.tensor([names.index(name) for name in own])[y]
 
 
 def _site_group(datasets: Mapping[str, Dataset]) -> Mapping[str, Group]:

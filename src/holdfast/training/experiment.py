@@ -96,6 +96,7 @@ class Experiment(ExperimentSettings):
     def __post_init__(self) -> None:
         from holdfast.data.partitions import parse_partition, partition_from
         from holdfast.data.skew import FeatureSkew
+        from holdfast.data.sources import default_partition
         from holdfast.methods.registry import describe_method, method_from, parse_method
         from holdfast.models.registry import as_model, describe_model, model_from
         from holdfast.tasks.registry import as_task, with_loss
@@ -113,7 +114,7 @@ class Experiment(ExperimentSettings):
             self._set("federation", _absolute(self.federation))
             self._refuse_beside_federation("a federation file")
         elif isinstance(self.data, str) or self.partition is not None:
-            written = self.partition or DEFAULT_PARTITION
+            written = self.partition or default_partition(str(self.data))
             partition = parse_partition(written) if isinstance(written, str) else partition_from(written)
             self._set("partition", partition.describe())
         self._set("skew", _mapping(self.skew, "skew", field_hints(FeatureSkew)))
@@ -277,9 +278,8 @@ class Experiment(ExperimentSettings):
             "skew": self.skew,
             "stream": self.stream,
         }
-        partition = (
-            parse_partition(DEFAULT_PARTITION).describe() if self.partition is None else self.partition
-        )
+        natural = "by-site" if "site" in dataset.groups else DEFAULT_PARTITION
+        partition = parse_partition(natural).describe() if self.partition is None else self.partition
         assert isinstance(partition, Mapping)
         description = dict(partition) | {"seed": self._partition_seed}
         description |= {key: value for key, value in setting.items() if value is not None}
@@ -464,7 +464,7 @@ def _data(given: Any) -> str | dict[str, Any] | OwnData:
         if (reference := own.split(given)) is not None:
             name, options = reference
         elif name not in own.installed("data set"):
-            return _absolute(given)
+            return _absolute_data(given)
         given = {"name": name} | parse_options(options, f"data set '{given}'")
     if isinstance(given, Mapping):
         data = own_data(given) if "name" in given else None
@@ -493,6 +493,17 @@ def _absolute(path: str) -> str:
     """An absolute path, so that the run can be resumed from another directory; other text is returned unchanged."""
     found = files.existing(path)
     return path if found is None else str(found.resolve())
+
+
+def _absolute_data(given: str) -> str:
+    """The path of data as an absolute one, with the options behind it."""
+    from holdfast.data.sources import split_options
+
+    found = split_options(given)
+    if found is None:
+        return given
+    path, options = found
+    return f"{path.resolve()}:{options}" if options else str(path.resolve())
 
 
 def _mapping(written: Described | None, what: str, known: Iterable[str]) -> dict[str, Any] | None:

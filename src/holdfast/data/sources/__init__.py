@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import existing
+from holdfast.core.settings import DEFAULT_PARTITION
+from holdfast.core.spec import parse_options
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.preprocess import Preprocess, preprocess_for
 from holdfast.data.sources import files
 from holdfast.data.sources.formats import Arrays, read_npz
 from holdfast.data.sources.registry import DATASETS, FileLayout, Source
+from holdfast.data.tables.table import SUFFIXES
 
-__all__ = ["DATASETS", "Layout", "Source", "check_name", "describe", "load"]
+__all__ = ["DATASETS", "Source", "check_name", "default_partition", "describe", "load", "split_options"]
 
 
 def load(
@@ -32,12 +36,16 @@ def load(
     are checked against it.
 
     A ``.npz`` file holds ``x_train``, ``y_train``, ``x_test`` and ``y_test`` (see `Dataset.from_arrays`); a
-    folder is read by `Dataset.from_folder`.
+    folder of images is read by `Dataset.from_folder`. Of a CSV or Parquet file the target column must be named, with
+    other options of `Dataset.from_frame`: ``patients.csv:target=ill,drop=[id]``; a folder that holds such a file for
+    each site takes the options of `federation_from_sites`.
 
     ``preprocess`` is the name of a preset (``"fedntd"``; see `preprocess_for`), a `Preprocess`, or None for plain
     normalisation.
     """
     check_name(name_or_path)
+    if (table := _table_options(name_or_path)) is not None:
+        return _load_tables(*table, preprocess)
     name, path = str(name_or_path), existing(name_or_path) or Path(name_or_path)
     known = name in DATASETS
     if not isinstance(preprocess, Preprocess):
@@ -51,18 +59,79 @@ def load(
 
 def check_name(name_or_path: str | Path) -> None:
     """Raise an error for a name or path of no data set, before anything is read or downloaded."""
-    if str(name_or_path) in DATASETS or Path(name_or_path).suffix == ".npz":
+    if str(name_or_path) in DATASETS or Path(name_or_path).suffix == ".npz" or _table_options(name_or_path):
         return
     path = existing(name_or_path)
     if path is not None:
         if path.is_dir():
             return
-        raise HoldfastError(f"{path} is neither a folder of images nor a file that ends in .npz")
+        raise HoldfastError(
+            f"{path} is neither a folder of images nor a file that ends in .npz, {', '.join(SUFFIXES)}"
+        )
     if "/" in str(name_or_path):
         raise HoldfastError(
             f"there is no folder {Path(name_or_path)}, and no data set of that name; data files end in .npz"
         )
     raise unknown("data set", str(name_or_path), DATASETS)
+
+
+def split_options(name_or_path: str | Path) -> tuple[Path, str] | None:
+    """A path that exists and the options behind it, as in ``patients.csv:target=ill``; None for anything else."""
+    text = str(name_or_path)
+    for path, options in ((text, ""), text.partition(":")[::2]):
+        if (found := existing(path)) is not None:
+            return found, options
+    return None
+
+
+def default_partition(name_or_path: str) -> str:
+    """The partition that data comes with, such as by-site, or else the general default."""
+    if name_or_path in DATASETS:
+        return DATASETS[name_or_path].partition or DEFAULT_PARTITION
+    path, options = _table_options(name_or_path) or (None, {})
+    return "by-site" if path is not None and (path.is_dir() or "site" in options) else DEFAULT_PARTITION
+
+
+def _table_options(name_or_path: str | Path) -> tuple[Path, dict[str, Any]] | None:
+    """The path and the options of a table or a folder of tables; None for anything else."""
+    found = None if str(name_or_path) in DATASETS else split_options(name_or_path)
+    if found is None:
+        return None
+    path, options = found
+    if path.suffix in SUFFIXES or (path.is_dir() and any(one.suffix in SUFFIXES for one in path.iterdir())):
+        return path, parse_options(options, f"data '{name_or_path}'")
+    return None
+
+
+def _load_tables(path: Path, options: dict[str, Any], preprocess: str | Preprocess | None) -> Dataset:
+    """A table, or the tables of a folder's sites."""
+    from holdfast.data.sites import federation_from_sites  # which imports this package
+
+    known = [
+        "target",
+        "test",
+        "seed",
+        "categorical",
+        "drop",
+        "classes",
+        "task",
+        *([] if path.is_dir() else ["site"]),
+    ]
+    for option in options:
+        if option not in known:
+            raise unknown("option of tables", option, known)
+    if "target" not in options:
+        raise HoldfastError(f"name the target column of {path}, as in '{path.name}:target=ill'")
+    dataset = (
+        federation_from_sites(path, **options).dataset
+        if path.is_dir()
+        else Dataset.from_frame(path, **options)
+    )
+    if isinstance(preprocess, Preprocess):
+        preprocess.check(dataset.shape)
+        return replace(dataset, preprocess=preprocess)
+    preprocess_for(dataset.name, preprocess or "plain")  # raises for a preset of other data
+    return dataset
 
 
 def describe(root: Path | None = None) -> list[dict[str, object]]:

@@ -29,14 +29,15 @@ DIGITS = tuple("0123456789")
 
 @dataclass(frozen=True)
 class Arrays:
-    """The content of a data set: uint8 images, labels from 0, names of classes, groups of samples."""
+    """The content of a data set: samples, targets, names of classes, groups, and the task, if not classes."""
 
     x_train: np.ndarray
     y_train: np.ndarray
     x_test: np.ndarray
     y_test: np.ndarray
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] | None
     groups: Mapping[str, Group] = field(default_factory=dict)
+    task: str | None = None
 
 
 def import_optional(module: str, package: str) -> Any:

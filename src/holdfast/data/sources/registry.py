@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.data.dataset import Group
-from holdfast.data.sources import formats
+from holdfast.data.sources import federations, formats
 from holdfast.data.sources.files import File
 from holdfast.data.sources.formats import Arrays
 
@@ -32,11 +32,11 @@ class FileLayout:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set known by name. Sizes and shape are those of its first layout."""
+    """A data set known by name. Sizes and shape are those of its first layout; without classes, ``classes`` is 0."""
 
     name: str
     classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     train: int
     test: int
     page: str
@@ -47,6 +47,8 @@ class Source:
     """Files of the writer of each sample, in a folder NAME-writers, and their reader; optional."""
     installed: Path | None = None
     """The folder in which an operating system's package installs the first layout's files."""
+    partition: str | None = None
+    """The partition that the data comes with, which is its default."""
 
 
 def _idx(address: str, names_and_sums: dict[str, str | None]) -> tuple[File, ...]:
@@ -109,6 +111,15 @@ _FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt"
 _MNIST_M = "https://github.com/liyxi/mnist-m/releases/download/data/"
 _QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/"
+_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+_FLAMBY = "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/fed_tcga_brca/"
+_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+_HOSPITALS = {
+    "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
+    "hungarian": "22e96bee155b5973568101c93b3705f6",
+    "switzerland": "9a87f7577310b3917730d06ba9349e20",
+    "va": "4249d03ca7711e84f4444768c9426170",
+}
 _SVHN = "http://ufldl.stanford.edu/housenumbers/"
 
 _SOURCES = (
@@ -443,6 +454,71 @@ _SOURCES = (
             ),
         ),
         licence="non-commercial research (ImageNet's terms)",
+    ),
+    Source(
+        "heart-disease",
+        classes=2,
+        shape=(13,),
+        train=486,
+        test=254,
+        page="https://archive.ics.uci.edu/dataset/45/heart+disease",
+        layouts=(
+            FileLayout(
+                "heart-disease",
+                _idx(_UCI, {f"processed.{name}.data": md5 for name, md5 in _HOSPITALS.items()}),
+                federations.read_heart_disease,
+            ),
+            FileLayout(  # with a line of names; Cleveland's file from Kaggle
+                "federations/heart-disease",
+                tuple(File(f"processed.{name}.data") for name in _HOSPITALS),
+                federations.read_heart_disease,
+            ),
+        ),
+        licence="CC BY 4.0",
+        partition="by-site",
+    ),
+    Source(
+        "tcga-brca",
+        classes=0,
+        shape=(39,),
+        train=866,
+        test=222,
+        page="https://github.com/owkin/FLamby",
+        layouts=(
+            FileLayout(
+                "tcga-brca",
+                (
+                    File("brca.csv", f"{_FLAMBY}brca.csv", "989df4ddec084f749d9593146d7ba92f"),
+                    File(
+                        "train_test_split.csv",
+                        f"{_FLAMBY}dataset_creation_scripts/train_test_split.csv",
+                        "e648057e47463ee7763924d779cd7f2d",
+                    ),
+                ),
+                federations.read_tcga_brca,
+                also=("federations/tcga-brca",),
+            ),
+        ),
+        licence="GDC's data access policy (no attempt to identify participants)",
+        partition="by-site",
+    ),
+    Source(
+        "shakespeare",
+        classes=65,
+        shape=(80,),
+        train=10_125,
+        test=2_544,
+        page="https://github.com/karpathy/char-rnn",
+        layouts=(
+            FileLayout(
+                "shakespeare",
+                (File("input.txt", _SHAKESPEARE, "6fb458f1232090904fb40fe944165e91"),),
+                federations.read_shakespeare,
+                also=("federations/shakespeare",),
+            ),
+        ),
+        licence="public domain",
+        partition="by-site",
     ),
 )
 
