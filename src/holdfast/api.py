@@ -34,7 +34,7 @@ from holdfast.models import ModelSpec, parse_model
 from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory, RunSummary, list_runs
 from holdfast.training.comparison import Comparison, compare
-from holdfast.training.experiment import Experiment
+from holdfast.training.experiment import Experiment, resume
 from holdfast.training.run import Run
 from holdfast.training.train import train
 from holdfast.updates.privacy import DP
@@ -87,6 +87,7 @@ __all__ = [
     "parse_model",
     "parse_partition",
     "preprocess_for",
+    "resume",
     "stream",
     "train",
 ]

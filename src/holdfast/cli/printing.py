@@ -1,17 +1,15 @@
-"""Output of commands: tables, JSON and progress bars."""
+"""Output of commands: tables and JSON."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 MIN_WIDTH = 10  # characters of a text column
@@ -59,41 +57,3 @@ def _column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], availa
             break
         widths[widest] -= 1
     return widths
-
-
-class ProgressBar:
-    """A progress bar on stderr for one run after another."""
-
-    def __init__(self, progress: Progress, rounds: int, runs: int) -> None:
-        self.progress, self.rounds, self.runs = progress, rounds, runs
-        self.started = 0
-        self.task: TaskID | None = None
-
-    def start(self, label: str) -> None:
-        """Begin the bar of the next run."""
-        self.started += 1
-        if self.task is not None:
-            self.progress.remove_task(self.task)
-        counted = f"{self.started}/{self.runs} " if self.runs > 1 else ""
-        self.task = self.progress.add_task(counted + label, total=self.rounds, accuracy="")
-
-    def update(self, record: dict[str, Any]) -> None:
-        """Advance to the round of this record."""
-        if self.task is not None:
-            if "accuracy" in record:
-                self.progress.update(self.task, accuracy=f"accuracy {record['accuracy']:.1%}")
-            self.progress.update(self.task, completed=record["round"])
-
-
-@contextmanager
-def progress_bar(rounds: int, runs: int = 1) -> Iterator[ProgressBar]:
-    """Show one progress bar after another for ``runs`` runs of ``rounds`` rounds each."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield ProgressBar(progress, rounds, runs)

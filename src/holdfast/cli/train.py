@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,8 +19,8 @@ import typer
 
 from holdfast.cli.app import INTERRUPTED
 from holdfast.cli.options import Changes, File, Json, experiment_from, with_settings
-from holdfast.cli.printing import console, print_json, print_table, progress_bar
-from holdfast.core.errors import HoldfastError
+from holdfast.cli.printing import console, print_json, print_table
+from holdfast.core.errors import HoldfastError, HoldfastWarning
 
 if TYPE_CHECKING:
     from holdfast.report.trackers import Tracker
@@ -57,20 +58,26 @@ def run(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="The directory of an interrupted run.")],
+    run: Annotated[Path, typer.Argument(help="The directory of a run.")],
+    rounds: Annotated[int | None, typer.Option(help="Train to this number of rounds instead.")] = None,
     device: Annotated[str | None, typer.Option(help="Continue on another device: cpu or cuda.")] = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Continue an interrupted run; on the same machine the result has the same bits as without the interruption.
+    """Continue an interrupted run, or train a run for more rounds than it was begun with.
+
+    On the same machine the result has the same bits as without the interruption, and with --rounds from the beginning.
 
     Example:  holdfast resume runs/x
+
+    Example:  holdfast resume runs/x --rounds 60
     """
     from holdfast.runs import RunDirectory
     from holdfast.training.experiment import Experiment
 
     experiment = Experiment.from_mapping(RunDirectory.open(run).experiment)
-    changes = [] if device is None else [f"device={device}"]
+    given = {"rounds": rounds, "device": device}
+    changes = [f"{name}={value}" for name, value in given.items() if value is not None]
     trackers = _trackers(track, run)
     _train(experiment.with_settings(changes), run, as_json, resume=True, trackers=trackers)
 
@@ -101,19 +108,8 @@ def compare(
 
     _refuse_method_setting(methods, settings, changes)
     shared = experiment_from(experiment, settings, changes)
-    with (
-        _advice_on_interrupt("the same command continues from there"),
-        progress_bar(shared.rounds, len(methods) * seeds) as progress,
-    ):
-        comparison = compare_methods(
-            methods,
-            shared,
-            seeds,
-            out=out,
-            target=target,
-            on_start=lambda method, seed: progress.start(f"{method}, seed {seed}"),
-            on_round=progress.update,
-        )
+    with _advice_on_interrupt("the same command continues from there"):
+        comparison = compare_methods(methods, shared, seeds, out=out, target=target)
     page = None
     if report:
         from holdfast.report import write_report
@@ -149,13 +145,10 @@ def _trackers(names: list[str] | None, directory: Path) -> list[Tracker]:
 def _train(
     experiment: Experiment, out: Path, as_json: bool, resume: bool = False, trackers: Sequence[Tracker] = ()
 ) -> None:
-    label = f"{experiment.describe()['method']['name']} on {Path(experiment.data_name).stem}"
-    with (
-        _advice_on_interrupt(f"continue with: holdfast resume {shlex.quote(str(out))}"),
-        progress_bar(experiment.rounds) as progress,
-    ):
-        progress.start(label)
-        run = experiment.run(out, resume=resume, trackers=trackers, on_round=progress.update)
+    with _advice_on_interrupt(f"continue with: holdfast resume {shlex.quote(str(out))}"):
+        run = experiment.run(out, resume=resume, trackers=trackers)
+        if run.interrupted:
+            raise KeyboardInterrupt
     if as_json:
         print_json(_summary(run))
     else:
@@ -247,7 +240,9 @@ def _new_directory(experiment: Experiment) -> Path:
 def _advice_on_interrupt(advice: str) -> Iterator[None]:
     """On Ctrl-C, exit with a sentence on how to continue."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "interrupted after round", HoldfastWarning)
+            yield
     except KeyboardInterrupt:
         print(f"holdfast: stopped; {advice}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None

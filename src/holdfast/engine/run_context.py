@@ -54,7 +54,7 @@ def make_run_context(
         num_classes=len(class_counts),
         num_clients=num_clients,
         class_counts=torch.from_numpy(class_counts).to(device, data.dtype),
-        rounds=settings.rounds,
+        total_rounds=settings.rounds,
         local_epochs=settings.local_epochs,
         local_steps=settings.local_steps,
         seed=settings.seed,

@@ -63,6 +63,11 @@ class StateCache:
         self._states.put(client, dict(leaves(copy_to_device(client_state, "cpu"))))
         self._gpu_only.discard(client)
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether there are states that the last checkpoint does not hold."""
+        return bool(self._gpu_only or self._states.changed())
+
     def changed(self) -> Mapping[int, State]:
         """The states that the next checkpoint must save."""
         for client in sorted(self._gpu_only):

@@ -56,8 +56,8 @@ def serve(app: FlowerApp, app_config: AppConfig, grid: Grid) -> None:
         population = Population.from_reports(secrets.token_hex(16), reports)
         population.save(population_file)
     training = FlowerTraining(app_config, nodes, population, dataset)
-    training.run(training.describe(), out, resume, on_round=_log_round)
-    _log.info("Holdfast: finished; see %s", out)
+    run = training.run(training.describe(), out, resume, on_round=_log_round)
+    _log.info("Holdfast: %s; see %s", "interrupted" if run.interrupted else "finished", out)
 
 
 def _log_round(record: dict[str, Any]) -> None:

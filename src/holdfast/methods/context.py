@@ -33,7 +33,7 @@ class RunContext:
     num_classes: int  # C: of strata, which are the classes where there are any
     num_clients: int  # N: all registered clients
     class_counts: Tensor  # [C] samples of each class (stratum) over all clients
-    rounds: int
+    total_rounds: int
     local_epochs: float  # E: epochs of a client in a round
     local_steps: int | None  # steps of a client in a round, instead of epochs
     seed: int
@@ -52,6 +52,13 @@ class RunContext:
     read: Callable[[np.ndarray], tuple[Tensor, Tensor]]  # training samples and labels by id
     stages: int = 1  # number of tasks of every client, for streams
     task: Task = field(default_factory=Multiclass)
+    was_read: set[str] = field(default_factory=set)  # "rounds" if a method depends on the number of rounds
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds of the run. A run whose method reads it cannot be trained for more rounds later."""
+        self.was_read.add("rounds")
+        return self.total_rounds
 
     @cached_property
     def one_of_each(self) -> np.ndarray:

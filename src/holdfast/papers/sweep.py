@@ -151,7 +151,9 @@ class Sweep:
         try:
             experiment = Experiment.from_mapping({**cell.settings, "seed": cell.seed, "device": device})
             resume = (path / "experiment.yaml").exists()
-            experiment.run(path, resume=resume, on_round=_ProgressLog(cell, log))
+            run = experiment.run(path, resume=resume, on_round=_ProgressLog(cell, log), progress=False)
+            if run.interrupted:
+                raise KeyboardInterrupt
             entry = completed_entry(cell, RunDirectory.open(path), self.processes)
         except HoldfastError as error:
             if not DIVERGED.match(str(error)):

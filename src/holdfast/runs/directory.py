@@ -226,6 +226,15 @@ class RunDirectory:
                 self._checksums.expect(METRICS, self._metrics.read_bytes())
         self.write(MODEL, to_bytes(tensors))
 
+    def reopen(self, experiment: Mapping[str, Any]) -> None:
+        """Make a finished run an unfinished one with other settings; the final model is in the checkpoint too."""
+        self._need_lock()
+        with files.writing(self.path):
+            (self.path / MODEL).unlink(missing_ok=True)
+            files.sync_directory(self.path)
+        self.write(EXPERIMENT, yaml12.dump(dict(experiment)).encode())
+        self.__dict__.pop("experiment", None)  # it is read again
+
     def load_model(self) -> State:
         """The final model's tensors on the CPU; ``HoldfastError`` if the run is not finished."""
         path = self.path / MODEL

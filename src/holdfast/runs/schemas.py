@@ -171,6 +171,8 @@ class CheckpointMeta(TypedDict, total=False):
     """The metadata of a checkpoint: the identity of its run."""
 
     made_of: dict[str, Any]
+    uses_rounds: bool  # whether the method depends on the number of rounds
+    complete: bool  # whether the checkpoint has the states of all clients
 
 
 class StoredComparison(TypedDict, total=False):

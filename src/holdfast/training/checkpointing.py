@@ -71,7 +71,7 @@ def changed_code(before: Any, now: Any) -> str:
 
 
 def find_checkpoint(directory: RunDirectory, identity: Mapping[str, Any]) -> Checkpoint | None:
-    """The last checkpoint to resume from; None if the run starts at round 1."""
+    """The last checkpoint to resume from, made for any number of rounds; None if the run starts at round 1."""
     checkpoint = directory.load_checkpoint()
     rounds = [record["round"] for record in directory.records()]
     if checkpoint is None:
@@ -86,7 +86,8 @@ def find_checkpoint(directory: RunDirectory, identity: Mapping[str, Any]) -> Che
         return None
     validate_content(checkpoint.meta, CheckpointMeta, directory.path / "checkpoint" / "checkpoint.json")
     if "made_of" in checkpoint.meta:
-        refuse_change(directory.path, with_current_names(checkpoint.meta["made_of"]), identity)
+        made_of = with_current_names(checkpoint.meta["made_of"])
+        refuse_change(directory.path, made_of | {"rounds": identity["rounds"]}, identity)
     if rounds[: checkpoint.round] != list(range(1, checkpoint.round + 1)):
         raise HoldfastError(
             f"{directory.path} has a checkpoint of round {checkpoint.round}, but not the records of all rounds up "
@@ -109,7 +110,12 @@ def snapshot(loop: RoundLoop, client_states: StateCache, run_identity: dict[str,
     # After the last round client states are needed only where they contain personal models.
     own_models = loop.method.overrides("initial_params") or loop.method.overrides("personal_logits")
     wanted = server.round < loop.settings.rounds or own_models
-    return server.round, tensors, {"made_of": run_identity}, client_states.changed() if wanted else {}
+    meta = {
+        "made_of": run_identity,
+        "uses_rounds": "rounds" in loop.context.was_read,
+        "complete": wanted or not client_states.has_changed,
+    }
+    return server.round, tensors, meta, client_states.changed() if wanted else {}
 
 
 def close(directory: RunDirectory, last: Snapshot | None, model: State, opened: ExitStack) -> None:

@@ -25,11 +25,13 @@ from holdfast.methods.stack import Stack
 from holdfast.metrics.progress import TARGET_SHARE, default_target
 from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec
+from holdfast.report.progress_display import progress_display
 from holdfast.runs import RunDirectory
 from holdfast.runs.comparison import write_baseline
 from holdfast.training.checkpointing import changed_code, is_same
 from holdfast.training.checks import check_method_kind
 from holdfast.training.experiment import Experiment, with_defaults
+from holdfast.training.interrupt import Interrupt, deferred_interrupt
 
 PUBLIC = 0.025  # public share for every method if one of them needs public data and none is given
 
@@ -75,6 +77,7 @@ def compare(
     target: float | None = None,
     on_start: Callable[[str, int], None] | None = None,
     on_round: Progress | None = None,
+    progress: bool = True,
 ) -> Comparison: ...
 
 
@@ -89,6 +92,7 @@ def compare(
     target: float | None = None,
     on_start: Callable[[str, int], None] | None = None,
     on_round: Progress | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Comparison: ...
 
@@ -103,6 +107,7 @@ def compare(
     target: float | None = None,
     on_start: Callable[[str, int], None] | None = None,
     on_round: Progress | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Comparison:
     """Run every method with every seed and compare them with the first.
@@ -124,8 +129,10 @@ def compare(
         target: the accuracy that rounds are counted to, by default 95 % of the best method's highest.
         on_start: receives method and seed before each run.
         on_round: receives the record of each round.
+        progress: as for `holdfast.train`.
 
-    If a method needs public data and the experiment has none, all methods get 2.5 % of the training data as such.
+    If a method needs public data and the experiment has none, all methods get 2.5 % of the training data as such. An
+    interrupt (Ctrl-C) raises KeyboardInterrupt after the current round; the same call continues the comparison.
     """
     labelled = _labelled(methods)
     if target is not None and not 0 < target <= 1:
@@ -145,7 +152,22 @@ def compare(
     chosen = _chosen(seeds, experiment.seed)
     experiment, notes = _with_public(labelled, experiment)
     variants = {label: replace(experiment, method=method) for label, method in labelled.items()}
-    runs, paths = _run_all(variants, chosen, out, on_start, on_round)
+    with (
+        progress_display(progress, len(variants) * len(chosen)) as display,
+        deferred_interrupt() as interrupt,
+    ):
+
+        def begin(method: str, seed: int) -> None:
+            display.start(f"{method}, seed {seed}", experiment.rounds)
+            if on_start is not None:
+                on_start(method, seed)
+
+        def advance(record: dict[str, Any]) -> None:
+            display.update(record)
+            if on_round is not None:
+                on_round(record)
+
+        runs, paths = _run_all(variants, chosen, out, begin, advance, interrupt)
     if target is None:
         target = default_target([[max(_accuracy(r)) for r in by_seed.values()] for by_seed in runs.values()])
         notes.append(f"target: {target:.1%} accuracy, {TARGET_SHARE:.0%} of the best method's highest")
@@ -233,8 +255,9 @@ def _run_all(
     variants: Mapping[str, Experiment],
     seeds: Sequence[int],
     out: str | Path | None,
-    on_start: Callable[[str, int], None] | None,
-    on_round: Callable[[dict[str, Any]], None] | None,
+    on_start: Callable[[str, int], None],
+    on_round: Callable[[dict[str, Any]], None],
+    interrupt: Interrupt,
 ) -> tuple[dict[str, dict[int, Records]], list[Path]]:
     """The records of every run by method and seed, and the directories; files are written during the next run."""
     runs: dict[str, dict[int, Records]] = {name: {} for name in variants}
@@ -262,8 +285,7 @@ def _run_all(
                 if path is not None and _finished(path, one, None if one.names_its_data else federation):
                     runs[name][seed] = RunDirectory.open(path).records()
                     continue
-                if on_start is not None:
-                    on_start(name, seed)
+                on_start(name, seed)
                 if federation is None:
                     federation, dataset = _federation(one, dataset)
                 if not checked:
@@ -273,8 +295,15 @@ def _run_all(
                     checked = True
                 resume = path is not None and (path / "experiment.yaml").exists()
                 run = one.run(
-                    path, resume=resume, federation=federation, on_round=on_round, submit_final_write=write
+                    path,
+                    resume=resume,
+                    federation=federation,
+                    on_round=on_round,
+                    progress=False,
+                    submit_final_write=write,
                 )
+                if interrupt.requested:
+                    raise KeyboardInterrupt("the comparison is incomplete; the same call continues it")
                 runs[name][seed] = run.records
     for each in written:
         each.result()

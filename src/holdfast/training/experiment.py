@@ -303,13 +303,14 @@ class Experiment(ExperimentSettings):
         federation: Federation | None = None,
         trackers: Iterable[Tracker] = (),
         on_round: Callable[[dict[str, Any]], None] | None = None,
+        progress: bool = True,
         submit_final_write: SubmitWrite | None = None,
     ) -> Run:
         """Train, and keep what comes of it in the directory ``out``.
 
         ``resume`` continues the run in ``out``. ``federation`` is the result of `build_federation`, if several runs
-        share it. ``trackers`` and ``on_round`` receive the record of every round; ``submit_final_write`` as in
-        `holdfast.train`.
+        share it. ``trackers`` and ``on_round`` receive the record of every round; ``progress`` and
+        ``submit_final_write`` as in `holdfast.train`.
         """
         from holdfast.training.train import train
 
@@ -327,6 +328,7 @@ class Experiment(ExperimentSettings):
             experiment={key: written[key] for key in asked},
             trackers=trackers,
             on_round=on_round,
+            progress=progress,
             submit_final_write=submit_final_write,
         )
 
@@ -378,6 +380,33 @@ class Experiment(ExperimentSettings):
         data = own_data(self.data) if isinstance(self.data, Mapping) else self.data
         assert isinstance(data, OwnData)
         return data
+
+
+def resume(
+    path: str | Path,
+    rounds: int | None = None,
+    *,
+    device: str | None = None,
+    trackers: Iterable[Tracker] = (),
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+    progress: bool = True,
+) -> Run:
+    """Continue the run in the directory ``path`` from its last checkpoint; a finished run is returned as it is.
+
+    ``rounds`` trains it to another number of rounds than it was begun with. On the same machine and engine the result
+    has the same bits as a run without interruption, and with that number from the beginning. Where that is impossible,
+    for streams, for methods that depend on the number of rounds or finish with a step of their own, and where the last
+    checkpoint lacks states of clients, a `HoldfastError` is raised.
+
+    ``device`` continues on another device. The other arguments are those of `train`. A run whose method, model or data
+    came from Python continues with ``train(..., out=path, resume=True)``.
+    """
+    from holdfast.runs import RunDirectory
+
+    experiment = Experiment.from_mapping(RunDirectory.open(path).experiment)
+    given = {"rounds": rounds, "device": device}
+    experiment = experiment.with_settings(f"{name}={v}" for name, v in given.items() if v is not None)
+    return experiment.run(path, resume=True, trackers=trackers, on_round=on_round, progress=progress)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Run:
     model: nn.Module
     path: Path | None = None
     peak_bytes: int | None = None  # peak memory: of the GPU if it was used, else RAM
+    interrupted: bool = False  # whether rounds are left out, after an interrupt
 
     def __repr__(self) -> str:
         where = "" if self.path is None else f", in '{self.path}'"

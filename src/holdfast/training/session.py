@@ -68,6 +68,8 @@ from holdfast.training.checks import (
     warn_of_unused,
 )
 from holdfast.training.description import describe_federation, machine, write_federation
+from holdfast.training.extension import with_rounds
+from holdfast.training.interrupt import deferred_interrupt, interruption
 from holdfast.training.outcome import failure
 from holdfast.training.privacy import client_privacy
 from holdfast.training.robustness import check_robustness, poisoned
@@ -260,6 +262,7 @@ class Training:
                 directory = self._directory(out, experiment, resume)
                 stack.enter_context(directory.lock())
                 checkpoint = find_checkpoint(directory, identity)
+                checkpoint = with_rounds(directory, checkpoint, self.settings, self.method, self.federation)
                 directory.rewind(0 if checkpoint is None else checkpoint.round)
                 records = directory.records()
                 write_federation(directory, self.federation)
@@ -290,8 +293,13 @@ class Training:
                     on_round(record)
 
             done = len(records)
-            self._rounds(loop, done + 1, keep)
+            interrupted = self._rounds(loop, done + 1, keep)
             model = self._final_model(loop)
+            if interrupted:
+                path = None if directory is None else directory.path
+                run = Run(experiment, records, model, path, peak_bytes(self.device), interrupted=True)
+                warnings.warn(interruption(run), HoldfastWarning, stacklevel=3)  # where `train` was called
+                return run
             if directory is not None and loop.probe_features is not None:
                 directory.write(PROBE, json.dumps(loop.probe_features).encode() + b"\n")
             run = Run(experiment, records, model, None, peak_bytes(self.device))
@@ -304,11 +312,12 @@ class Training:
                 ending() if submit_final_write is None else submit_final_write(ending)
             return run
 
-    def _rounds(self, loop: RoundLoop, first: int, keep: Callable[[PendingRound, bool], None]) -> None:
+    def _rounds(self, loop: RoundLoop, first: int, keep: Callable[[PendingRound, bool], None]) -> bool:
         """Run the rounds; ``keep(round, checkpoint)`` stores each, with a checkpoint where one is due before the last.
 
         A GPU starts the next round before the last one is stored, since its test may still be running, unless a
-        checkpoint is due.
+        checkpoint is due. After an interrupt, the current round is stored with a checkpoint, and is the last.
+        Returns whether an interrupt left rounds out.
         """
         saved, waiting = time.monotonic(), list[PendingRound]()
 
@@ -317,19 +326,24 @@ class Training:
                 keep(waiting.pop(), False)
 
         try:
-            for number in range(first, self.settings.rounds + 1):
-                pending = loop.start_round(number, keep_last)
-                keep_last()
-                late = time.monotonic() - saved >= self.settings.checkpoint_seconds
-                if late and number < self.settings.rounds:
-                    keep(pending, True)
-                    saved = time.monotonic()
-                elif self._overlaps_rounds:
-                    waiting.append(pending)
-                else:
-                    keep(pending, False)
+            with deferred_interrupt() as interrupt:
+                for number in range(first, self.settings.rounds + 1):
+                    pending = loop.start_round(number, keep_last)
+                    keep_last()
+                    late = time.monotonic() - saved >= self.settings.checkpoint_seconds
+                    stop = interrupt.requested
+                    if (late or stop) and number < self.settings.rounds:
+                        keep(pending, True)
+                        if stop:
+                            return True
+                        saved = time.monotonic()
+                    elif self._overlaps_rounds:
+                        waiting.append(pending)
+                    else:
+                        keep(pending, False)
         finally:
             keep_last()  # a complete round is stored even if the next one fails
+        return False
 
     @property
     def _overlaps_rounds(self) -> bool:
@@ -340,7 +354,9 @@ class Training:
         if not resume:
             return RunDirectory.create(out, experiment)
         directory = RunDirectory.open(out)
-        refuse_change(out, directory.experiment, {key: experiment[key] for key in IDENTITY})
+        refuse_change(
+            out, directory.experiment, {key: experiment[key] for key in IDENTITY if key != "rounds"}
+        )
         return directory
 
     def _finalize(self, loop: RoundLoop, record: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from holdfast.methods.registry import parse_method
 from holdfast.models.network import BatchNormPolicy
 from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec, as_model
+from holdfast.report.progress_display import progress_display
 from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
 from holdfast.tasks.base import Loss, Task
@@ -75,6 +76,7 @@ def train(
     experiment: Mapping[str, Any] | None = None,
     trackers: Iterable[Tracker] = (),
     on_round: Callable[[dict[str, Any]], None] | None = None,
+    progress: bool = True,
     submit_final_write: SubmitWrite | None = None,
 ) -> Run:
     """Train ``model`` with ``method`` across the clients of ``federation``.
@@ -83,6 +85,9 @@ def train(
     their own data in batches of ``batch_size``, with the ``optimizer``, by default SGD with ``momentum`` and
     ``weight_decay``. The learning rate of round t is ``lr * lr_decay ** (t - 1)``, times the factor of
     ``lr_schedule``. The same ``seed`` on the same engine gives the same bits.
+
+    An interrupt (Ctrl-C) stops after the current round: the run so far is returned, marked as ``interrupted``, with a
+    checkpoint in ``out``. A second one stops at once.
 
     Args:
         method: a method, or text as on the command line, such as ``"fedntd:beta=2"`` or ``"mine.py:Mine"``.
@@ -122,10 +127,12 @@ def train(
         classifier: the name of the classifier layer, if it is not the last Linear.
         local_test_samples: test samples for each local model (default: all on a GPU, 100 on a CPU).
         probe_every: rounds between measurements of drift and alignment; 0 for none.
-        out: the run's directory. A run with a directory survives being killed: call again with ``resume=True`` and the
-            same arguments, or use ``holdfast resume``.
+        out: the run's directory. A run with a directory survives being killed: `resume` continues it, or the same call
+            with ``resume=True``.
+        resume: continue the run in ``out``; ``rounds`` may be another number, as for `resume`.
         experiment: entries of experiment.yaml that the federation does not know, such as the data set's path.
         on_round: called with each round's record.
+        progress: show a bar in a terminal, a line below the cell in a notebook, a line a minute in a log; on stderr.
         submit_final_write: called with a function that writes the end of the run to the disk, to be called in another
             thread while this one continues.
     """
@@ -173,4 +180,15 @@ def train(
         task=task, loss=loss, own_kernels=begun.get("own_kernels"),  # a resumed run rounds as it did before
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
-    return training.run(described, out, resume, list(trackers), on_round, submit_final_write)
+    with progress_display(progress) as display:
+        display.start(f"{method.name} on {federation.dataset.name}", rounds)
+
+        def advance(record: dict[str, Any]) -> None:
+            display.update(record)
+            if on_round is not None:
+                on_round(record)
+
+        try:
+            return training.run(described, out, resume, list(trackers), advance, submit_final_write)
+        except KeyboardInterrupt as interrupt:
+            raise interrupt.with_traceback(None) from None  # without the frames of what was going on

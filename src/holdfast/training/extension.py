@@ -1,0 +1,104 @@
+"""Training a run for more rounds than it was begun with, so that the result is that of a run begun with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.settings import Settings, with_current_names
+from holdfast.data.federation import Federation
+from holdfast.methods.base import Method
+from holdfast.runs import Checkpoint, RunDirectory
+from holdfast.runs.tensors import State
+from holdfast.updates.privacy import parse_dp
+
+OF_THE_LAST_TEST = ("accuracy", "loss", "class_accuracy", "domain_accuracy", "forgetting")
+
+
+def with_rounds(
+    directory: RunDirectory,
+    checkpoint: Checkpoint | None,
+    settings: Settings,
+    method: Method,
+    federation: Federation,
+) -> Checkpoint | None:
+    """The checkpoint from which the run in ``directory`` is trained to ``settings.rounds`` rounds.
+
+    If that is another number than before, the directory becomes that of an unfinished run with the new number. Raises
+    a `HoldfastError` where the result would differ from that of a run begun with it.
+    """
+    before = int(directory.experiment["rounds"])
+    meta: Mapping[str, Any] = {} if checkpoint is None else checkpoint.meta
+    trained_for: int = with_current_names(meta.get("made_of", {})).get("rounds", before)
+    if settings.rounds == before == trained_for:
+        return checkpoint
+    if checkpoint is not None:
+        if settings.rounds < checkpoint.round:
+            raise HoldfastError(
+                f"{directory.path} has {checkpoint.round} rounds already; rounds must be at least that, not "
+                f"{settings.rounds}"
+            )
+        reason = _obstacle(checkpoint, settings, trained_for, method, federation)
+        if reason is not None:
+            raise HoldfastError(
+                f"{directory.path} cannot be changed from {trained_for} to {settings.rounds} rounds: {reason}; begin "
+                "a new run with that number"
+            )
+        if checkpoint.round == trained_for < settings.rounds:
+            checkpoint = _without_last_tests(directory, checkpoint, settings)
+    if settings.rounds != before:
+        directory.reopen({**directory.experiment, "rounds": settings.rounds})
+    return checkpoint
+
+
+def _obstacle(
+    checkpoint: Checkpoint, settings: Settings, trained_for: int, method: Method, federation: Federation
+) -> str | None:
+    """Why the number of rounds cannot change, or None."""
+    finished = checkpoint.round == trained_for
+    if "uses_rounds" not in checkpoint.meta:
+        return "an earlier version wrote its checkpoint"
+    if checkpoint.meta["uses_rounds"]:
+        return f"what {method.name} computes depends on the number of rounds"
+    then = replace(settings, rounds=trained_for)
+    if any(then.lr_at(round) != settings.lr_at(round) for round in range(1, checkpoint.round + 1)):
+        return f"the learning rates of {settings.schedule.name} depend on the number of rounds"
+    if settings.dp is not None and parse_dp(settings.dp).noise_multiplier is None:
+        return "the noise of dp follows from the number of rounds"
+    if federation.schedule is not None:
+        return "the stages of a stream are distributed over its rounds"
+    if finished and method.overrides("final_statistics"):
+        return f"{method.name} has changed the model after the last round"
+    if not checkpoint.meta["complete"]:
+        return f"the states of {method.name}'s clients were not kept after the last round"
+    return None
+
+
+def _without_last_tests(directory: RunDirectory, checkpoint: Checkpoint, settings: Settings) -> Checkpoint:
+    """The checkpoint, and the directory's last record, without tests that were made because the round was the last."""
+    records = directory.records()[: checkpoint.round]
+    last, tensors = dict(records[-1]), dict(checkpoint.tensors)
+    if settings.probe_every and last["round"] % settings.probe_every:
+        last.pop("probe", None)
+    if last["round"] % settings.evaluate_every:
+        for key in OF_THE_LAST_TEST:
+            last.pop(key, None)
+        if "locals" in last:
+            last["locals"] = {k: v for k, v in last["locals"].items() if k != "global_after"}
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("before/")}
+        tensors |= _accuracies_before(records[:-1])
+    if last != records[-1]:
+        directory.rewind(checkpoint.round - 1)
+        directory.append(last)
+    return replace(checkpoint, tensors=tensors)
+
+
+def _accuracies_before(records: list[dict[str, Any]]) -> State:
+    """The evaluation state after an untested round: the class accuracies of the model last tested."""
+    tested = [record["class_accuracy"] for record in records if record.get("class_accuracy") is not None]
+    return {"before/all": torch.from_numpy(np.array(tested[-1], float))} if tested else {}
