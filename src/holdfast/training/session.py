@@ -391,7 +391,9 @@ class Training:
             yield loop.runner.final_statistics(job, sent)
 
     def _warn_of_failure(self, loop: RoundLoop, records: Sequence[dict[str, Any]]) -> None:
-        """Warn of a run that diverged or ended near chance."""
+        """Warn of a run that diverged or ended near chance, which is known for tasks with one class a sample."""
+        if self.context.task.name != "multiclass":
+            return
         personal = self.method.overrides("initial_params") or self.method.overrides("personal_logits")
         sentence = failure(records, loop.test.class_counts, self.settings.lr, judge_accuracy=not personal)
         if sentence is not None:
