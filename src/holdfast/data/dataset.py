@@ -158,9 +158,11 @@ class Dataset:
         cls,
         x_train: ArrayLike | Tensor,
         y_train: ArrayLike | Tensor,
-        x_test: ArrayLike | Tensor,
-        y_test: ArrayLike | Tensor,
+        x_test: ArrayLike | Tensor | None = None,
+        y_test: ArrayLike | Tensor | None = None,
         *,
+        test: float = 0.2,
+        seed: int = 0,
         classes: Sequence[str] | np.ndarray | None = None,
         name: str = "custom",
         preprocess: Preprocess | None = None,
@@ -178,7 +180,20 @@ class Dataset:
         Targets: as ``task`` takes them (`holdfast.tasks`). Without a task, fractional numbers are a regression and
         whole numbers from 0 are classes, one per sample. ``classes`` are the names of what is predicted; by default
         the numbers from 0 to the largest label. ``preprocess`` defaults to scaling images to 0..1.
+
+        Without ``x_test`` and ``y_test``, a share ``test`` of each class, or of each quarter of the numbers, becomes
+        the test set, drawn by ``seed``.
         """
+        if x_test is None and y_test is None:
+            from holdfast.data.samples import draw_test_share
+
+            if groups:
+                raise HoldfastError(
+                    "groups say where each training and test sample belongs; give test samples too"
+                )
+            x_train, y_train, x_test, y_test = draw_test_share(x_train, y_train, test, seed)
+        if x_test is None or y_test is None:
+            raise HoldfastError("x_test and y_test must both be given, or both be drawn")
         samples = {"x_train": _samples(x_train, "x_train"), "x_test": _samples(x_test, "x_test")}
         if {x.dtype for x in samples.values()} == {torch.int64, torch.float32}:
             samples = {part: x.to(torch.float32) for part, x in samples.items()}
@@ -288,6 +303,50 @@ class Dataset:
             task=task,
             name=name or table_name(table),
         )
+
+    @classmethod
+    def from_torch(cls, data: Any, *, test: Any = 0.2, seed: int = 0, **options: Any) -> Dataset:
+        """A data set from a map-style torch ``Dataset`` whose items are pairs (sample, target).
+
+        Samples are tensors, arrays, images or numbers of equal shape; transforms of the data set are applied once.
+        ``test`` is another such data set, or the share of each class that becomes the test set, drawn by ``seed``. The
+        names in ``data.classes``, if there are any, name the classes; further ``options`` are those of `from_arrays`.
+        """
+        from holdfast.data.samples import draw_test_share, read_items
+
+        arrays = read_items(data)
+        names = getattr(data, "classes", None)
+        if names is not None and not callable(names):
+            options = {"classes": names, **options}
+        if isinstance(test, (int, float)):
+            return cls.from_arrays(*draw_test_share(*arrays, test, seed), **options)
+        return cls.from_arrays(*arrays, *read_items(test, "the test data"), **options)
+
+    @classmethod
+    def from_huggingface(
+        cls, data: Any, *, inputs: str, target: str, test: Any = 0.2, seed: int = 0, **options: Any
+    ) -> Dataset:
+        """A data set from one of Hugging Face's ``datasets``.
+
+        The column ``inputs`` holds samples of equal shape: images, arrays, lists of token ids. Of a ``DatasetDict``,
+        ``train`` and ``test`` are used; otherwise ``test`` is another data set, or the share of each class that becomes
+        the test set, drawn by ``seed``. Further ``options`` are those of `from_arrays`; classes have the names that the
+        column ``target`` has. A data set whose columns are numbers and texts is a table for `from_frame`.
+        """
+        from holdfast.data.samples import class_names, draw_test_share, read_columns
+
+        if isinstance(data, Mapping):
+            if not {"train", "test"} <= data.keys():
+                raise HoldfastError(
+                    f"a DatasetDict must have the parts train and test, not {', '.join(data)}"
+                )
+            data, test = data["train"], data["test"]
+        arrays = read_columns(data, inputs, target)
+        if (names := class_names(data, target)) is not None:
+            options = {"classes": names, **options}
+        if isinstance(test, (int, float)):
+            return cls.from_arrays(*draw_test_share(*arrays, test, seed), **options)
+        return cls.from_arrays(*arrays, *read_columns(test, inputs, target, "the test data"), **options)
 
     def transform(self, table: Any) -> Tensor:
         """A model's input for the rows of a table with the columns that this data set was made from."""

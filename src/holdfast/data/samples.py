@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.random import generator
 from holdfast.core.spec import named
 from holdfast.data.indexing import stratified_split
@@ -30,9 +30,7 @@ def draw_test_share(
         raise HoldfastError("there are no samples to draw a test share from")
     if len(samples) != len(targets):
         raise HoldfastError(f"x has {len(samples)} samples, but y has {len(targets)} targets")
-    train, test = stratified_split(
-        strata(targets.reshape(len(targets), -1)), generator(seed, f"test rows of {site}"), share
-    )
+    train, test = stratified_split(strata(targets), generator(seed, f"test rows of {site}"), share)
     if not len(test):
         raise HoldfastError(
             f"samples are too few ({len(samples)}) to draw a test share from; give test samples"
@@ -59,27 +57,24 @@ def read_items(data: Any, what: str = "the data set") -> tuple[np.ndarray, np.nd
 
 
 def read_columns(
-    data: Any, inputs: str | Sequence[str], target: str, what: str = "the data set"
+    data: Any, inputs: str, target: str, what: str = "the data set"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The samples and the targets of a Hugging Face data set, by the names of their columns.
-
-    Of one input column, an item may have any shape; several columns must hold numbers and are put side by side.
-    """
-    names = [inputs] if isinstance(inputs, str) else list(inputs)
-    known = list(getattr(data, "column_names", ()))
-    for column in (*names, target):
-        if column not in known:
-            raise HoldfastError(f"{what} has no column '{column}'; it has {', '.join(map(str, known))}")
-    columns = [
-        stack(
-            [_array(value, f"item {i} of column '{name}'") for i, value in enumerate(data[name])],
-            what,
-            f"values of '{name}'",
+    """The samples and the targets of a Hugging Face data set, by the names of their columns."""
+    known = list(getattr(data, "column_names", None) or ())
+    if not known:
+        raise HoldfastError(
+            f"{what} is {named(data)}; it must be one of Hugging Face's data sets, with columns"
         )
-        for name in (*names, target)
-    ]
-    x = columns[0] if len(names) == 1 else np.stack(columns[:-1], 1)
-    return x, columns[-1]
+    for column in (inputs, target):
+        if column not in known:
+            raise unknown(f"column of {what}", column, known)
+    x, y = (
+        stack(
+            [_array(value, f"item {i} of column '{name}'") for i, value in enumerate(data[name])], what, which
+        )
+        for name, which in ((inputs, "samples"), (target, "targets"))
+    )
+    return x, y
 
 
 def stack(arrays: Sequence[np.ndarray], what: str, which: str) -> np.ndarray:

@@ -179,3 +179,33 @@ def mixed(value):
 def test_bad_input(table, options, words):
     with pytest.raises(HoldfastError, match=re.escape(words)):
         made(table, **options)
+
+
+def test_targets_of_other_tasks():
+    rng = np.random.default_rng(0)
+    table = {
+        "x": rng.normal(size=20), "price": rng.normal(size=20),
+        "days": rng.integers(1, 900, 20), "died": rng.integers(0, 2, 20),
+        "cough": np.arange(20) % 2, "fever": np.arange(20) // 2 % 2, "visits": rng.integers(0, 9, 20),
+    }  # fmt: skip
+    fold = {**table, "fold": np.arange(20) % 5 == 0}
+    train = np.arange(20) % 5 != 0
+
+    def made(target, task=None):
+        drop = [name for name in table if name != "x" and name not in np.atleast_1d(target)]
+        data = Dataset.from_frame(fold, target=target, drop=drop, test="fold", task=task)
+        expected = (
+            np.stack([table[name][train] for name in target], 1)
+            if isinstance(target, list)
+            else table[target][train]
+        )
+        np.testing.assert_allclose(data.y_train, expected, rtol=1e-6)
+        return data
+
+    assert made("price").task.name == "regression"
+    assert made("days", "regression").task.name == "regression"
+    assert made("visits", "counts").task.name == "counts"
+    assert made(["days", "died"], "survival").task.name == "survival"
+    assert made("died", "binary").classes == ("0", "1")
+    assert made(["cough", "fever"], "multilabel").labels == ("cough", "fever")
+    assert made("died").task.name == "multiclass"

@@ -83,7 +83,9 @@ def are_classes(tables: Sequence[Table], target: str) -> bool:
 
 def strata(values: np.ndarray) -> np.ndarray:
     """An index for each target from which a test share is drawn evenly: its class, or its quarter of all numbers."""
-    first = values if values.ndim == 1 else values[:, 0]
+    first = values if values.ndim == 1 else values.reshape(len(values), -1)[:, 0]
+    if first.dtype.kind not in "biuf":
+        return np.unique(first.astype(str), return_inverse=True)[1]
     if len(different := np.unique(first)) <= MOST_CLASSES and (first == np.rint(first)).all():
         return np.searchsorted(different, first)
     return np.asarray(np.digitize(first, np.quantile(first, [0.25, 0.5, 0.75])))
