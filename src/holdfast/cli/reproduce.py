@@ -206,12 +206,16 @@ def _reproduce(
 
 
 def _print_comparison(comparison: TableComparison, states: Mapping[tuple[str, str], str]) -> None:
-    from holdfast.papers.formatting import format_difference, format_ours, format_published
+    from holdfast.papers.formatting import format_averaged, format_difference, format_ours, format_published
     from holdfast.papers.measures import measure
 
     table, out = comparison.table, console()
     out.print(f"\n{table.id}: {table.title}", style="bold")
     measures = [measure(name) for name in table.measures]
+    has_average = {
+        each.label: any(row.values[position].averaged for row in comparison.rows)
+        for position, each in enumerate(measures)
+    }
     reasons: list[str] = []
     for key, column in table.columns.items():
         lines = []
@@ -223,6 +227,7 @@ def _print_comparison(comparison: TableComparison, states: Mapping[tuple[str, st
                 ours = format_ours(value, each, row)
                 published = [format_published(value, each), ours, format_difference(value, each)]
                 line += [ours] if table.is_search else published
+                line += [format_averaged(value, each)] if has_average[each.label] else []
             if row.excluded and row.excluded not in reasons:
                 reasons.append(row.excluded)
             mark = f"not a target [{reasons.index(row.excluded) + 1}]" if row.excluded else ""
@@ -233,6 +238,7 @@ def _print_comparison(comparison: TableComparison, states: Mapping[tuple[str, st
         head = ["method"]
         for each in measures:
             head += [f" {each.label}"] if table.is_search else [f" {each.label}", " ours", " difference"]
+            head += [" last ten"] if has_average[each.label] else []
         title = f"{key}: {column.label}"
         if key in comparison.targets:
             title += f" (target {comparison.targets[key]:.1%})"
@@ -286,6 +292,8 @@ def _as_dict(comparison: TableComparison, states: Mapping[tuple[str, str], str])
 
 
 def _row_as_dict(row: ResultRow, state: str) -> dict[str, Any]:
+    from holdfast.metrics.summary import mean_and_deviation
+
     return {
         "column": row.column,
         "method": row.row,
@@ -298,6 +306,7 @@ def _row_as_dict(row: ResultRow, state: str) -> dict[str, Any]:
                 "published": _or_never(None if value.published is None else value.published.value),
                 "ours": _or_never(value.ours),
                 "deviation": value.deviation,
+                "mean_of_last_ten_rounds": mean_and_deviation(value.averaged.values())[0],
                 "difference": value.difference,
             }
             for value in row.values

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from holdfast.metrics.summary import mean_and_deviation
 from holdfast.papers.cells import Cell
 from holdfast.papers.measures import (
+    Compute,
     Entry,
     Measure,
     accuracies,
@@ -32,23 +33,40 @@ class Value:
 
     Attributes:
         published: the paper's number, if it prints one.
-        ours: the mean over our runs, if any has this measure.
-        deviation: over seeds, with at least two of them.
-        seeds: the number of runs in the mean.
+        by_seed: ours, of each run that has this measure.
+        averaged: the mean over the last ten rounds of each run, for an accuracy of the last round.
     """
 
     published: Number | None
-    ours: float | None
-    deviation: float | None
-    seeds: int
+    by_seed: Mapping[int, float] = field(default_factory=dict)
+    averaged: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> float | None:
+        """The mean over our runs."""
+        return mean_and_deviation(self.by_seed.values())[0]
+
+    @property
+    def deviation(self) -> float | None:
+        """The deviation over at least two seeds."""
+        return mean_and_deviation(self.by_seed.values())[1]
+
+    @property
+    def seeds(self) -> int:
+        """The number of runs in the mean."""
+        return len(self.by_seed)
 
     @property
     def difference(self) -> float | None:
         """Ours minus published, or None if either is missing or infinite."""
-        if self.published is None or self.ours is None:
-            return None
-        difference = self.ours - self.published.value
-        return difference if math.isfinite(difference) else None
+        return _minus_published(self.ours, self.published)
+
+
+def _minus_published(ours: float | None, published: Number | None) -> float | None:
+    if published is None or ours is None:
+        return None
+    difference = ours - published.value
+    return difference if math.isfinite(difference) else None
 
 
 @dataclass(frozen=True)
@@ -74,16 +92,34 @@ class ResultRow:
 
 
 @dataclass(frozen=True)
+class Score:
+    """The lead of one method over another by one score.
+
+    Attributes:
+        lead: the mean difference over the seeds that both methods have, or a ratio of rounds.
+        level: ours minus published of the leading method, for accuracies; None for other measures.
+    """
+
+    lead: float
+    level: float | None = None
+
+
+@dataclass(frozen=True)
 class Finding:
     """Whether one method leads another as in the paper.
+
+    An accuracy is judged by its mean over the last ten rounds, since the accuracy of one round depends on which
+    clients took part in it; the score of the last round, which the papers print, is shown beside it.
 
     Attributes:
         column: key of the column.
         ahead, behind: labels of the two methods, in the paper's order.
         measure: name of the measure.
-        kind: whether ``published`` and ``ours`` are differences in the measure or ratios of rounds.
-        published, ours: the lead.
-        level: ours minus published of the leading method, for accuracies; None for other measures.
+        kind: whether ``published`` and the scores are differences in the measure or ratios of rounds.
+        published: the published lead.
+        last: by the last round, or the only score.
+        averaged: by the mean of the last ten rounds, for accuracies of runs that are long enough.
+        seeds: the seeds that both methods have.
     """
 
     column: str
@@ -92,37 +128,52 @@ class Finding:
     measure: str
     kind: Literal["lead", "speed-up"]
     published: float
-    ours: float
-    level: float | None
+    last: Score
+    averaged: Score | None = None
+    seeds: int = 1
 
     @property
-    def lead_holds(self) -> bool:
-        """Whether our lead is at least 70 % of the published lead, or half of the published speed-up."""
-        return self.ours >= (MIN_SPEEDUP if self.kind == "speed-up" else MIN_LEAD) * self.published
+    def score(self) -> Score:
+        """The score by which the finding is judged."""
+        return self.averaged or self.last
 
-    @property
-    def level_holds(self) -> bool:
-        """Whether our accuracy is at most 2 points below the published one."""
-        return self.level is None or self.level >= -MAX_SHORTFALL
+    def lead_holds(self, score: Score) -> bool:
+        """Whether the lead is at least 70 % of the published lead, or half of the published speed-up."""
+        return score.lead >= (MIN_SPEEDUP if self.kind == "speed-up" else MIN_LEAD) * self.published
+
+    def level_holds(self, score: Score) -> bool:
+        """Whether the accuracy is at most 2 points below the published one."""
+        return score.level is None or score.level >= -MAX_SHORTFALL
+
+    def holds_by(self, score: Score) -> bool:
+        """Whether both the lead and the level hold by a score."""
+        return self.lead_holds(score) and self.level_holds(score)
 
     @property
     def holds(self) -> bool:
-        """Whether both the lead and the level hold."""
-        return self.lead_holds and self.level_holds
+        """Whether the finding holds by the score by which it is judged."""
+        return self.holds_by(self.score)
 
     def __str__(self) -> str:
         """One sentence for the command line and the results page."""
-        if self.kind == "speed-up":
-            lead = f"{self.ours:.1f} times as fast" if self.ours else "never reached"
-            published = f"{self.published:.1f}"
-        else:
-            lead, published = _difference(self.ours, "ahead", "behind"), f"{self.published:+.2f}"
-        level = (
-            "" if self.level is None else f", {_difference(self.level, 'above', 'below')} the published level"
-        )
-        verdict = "holds" if self.holds else "falls short"
+        published = f"{self.published:.1f}" if self.kind == "speed-up" else f"{self.published:+.2f}"
         pair = f"{self.ahead} over {self.behind} in {self.measure}"
-        return f"{self.column}: {pair}: {lead} (published {published}){level}: {verdict}"
+        verdict = "holds" if self.holds else "falls short"
+        text = f"{self.column}: {pair}: {self._describe(self.score, published)}: {verdict}"
+        if self.averaged is None:
+            return text
+        last = "holds" if self.holds_by(self.last) else "falls short"
+        return f"{text} (mean of the last ten rounds); last round: {self._describe(self.last)}: {last}"
+
+    def _describe(self, score: Score, published: str | None = None) -> str:
+        if self.kind == "speed-up":
+            lead = f"{score.lead:.1f} times as fast" if score.lead else "never reached"
+        else:
+            lead = _difference(score.lead, "ahead", "behind")
+        lead += "" if published is None else f" (published {published})"
+        if score.level is None:
+            return lead
+        return f"{lead}, {_difference(score.level, 'above', 'below')} the published level"
 
 
 def _difference(value: float, positive: str, negative: str) -> str:
@@ -206,10 +257,11 @@ def _result_row(
     target: float | None,
 ) -> ResultRow:
     published = table.published.get((row, column), [None] * len(measures))
-    values = []
-    for number, one in zip(published, measures, strict=True):
-        ours = [one.compute(entry, target) for entry in _completed(entries)]
-        values.append(Value(number, *mean_and_deviation(ours), sum(value is not None for value in ours)))
+    completed = _completed(entries)
+    values = [
+        Value(number, _by_seed(completed, one.compute, target), _by_seed(completed, one.averaged, target))
+        for number, one in zip(published, measures, strict=True)
+    ]
     return ResultRow(
         column=column,
         row=row,
@@ -219,6 +271,11 @@ def _result_row(
         failed=next((str(entry["failed"]) for entry in entries if "failed" in entry), None),
         excluded=table.exclusion_reason(column, row),
     )
+
+
+def _by_seed(entries: Sequence[Entry], compute: Compute, target: float | None) -> dict[int, float]:
+    values = {entry["seed"]: compute(entry, target) for entry in entries}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def _findings(table: Table, rows: Sequence[ResultRow], measures: Sequence[Measure]) -> list[Finding]:
@@ -232,39 +289,52 @@ def _findings(table: Table, rows: Sequence[ResultRow], measures: Sequence[Measur
             for name, one, a, b in zip(table.measures, measures, first.values, second.values, strict=True):
                 lead = _lead(one, a, b, table)
                 if lead is not None:
-                    kind, published, ours, level = lead
+                    kind, published, last, averaged = lead
+                    shared = len(a.by_seed.keys() & b.by_seed.keys())
                     findings.append(
-                        Finding(column, first.label, second.label, name, kind, published, ours, level)
+                        Finding(
+                            column, first.label, second.label, name, kind, published, last, averaged, shared
+                        )
                     )
     return findings
 
 
-def _lead(
-    one: Measure, a: Value, b: Value, table: Table
-) -> tuple[Literal["lead", "speed-up"], float, float, float | None] | None:
-    """Kind, published lead, our lead and level of ``a`` over ``b``.
+Lead = tuple[Literal["lead", "speed-up"], float, Score, Score | None]
+"""Kind, published lead, and our scores: of the last round and of the mean of the last ten."""
 
-    None if the measure has no criterion, a number is missing, or ``a`` does not lead in the paper.
+
+def _lead(one: Measure, a: Value, b: Value, table: Table) -> Lead | None:
+    """The lead of ``a`` over ``b``.
+
+    None if the measure has no criterion, a number is missing, no seed is shared, or ``a`` does not lead in the paper.
     """
-    if (
-        one.criterion is None
-        or a.published is None
-        or b.published is None
-        or a.ours is None
-        or b.ours is None
-    ):
+    if one.criterion is None or a.published is None or b.published is None:
+        return None
+    if a.ours is None or b.ours is None:
         return None
     if one.criterion == "speed-up":
-        return "speed-up", a.published.value, a.ours, None
+        return "speed-up", a.published.value, Score(a.ours), None
     if one.criterion == "rounds":
         # A method that never reaches the target needs at least as many rounds as were run.
         limit = float({**table.paper.settings, **table.settings}["rounds"].value)
         published = min(b.published.value, limit) / min(a.published.value, limit)
         ours = min(b.ours, limit) / min(a.ours, limit)
-        return ("speed-up", published, ours, None) if published > 1 else None
+        return ("speed-up", published, Score(ours), None) if published > 1 else None
     sign = -1 if one.criterion == "lower" else 1
-    lead = sign * (a.published.value - b.published.value)
-    if lead <= 0:
+    published = sign * (a.published.value - b.published.value)
+    if published <= 0:
         return None
-    level = a.difference if one.criterion == "points" else None
-    return "lead", lead, sign * (a.ours - b.ours), level
+    scores = []
+    for runs, others in ((a.by_seed, b.by_seed), (a.averaged, b.averaged)):
+        lead = _paired_difference(runs, others)
+        mean, _ = mean_and_deviation(runs.values())
+        level = _minus_published(mean, a.published) if one.criterion == "points" else None
+        scores.append(None if lead is None else Score(sign * lead, level))
+    last, averaged = scores
+    return None if last is None else ("lead", published, last, averaged)
+
+
+def _paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:
+    """The mean difference over the seeds in both; None if there is none."""
+    shared = a.keys() & b.keys()
+    return float(np.mean([a[seed] - b[seed] for seed in sorted(shared)])) if shared else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from holdfast.metrics.summary import UNKNOWN, format_mean
+from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
 from holdfast.papers.findings import ResultRow, Value
 from holdfast.papers.measures import Measure
 
@@ -23,6 +23,12 @@ def format_ours(value: Value, measure: Measure, row: ResultRow) -> str:
     if value.ours is None:
         return "failed" if row.failed else UNKNOWN
     return _number(value.ours, value.deviation, measure.digits)
+
+
+def format_averaged(value: Value, measure: Measure) -> str:
+    """The mean of the last ten rounds, or nothing where it is not computed."""
+    mean, deviation = mean_and_deviation(value.averaged.values())
+    return "" if mean is None else _number(mean, deviation, measure.digits)
 
 
 def format_difference(value: Value, measure: Measure) -> str:

@@ -13,6 +13,8 @@ from holdfast import metrics
 from holdfast.core.errors import unknown
 from holdfast.metrics.summary import mean_and_deviation
 
+LAST_ROUNDS = 10  # of which an accuracy is averaged, as the swing from round to round is large
+MIN_ROUNDS = 2 * LAST_ROUNDS  # of a run whose last rounds are averaged
 LAST_EPOCHS = 10  # FedMLP's accuracies are means over the last ten global epochs
 
 Entry = Mapping[str, Any]
@@ -34,6 +36,7 @@ class Measure:
         digits: decimals to print.
         criterion: how methods are compared by it (see `holdfast.papers.findings`), or None.
         compute: computes it from a stored run.
+        averaged: computes the mean over the last ten rounds, for an accuracy of the last round alone.
         not_measured: for a measure that only the paper has, the reason why runs do not record it.
     """
 
@@ -41,6 +44,7 @@ class Measure:
     digits: int
     criterion: Literal["points", "lower", "higher", "rounds", "speed-up"] | None
     compute: Compute
+    averaged: Compute = lambda entry, target: None
     not_measured: str | None = None
 
 
@@ -75,6 +79,12 @@ def accuracies(entry: Entry) -> np.ndarray:
 def final_accuracy(entry: Entry) -> float:
     """Accuracy after the last round, a fraction."""
     return float(accuracies(entry)[-1])
+
+
+def mean_of_last_rounds(entry: Entry) -> float | None:
+    """Mean accuracy over the last ten rounds, a fraction; None for runs too short for it."""
+    curve = accuracies(entry)
+    return float(curve[-LAST_ROUNDS:].mean()) if len(curve) >= MIN_ROUNDS else None
 
 
 def _percent(value: float | None) -> float | None:
@@ -127,7 +137,13 @@ def _published_only(label: str, digits: int, reason: str) -> Measure:
 SECOND_LAYER = "the released network does not have the second layer of 128 units that these numbers are about"
 
 MEASURES: dict[str, Measure] = {
-    "accuracy": Measure("accuracy %", 2, "points", lambda entry, _: _percent(final_accuracy(entry))),
+    "accuracy": Measure(
+        "accuracy %",
+        2,
+        "points",
+        lambda entry, _: _percent(final_accuracy(entry)),
+        averaged=lambda entry, _: _percent(mean_of_last_rounds(entry)),
+    ),
     "forgetting": Measure("forgetting", 2, "lower", _final("forgetting")),
     "rounds": Measure("rounds to target", 0, "rounds", _rounds),
     "rounds-to-baseline": Measure("rounds to FedAvg's last accuracy", 0, None, _rounds),

@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.metrics.summary import UNKNOWN
 from holdfast.papers.cells import Cell
 from holdfast.papers.findings import TableComparison, compare
-from holdfast.papers.formatting import format_ours, format_published
+from holdfast.papers.formatting import format_averaged, format_ours, format_published
 from holdfast.papers.measures import Entry, accuracies, measure
 from holdfast.papers.published import Setting, Table, load_tables
 from holdfast.papers.results import Results
@@ -153,6 +153,8 @@ def _grid(comparison: TableComparison, position: int) -> str:
             ours = format_ours(value, one, row)
             if not one.not_measured:
                 ours = f"**{ours}**" if row.seeds else "not run"
+            averaged = format_averaged(value, one)
+            ours += f" · {averaged}" if averaged else ""
             ours += f" ({value.seeds})" if value.deviation is not None else ""
             published = format_published(value, one) + (marks[row.excluded] if row.excluded else "")
             cells.append(ours if table.is_search else f"{published} · {ours}")
