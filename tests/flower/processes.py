@@ -127,6 +127,7 @@ class Deployment:
         """Site ``i``."""
         state = state or self.folder / f"state{i}"
         config = f'partition-id={i} num-partitions={self.count} state-dir="{state}" share-samples=true'
+        config += f' code-dir="{self.folder}/code{i}"'
         self.nodes[i] = self.start(
             f"node{i}", f"{BIN}/flower-supernode", "--root-certificates", f"{self.keys}/ca.crt",
             "--superlink", f"127.0.0.1:{self.proxy.port}", "--auth-supernode-private-key", f"{self.keys}/nodes/site{i}",

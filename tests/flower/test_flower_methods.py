@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_world import CLASSES, SIZES, World, apart, federation, reference
+from flower_world import CLASSES, SCHEDULE, SIZES, World, apart, federation, reference
 from flwr.clientapp.mod import LocalDpMod
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from torch import nn
@@ -105,6 +105,132 @@ def test_own_model_and_a_data_set_at_each_site(tmp_path: Path) -> None:
         **settings,
     )
     assert apart(world.model, run.model.state_dict()) <= 1e-9
+
+
+CODE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import holdfast as hf
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Pull(hf.Method):
+    name: ClassVar[str] = "pull"
+    mu: float = 0.1
+
+    def proximal_mu(self):
+        return self.mu
+
+
+def net(shape, num_classes, width=6):
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, width), nn.ReLU(), nn.Linear(width, num_classes))
+"""
+
+
+def with_code(folder: Path, **config: Any) -> World:
+    """A federation whose server and two sites have a folder with the file code.py each."""
+    for place in ("server", "site0", "site1"):
+        (folder / place).mkdir(parents=True)
+        (folder / place / "code.py").write_text(CODE)
+    world = World(
+        folder,
+        **{
+            "method": "scaffold+code.py:Pull:mu=0.3",
+            "model": "code.py:net:width=5",
+            "code_dir": f"{folder}/server",
+        }
+        | config,
+    )
+    for i, node in enumerate(world.grid.nodes.values()):
+        node["code-dir"] = f"{folder}/site{i}"
+    return world
+
+
+def test_a_method_and_a_model_in_files_at_every_site(tmp_path: Path) -> None:
+    world = with_code(tmp_path).run()
+    parts = f"{tmp_path}/server/code.py"
+    run = hf.train(
+        f"scaffold+{parts}:Pull:mu=0.3",
+        f"{parts}:net:width=5",
+        federation(),
+        engine="sequential",
+        device="cpu",
+        precision="float64",
+        evaluate_locals=False,
+        **SCHEDULE,
+    )
+    assert apart(world.model, run.model.state_dict()) <= 1e-9
+    stored = hf.RunDirectory.open(world.out).experiment
+    assert stored["method"]["pull"]["file"] == parts
+    assert stored["model"] == run.experiment["model"]
+    assert hf.Run.open(world.out).accuracy == pytest.approx(run.accuracy)
+
+
+def without_folder(site: dict[str, Any]) -> None:
+    del site["code-dir"]
+
+
+def without_file(site: dict[str, Any]) -> None:
+    Path(site["code-dir"], "code.py").unlink()
+
+
+def with_another_file(site: dict[str, Any]) -> None:
+    Path(site["code-dir"], "code.py").write_text(CODE + "\nimport os\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (without_folder, r"client 1, 3, 5 of 6 .*node 102 answers: .*'code\.py:Pull' is in a file"),
+        (without_file, r"node 102 answers: .*there is no file '.*site1/code"),
+        (
+            with_another_file,
+            r"node 102 answers: .* at this site is not the server's \(.*copy the server's file here",
+        ),
+    ],
+)
+def test_a_site_refuses_code_that_it_does_not_have(change: Any, sentence: str, tmp_path: Path) -> None:
+    world = with_code(tmp_path, rounds=1)
+    change(list(world.grid.nodes.values())[1])
+    with pytest.raises(HoldfastError, match=sentence):
+        world.run()
+    assert all(m.metadata.message_type != "train" for m in world.grid.sent)
+
+
+def test_a_file_that_changes_during_a_run_is_an_incident(tmp_path: Path) -> None:
+    world = with_code(tmp_path, min_clients=1, rounds=2)
+
+    def changed(asked: Any, reply: Any) -> list[Any]:
+        if asked.metadata.message_type == "train":
+            (tmp_path / "site1" / "code.py").write_text(CODE + "\n# another\n")
+        return [reply]
+
+    world.grid.fault = changed
+    world.run()
+    details = [i["detail"] for r in world.records for i in r["incidents"]]
+    assert len(details) == 3
+    assert all("code.py" in detail and "is not the server's" in detail for detail in details)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"code_dir": ""}, r"the method 'code\.py:Pull' is in a file, .*code-dir=\"/srv/fl/code\""),
+        (
+            {"method": "json:loads"},
+            r"the method 'json:loads' is not loaded by its import path here; copy its file",
+        ),
+        ({"method": "../site0/../x/code.py:Nothing"}, r"unknown name in .*/server/code\.py 'Nothing'"),
+        ({"method": "code.py:Pull:file=/etc/passwd,mu=0.1"}, r"there is no file '.*/server/passwd'"),
+    ],
+)
+def test_the_server_loads_code_from_its_folder_alone(
+    config: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(HoldfastError, match=sentence):
+        with_code(tmp_path, **config).run()
 
 
 def test_several_clients_of_a_node_share_a_message(tmp_path: Path) -> None:

@@ -109,6 +109,44 @@ def test_parity_and_a_killed_server(tmp_path: Path) -> None:
     assert_weights(out, reference("scaffold", clients, **settings))
 
 
+METHOD = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import holdfast as hf
+
+
+@dataclass(frozen=True)
+class Pull(hf.Method):
+    name: ClassVar[str] = "pull"
+    mu: float = 0.1
+
+    def proximal_mu(self):
+        return self.mu
+"""
+
+
+def test_a_method_in_a_file_that_every_site_has(tmp_path: Path) -> None:
+    """A site with another file takes no part; with the server's own it trains as on one machine."""
+    out = tmp_path / "run"
+    for folder in ("server", "code0", "code1"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(METHOD)
+    (tmp_path / "code1" / "mine.py").write_text(METHOD + "# changed\n")
+    settings = {"method": "mine.py:Pull:mu=0.5", "code_dir": str(tmp_path / "server"), "rounds": 2}
+    with Deployment(tmp_path, 2, 2, APP, database=False) as deployment:
+        run = deployment.submit(out=str(out), wait=30, **CONFIG | settings)
+        wait_until(lambda: deployment.status(run).startswith("finished"), 120)
+        assert deployment.status(run) == "finished:failed"
+        log = deployment.flwr("log", run, "tls", "--show")
+        assert "client 1 of 2 is not connected" in log
+        assert "mine.py:Pull at this site is not the server's" in log
+        (tmp_path / "code1" / "mine.py").write_text(METHOD)
+        run = deployment.submit(out=str(out), **CONFIG | settings)
+        assert deployment.finish(run, out) == "finished:completed"
+    assert_weights(out, reference(f"{tmp_path}/server/mine.py:Pull:mu=0.5", 2, rounds=2))
+
+
 @pytest.mark.skipif(not CHAOS, reason="minutes long: make test-chaos")
 def test_killed_nodes_and_a_cut_network(tmp_path: Path) -> None:
     out = tmp_path / "run"

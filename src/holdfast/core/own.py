@@ -292,6 +292,14 @@ def _is_installed(path: Path) -> bool:
     return any(path.is_relative_to(home) for home in homes)
 
 
+def hashes(description: Any) -> dict[str, str]:
+    """The references in a description of a method or a model, and the hashes of their files."""
+    if not isinstance(description, Mapping):
+        return {}
+    mine = {str(description["name"]): str(description["sha256"])} if "sha256" in description else {}
+    return {name: digest for part in description.values() for name, digest in hashes(part).items()} | mine
+
+
 # Calling --------------------------------------------------------------------------------------------------
 
 

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from holdfast.core import own
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.random import counter_key
 from holdfast.core.settings import DEFAULTS, SCHEDULE_SETTINGS, Described, Role, Settings, settings_with
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.methods.base import Method
 from holdfast.methods.registry import method_from
-from holdfast.models.registry import ModelSpec
+from holdfast.models.own import OwnModel, initial_weights
+from holdfast.models.registry import ModelSpec, model_from
 from holdfast.training.experiment import Experiment
 from holdfast.updates.privacy import parse_dp
 
 if TYPE_CHECKING:
+    from flwr.app import RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
 
@@ -30,7 +33,7 @@ Config = Mapping[str, Any]
 """Flat settings as Flower passes them: text, numbers, true and false."""
 
 SETTINGS = {*settings_with(Role.RESULT, Role.LIMIT)} - {"probe_every"}
-OWN = ("clients", "out", "wait", "schedule")
+OWN = ("clients", "out", "wait", "schedule", "code-dir")
 FREE = "data"  # keys of the app's own functions begin with this
 
 
@@ -50,8 +53,10 @@ class FlowerApp:
 
     The run's config (``[tool.flwr.app.config]``) holds the settings of `holdfast.train` with hyphens
     (``batch-size``), and ``clients`` (their number), ``out`` (the run's directory on the server), ``wait``
-    (seconds to wait for all clients at the start) and, for streams, ``schedule``. Keys that begin with ``data``
-    are free for the app's own functions. ``""``, or 0 where it is not a valid value, means that a key is not set.
+    (seconds to wait for all clients at the start), for streams ``schedule``, and ``code-dir`` (the server's folder of
+    methods and models in files, ``method = "mine.py:Mine"``; a site's is in its ``--node-config``). Keys that begin
+    with ``data`` are free for the app's own functions. ``""``, or 0 where it is not a valid value, means that a key is
+    not set.
     """
 
     site_data: Callable[[Config, Config], Dataset | Federation]
@@ -69,7 +74,8 @@ class FlowerApp:
 
         @app.main()  # type: ignore[untyped-decorator, unused-ignore]
         def main(grid: Any, context: Any) -> None:
-            serve(self, AppConfig(self, context.run_config), grid)
+            folder = _folder(context.run_config)
+            serve(self, AppConfig(self, context.run_config, folder, "[tool.flwr.app.config]"), grid)
 
         return app
 
@@ -90,14 +96,28 @@ class FlowerApp:
 
         @register(*[action] if action else [])  # type: ignore[untyped-decorator, unused-ignore]
         def handle(message: Any, context: Any) -> Any:
-            return handler(self, AppConfig(self, context.run_config), message, context.node_config)
+            folder = _folder(context.node_config)
+            app_config = AppConfig(self, context.run_config, folder, "the SuperNode's --node-config")
+            app_config.check_code(message.content)
+            return handler(self, app_config, message, context.node_config)
+
+
+def _folder(config: Config) -> Path | None:
+    """The folder of methods and models in files that the person at this machine names."""
+    return Path(str(config["code-dir"])).expanduser() if config.get("code-dir") else None
 
 
 class AppConfig:
-    """The parsed config of a run; the server and all sites have the same."""
+    """The parsed config of a run; the server and all sites have the same.
 
-    def __init__(self, app: FlowerApp, config: Config) -> None:
-        self.app, self.config = app, dict(config)
+    Code that it names is loaded from files in ``code_dir`` alone, which ``place`` sets at this machine.
+    """
+
+    def __init__(
+        self, app: FlowerApp, config: Config, code_dir: Path | None = None, place: str = "its configuration"
+    ) -> None:
+        self.app, self.config, self.code_dir = app, dict(config), code_dir
+        self.advice = f'copy its file to a folder here, and name that in {place}: code-dir="/srv/fl/code"'
         given: dict[str, Any] = {}
         known = {name.replace("_", "-") for name in SETTINGS} | {*OWN}
         for key, value in config.items():
@@ -109,7 +129,8 @@ class AppConfig:
         optional = {name for name, default in DEFAULTS.items() if default is None}
         given = {k: v for k, v in given.items() if v != "" and not (k in optional and v == 0)}
         # Testing local models on the server is to be asked for: what a method keeps at its client would leave it.
-        experiment = Experiment.from_mapping({"evaluate_locals": False, **given})
+        with own.only_from(code_dir, self.advice):
+            experiment = Experiment.from_mapping({"evaluate_locals": False, **given})
         if experiment.attack is not None:
             raise HoldfastError(
                 "attack is for simulations; leave it out on Flower, where sites send what they send"
@@ -123,15 +144,36 @@ class AppConfig:
 
     @cached_property
     def method(self) -> Method:
-        return self.app.method or method_from(self.described["method"])
+        if self.app.method is not None:
+            return self.app.method
+        with own.only_from(self.code_dir, self.advice):
+            return method_from(self.described["method"])
 
-    def model(self) -> ModelSpec | nn.Module:
+    def model(self) -> ModelSpec | OwnModel | nn.Module:
         """The model; the app's own is made with the run's seed, so that its initial weights are the same everywhere."""
         if self.app.model is None:
-            return ModelSpec.from_description(self.described["model"])
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(counter_key(self.settings.seed, "weights"))
+            with own.only_from(self.code_dir, self.advice):
+                return model_from(self.described["model"])
+        with initial_weights(self.settings.seed):
             return self.app.model()
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The references to code that the run's config contains, and the hashes of their files at this machine."""
+        method = {} if self.app.method is not None else own.hashes(self.described["method"])
+        return method | ({} if self.app.model is not None else own.hashes(self.described["model"]))
+
+    def check_code(self, content: RecordDict) -> None:
+        """Raise if the server's message names files that are not the same at this site."""
+        from holdfast.flower.messages import ConfigReader  # which needs Flower
+
+        for name, found in self.code.items():
+            expected = ConfigReader(content, "code").text(name, 64)
+            if expected != found:
+                raise HoldfastError(
+                    f"{name} at this site is not the server's (sha256 {found[:12]}…, there {expected[:12]}…); copy the "
+                    "server's file here, if you trust it"
+                )
 
     def option(self, key: str, default: Any = None) -> Any:
         """The value of a key that is not a setting of `holdfast.train`."""

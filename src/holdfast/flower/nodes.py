@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from holdfast.core.errors import HoldfastError
@@ -29,8 +29,11 @@ _log = logging.getLogger("flwr")  # the logger whose records Flower displays
 class Nodes:
     """The connected nodes and their clients; each node is asked for a report when it first connects."""
 
-    def __init__(self, grid: Grid, dataset: Dataset) -> None:
+    def __init__(self, grid: Grid, dataset: Dataset, code: Mapping[str, str] | None = None) -> None:
+        """``code`` are the hashes of files with methods and models, which every site must have."""
         self.grid, self.dataset = grid, dataset
+        self.code = {"code": ConfigRecord(dict(code))} if code else {}
+        self.refusals: dict[int, str] = {}  # why connected nodes have no report
         self.reports: dict[int, SiteReport] = {}  # by node, in the order of arrival
         self.of_client: dict[int, int] = {}  # the node of each client
 
@@ -39,16 +42,18 @@ class Nodes:
         try:
             online = set(self.grid.get_node_ids())
             new = sorted(online - self.reports.keys())
-            requests = [make_message(DESCRIBE, node, {}, ttl=seconds) for node in new]
+            requests = [make_message(DESCRIBE, node, self.code, ttl=seconds) for node in new]
             replies = list(self.grid.send_and_receive(requests, timeout=seconds)) if requests else []
         except Exception as error:  # of many types: refused calls, interrupted uploads, unreadable replies
             _log.warning("Holdfast: the SuperLink does not answer: %s", _first_line(error))
             return
         self.reports = {node: report for node, report in self.reports.items() if node in online}
+        self.refusals = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
-                _log.warning("Holdfast: node %s: %s", node, last_line(reply.error.reason))
+                self.refusals[node] = last_line(reply.error.reason)
+                _log.warning("Holdfast: node %s: %s", node, self.refusals[node])
                 continue
             try:
                 report = SiteReport.from_message(reply, self.dataset.num_classes)
@@ -84,9 +89,12 @@ class Nodes:
                 break
             if time.monotonic() >= deadline:
                 missing = format_clients([k for k in range(clients) if k not in self.of_client])
+                refused = "".join(
+                    f"; node {node} answers: {reason}" for node, reason in self.refusals.items()
+                )
                 raise HoldfastError(
                     f"after {seconds:g} s client {missing} of {clients} is not connected; start its SuperNode, with "
-                    "a partition-id of its own, or lower clients"
+                    f"a partition-id of its own, or lower clients{refused}"
                 )
             time.sleep(1)
         served = [client for report in self.reports.values() for client in report.clients]
@@ -104,7 +112,10 @@ class Nodes:
 
         Returns the replies and the incidents by node; a node that does not answer in time has neither.
         """
-        requests = {node: make_message(kind, node, records, ttl=seconds) for node, records in content.items()}
+        requests = {
+            node: make_message(kind, node, {**records, **self.code}, ttl=seconds)
+            for node, records in content.items()
+        }
         replies, faults = {}, {}  # type: dict[int, Message], dict[int, Incident]
         try:
             messages = list(requests.values())

@@ -44,7 +44,7 @@ def serve(app: FlowerApp, app_config: AppConfig, grid: Grid) -> None:
         _log.info("Holdfast: %s is finished; choose another out for another run", out)
         return
     dataset = app.server_data(app_config.config)
-    nodes = Nodes(grid, dataset)
+    nodes = Nodes(grid, dataset, app_config.code)
     seconds = float(app_config.option("wait", WAIT_SECONDS))
     population_file = out / POPULATION_FILE
     if population_file.exists():

@@ -78,6 +78,7 @@ clients = 2             # number of clients in the federation
 wait = 600              # seconds to wait for all of them at the start
 method = "fedntd"
 model = "cnn"
+code-dir = ""           # the server's folder of methods and models in files, such as method = "mine.py:Mine"
 rounds = 20
 clients-per-round = 0   # clients per round; 0: all
 local-epochs = 1

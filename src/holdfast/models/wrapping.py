@@ -10,16 +10,19 @@ from torch import Tensor, nn
 
 from holdfast.data.dataset import Dataset
 from holdfast.models.network import BatchNormPolicy, Network, find_classifier
+from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec
 
 
 def build_network(
-    model: ModelSpec | nn.Module, shape: tuple[int, ...], num_outputs: int, seed: int, device: torch.device,
+    model: ModelSpec | OwnModel | nn.Module, shape: tuple[int, ...], num_outputs: int, seed: int, device: torch.device,
     dtype: torch.dtype, classifier: str | None, batchnorm: BatchNormPolicy,
 ) -> Network:  # fmt: skip
     """The network for samples of that ``shape``; a module of the user's own is copied."""
     if isinstance(model, ModelSpec):
         return Network(model.build(shape, num_outputs, seed).to(device, dtype), classifier, batchnorm)
+    if isinstance(model, OwnModel):
+        model = model.build(shape, num_outputs, seed)
     net = copy.deepcopy(unwrap_module(model)).to(device, dtype)
     return Network(net, classifier, batchnorm, unused_parameters(net, shape, classifier))
 

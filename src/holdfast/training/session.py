@@ -117,9 +117,8 @@ class Training:
         if federation.schedule is not None:
             check_schedule(federation.schedule, federation.stages, settings.rounds)
         shape, outputs = dataset.shape, dataset.num_outputs
-        made = model.build(shape, outputs, settings.seed) if isinstance(model, OwnModel) else model
         network = build_network(
-            made, shape, outputs, settings.seed, self.device, dtype, classifier, batchnorm
+            model, shape, outputs, settings.seed, self.device, dtype, classifier, batchnorm
         )
         warn_of_unused(network.unused)
         if own_kernels is None:
@@ -138,7 +137,7 @@ class Training:
         self.batchnorm, self.classifier = batchnorm, classifier
         self.data = device_data(poisoned(dataset, settings, federation), self.device, dtype)
         check_model(network, dataset, self.data)
-        if isinstance(made, nn.Module):
+        if isinstance(model, (OwnModel, nn.Module)):
             warn_of_own_draws(network, self.data)
             network.ignores_padding = ignores_padding(network, self.data)
         sizes = np.stack([federation.sizes(stage) for stage in range(federation.stages)])  # [S, K]
