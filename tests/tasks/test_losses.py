@@ -123,7 +123,7 @@ def test_the_likelihood_of_large_risks_is_finite():
 @pytest.mark.parametrize("reduced", [True, False])
 def test_a_loss_of_ones_own(reduced):
     task, outputs, y = CASES["binary"]
-    own = with_loss(task, (lambda z, y: (z.squeeze(-1) - y) ** 2) if not reduced else lambda z, y: z.sum())
+    own = with_loss(task, (lambda z, y: (z - y) ** 2) if not reduced else lambda z, y: z.sum())
     wanted = outputs.sum() if reduced else ((outputs[:, 0] - y) ** 2).mean()
     assert torch.allclose(own.batch_loss(outputs, y), wanted)
     assert own.describe() == {"name": "binary", "loss": {"name": "<lambda>", "own": True}}

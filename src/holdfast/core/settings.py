@@ -277,6 +277,11 @@ class ExperimentSettings(Settings):
         "A loss of the task, such as huber for regression (default: the task's first).",
         None,
     )
+    metrics: tuple[str, ...] | str | None = setting(
+        HelpGroup.TESTING,
+        "Metrics of the test, the primary one first, such as auroc,f1 (default: the task's).",
+        None,
+    )
     classifier: str | None = setting(
         HelpGroup.METHOD, "Name of the model's classifier layer, if it is not the last Linear.", None
     )
@@ -293,7 +298,7 @@ class ExperimentSettings(Settings):
     )  # fmt: skip
 
 
-RECORDED = ("hash", "shape", "classes", "encoder", "own_kernels", "versions", "machine")
+RECORDED = ("hash", "shape", "classes", "outputs", "encoder", "own_kernels", "versions", "machine")
 """Entries of a run's experiment.yaml that are found, not set."""
 
 
@@ -327,6 +332,9 @@ FORMER_NAMES = {
 
 FORMER_VALUES = {("engine", "lanes"): "vectorized"}
 """Values of settings that had another name, by setting and former value."""
+
+FORMER_DEFAULTS = {"task": {"name": "multiclass"}, "metrics": ["accuracy"]}
+"""What runs from before version 0.2, which do not record these settings, were."""
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:

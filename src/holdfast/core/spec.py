@@ -203,7 +203,8 @@ def _in_words(kind: Any) -> str:
         return either(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
         (inner, *_), limits = _alternatives(get_args(kind)[0])
-        items, example = ("whole numbers", "[4,17]") if inner is int else ("numbers", "[0.5,0.25]")
+        examples = {int: ("whole numbers", "[4,17]"), str: ("names", "[auroc,accuracy]")}
+        items, example = examples.get(inner, ("numbers", "[0.5,0.25]"))
         return f"a list of {items}{''.join(f', each {limit}' for limit in limits)}, such as {example}"
     return "a mapping"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from holdfast.engine.clients import PREPROCESSED_BYTES
 from holdfast.kernels.amax import record_amax_bound, recording_amax
 from holdfast.methods.base import Tensors
 from holdfast.methods.context import RunContext
+from holdfast.metrics.by_task import Metric, Scorer
 from holdfast.models.network import Output
 
 GROUPS = ("site", "domain")
@@ -39,6 +40,7 @@ class Evaluation:
     group_accuracy: dict[str, dict[str, float]]  # by group, such as site, and name
     correct: Tensor  # [N] each sample's part: whether it is classified correctly
     weights: Tensor | None = None  # [N] its weight; None for 1 each
+    more: dict[str, Any] = field(default_factory=dict)  # entries of a record: the run's other metrics
 
     @property
     def domain_accuracy(self) -> dict[str, float]:
@@ -51,9 +53,17 @@ class TestSet:
     __test__ = False  # not a pytest class
 
     def __init__(
-        self, dataset: Dataset, context: RunContext, limit: int | None = None, seed: int = 0
+        self,
+        dataset: Dataset,
+        context: RunContext,
+        limit: int | None = None,
+        seed: int = 0,
+        metrics: Sequence[Metric] = (),
     ) -> None:
-        """``limit`` selects a class-balanced subset of this size, which depends on the seed only."""
+        """``limit`` selects a class-balanced subset of this size, which depends on the seed only.
+
+        ``metrics`` are measured besides the task's score, which takes the outputs to the host.
+        """
         labels = dataset.strata_test
         chosen = np.arange(len(labels)) if limit is None else _balanced_subset(labels, limit, seed)
         device = context.device
@@ -84,8 +94,31 @@ class TestSet:
             *(np.bincount(self.group_ids[name], minlength=len(g.names)) for name, g in self.groups.items()),
         ])  # fmt: skip
 
+        self.output_shape = dataset.output_shapes[0]
+        self.scorer = self._scorer(metrics)
+
     def __len__(self) -> int:
         return len(self.y)
+
+    def _scorer(self, metrics: Sequence[Metric]) -> Scorer | None:
+        """What measures the metrics that are not means over samples."""
+        # By site, the concordance counts pairs within a site only.
+        within = self.task.name == "survival" and bool(self.groups)
+        wanted = [metric for metric in metrics if metric.name != self.task.score or within]
+        if not wanted:
+            return None
+        groups = {name: (group.names, self.group_ids[name]) for name, group in self.groups.items()}
+        y = self.y.double() if self.y.is_floating_point() else self.y
+        strata = self.strata.cpu().numpy()
+        return Scorer(self.task, wanted, y.cpu().numpy(), strata, len(self.class_counts), groups)
+
+    def undefined_metrics(self, required: bool) -> list[str]:
+        """The metrics that the test samples do not define, with a warning; an error if they are ``required``."""
+        if self.scorer is None:
+            return []
+        outputs = torch.zeros((1, *self.output_shape), dtype=self.context.dtype, device=self.y.device)
+        kept = self.task.reduce(outputs, self.y[:1])
+        return self.scorer.check(tuple(kept.shape[1:]), required)
 
     def evaluate(self, params: Tensors, buffers: Tensors, scores: Callable[[Output], Tensor]) -> Evaluation:
         """Test one model; ``scores`` maps its outputs to class scores ``[B, C]``."""
@@ -199,10 +232,15 @@ class TestSet:
                 together, non_blocking=True
             )
         timer.stop()
-        return PendingEvaluation(self, together, correct, weights, timer)
+        return PendingEvaluation(self, together, correct, weights, timer, kept if self.scorer else None)
 
-    def evaluation(self, numbers: np.ndarray, correct: Tensor, weights: Tensor | None) -> Evaluation:
+    def evaluation(
+        self, numbers: np.ndarray, correct: Tensor, weights: Tensor | None, kept: Tensor | None
+    ) -> Evaluation:
         """The metrics from ``numbers``: the loss, then the sums of scores and weights by class and by group."""
+        more = {}
+        if self.scorer is not None and kept is not None:
+            more = self.scorer.record(kept.double().cpu().numpy())
         right, total = numbers[1 : 1 + len(self.sizes)], self.sizes
         if weights is not None:
             total = numbers[1 + len(self.sizes) :]
@@ -219,6 +257,7 @@ class TestSet:
             by_group,
             correct,
             weights,
+            more,
         )
 
     def class_accuracy_within(self, whole: Evaluation) -> np.ndarray:
@@ -244,7 +283,7 @@ class TestSet:
         }
         for group, scores in model.group_accuracy.items():
             record[f"{group}_{name}"] = {one: self.measured(score) for one, score in scores.items()}
-        return record
+        return record | model.more
 
 
 class DeviceTimer:
@@ -280,6 +319,7 @@ class PendingEvaluation:
     correct: Tensor
     weights: Tensor | None
     timer: DeviceTimer
+    kept: Tensor | None
     seconds: float = 0.0
 
     __test__ = False  # not a pytest class
@@ -287,7 +327,7 @@ class PendingEvaluation:
     def wait(self) -> Evaluation:
         """Wait for the test; returns its metrics."""
         self.seconds = self.timer.wait()
-        return self.test.evaluation(self.numbers.numpy(), self.correct, self.weights)
+        return self.test.evaluation(self.numbers.numpy(), self.correct, self.weights, self.kept)
 
 
 def _sum_per_group(values: Tensor, group: Tensor, groups: int) -> Tensor:

@@ -22,6 +22,15 @@ from holdfast.metrics.locality import (
     in_out_local_accuracy,
     local_distribution,
 )
+from holdfast.metrics.predictions import (
+    auroc,
+    average_precision,
+    balanced_accuracy,
+    calibration_error,
+    concordance,
+    f1_by_class,
+    r_squared,
+)
 from holdfast.metrics.progress import rounds_to_target
 from holdfast.metrics.significance import paired_test
 from holdfast.metrics.streams import (
@@ -32,14 +41,20 @@ from holdfast.metrics.streams import (
 )
 
 __all__ = [
+    "auroc",
     "average_accuracy",
     "average_forgetting",
+    "average_precision",
     "backward_transfer",
     "backward_transfer_forgetting",
+    "balanced_accuracy",
+    "calibration_error",
     "class_split",
     "classifier_update_similarity",
+    "concordance",
     "dead_unit_share",
     "distribution_distance",
+    "f1_by_class",
     "feature_distance",
     "forgetting_degree",
     "forward_transfer",
@@ -55,6 +70,7 @@ __all__ = [
     "pair_similarity",
     "paired_test",
     "prediction_consistency",
+    "r_squared",
     "round_forgetting",
     "rounds_to_target",
     "seen_task_accuracy",

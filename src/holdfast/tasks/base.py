@@ -13,7 +13,10 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.spec import validate_fields
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""A loss of the user's own: from outputs and targets ``[B, ...]`` to one value a sample, or to a scalar."""
+"""A loss of the user's own: from outputs and targets ``[B, ...]`` to one value a sample, or to a scalar.
+
+Where a target is a number, outputs have the shape of the targets.
+"""
 
 
 FOUND = ("own_loss", "edges")
@@ -111,6 +114,10 @@ class Task:
         """The shapes that a model's outputs for one sample may have."""
         return [(self.outputs(y, labels),)]
 
+    def align(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Outputs in the shape of the targets, where there is one output for each number of a target."""
+        return outputs
+
     def values(self, outputs: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of each sample: ``[B]``."""
         raise NotImplementedError
@@ -119,13 +126,13 @@ class Task:
         """The mean loss over the samples whose ``mask`` is 1, as a scalar."""
         if self.own_loss is None:
             return masked_mean(self.values(outputs, y, mask), mask)
-        return masked_mean(self.own_loss(outputs, y), mask)
+        return masked_mean(self.own_loss(self.align(outputs, y), y), mask)
 
     # Evaluation -----------------------------------------------------------------------------------------
 
     def reduce(self, outputs: Tensor, y: Tensor) -> Tensor:
         """What evaluation keeps of the outputs for each sample: ``[B, ...]``."""
-        return outputs
+        return self.align(outputs, y)
 
     def test_loss(self, kept: Tensor, y: Tensor) -> Tensor:
         """The loss over the test set, from what `reduce` kept."""

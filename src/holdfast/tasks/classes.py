@@ -84,7 +84,8 @@ class Multiclass(_OneOfClasses):
 
     name: ClassVar[str] = "multiclass"
     metrics: ClassVar[tuple[str, ...]] = (
-        "accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "ece", "perplexity",
+        "accuracy", "balanced_accuracy", "f1", "f1_weighted", "auroc", "auroc_weighted", "auprc", "auprc_weighted",
+        "ece", "perplexity",
     )  # fmt: skip
     default_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
@@ -190,7 +191,7 @@ class Binary(_OneOfClasses):
             return super().test_loss(kept, y)
         return binary_cross_entropy(kept, y.to(kept.dtype)).mean()
 
-    def reduce(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def align(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.reshape(y.shape)
 
     def scores(self, kept: Tensor, y: Tensor) -> Tensor:
@@ -206,7 +207,9 @@ class Multilabel(Task):
     """
 
     name: ClassVar[str] = "multilabel"
-    metrics: ClassVar[tuple[str, ...]] = ("auroc", "accuracy", "f1", "auprc", "ece")
+    metrics: ClassVar[tuple[str, ...]] = (
+        "auroc", "auroc_weighted", "accuracy", "f1", "f1_weighted", "auprc", "auprc_weighted", "ece",
+    )  # fmt: skip
     default_metrics: ClassVar[tuple[str, ...]] = ("auroc", "accuracy", "f1")
 
     def targets(self, y: Tensor, name: str) -> Tensor:

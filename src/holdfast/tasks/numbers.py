@@ -96,7 +96,7 @@ class Regression(Task):
             values = slope * (error - slope / 2)
         return values if y.dim() == 1 else values.mean(-1)
 
-    def reduce(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def align(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.reshape(y.shape)
 
     def scores(self, kept: Tensor, y: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class Counts(Task):
         thresholds = torch.arange(outputs.shape[-1], device=y.device)
         return binary_cross_entropy(outputs, (y.unsqueeze(-1) > thresholds).to(outputs.dtype)).sum(-1)
 
-    def reduce(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def align(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.reshape(y.shape if self.loss == "poisson" else (len(y), -1))
 
     def predict(self, kept: Tensor) -> Tensor:

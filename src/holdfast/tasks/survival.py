@@ -92,7 +92,7 @@ class Survival(Task):
         smallest = torch.finfo(relative.dtype).tiny
         return event[rows] * (total.clamp(min=smallest).log() + top.squeeze(-1) - risk[rows])
 
-    def reduce(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def align(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.reshape(y.shape[0])
 
     def scores(self, kept: Tensor, y: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.schema import validate_content
-from holdfast.core.settings import DEFAULTS, Role, settings_with, with_current_names
+from holdfast.core.settings import DEFAULTS, FORMER_DEFAULTS, Role, settings_with, with_current_names
 from holdfast.core.trees import leaves, to_device, unflatten
 from holdfast.engine.rounds import RoundLoop
 from holdfast.engine.state_cache import StateCache
@@ -38,7 +38,7 @@ def run_identity(described: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_change(out: str | Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise if a run would be resumed as another one."""
     for key, value in now.items():
-        before = then.get(key, DEFAULTS.get(key))
+        before = then.get(key, FORMER_DEFAULTS.get(key, DEFAULTS.get(key)))
         if changed := changed_code(before, value):
             raise HoldfastError(
                 f"{out} cannot be resumed: {changed} has changed since the run began; restore it, or begin a new run"

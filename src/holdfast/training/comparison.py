@@ -350,7 +350,7 @@ def _finished(path: Path, experiment: Experiment, federation: Federation | None)
         ignored |= {*settings_with(Role.SOURCE, Role.FEDERATION)}
         there, here = there | {"hash": directory.experiment["hash"]}, here | {"hash": federation.hash}
     for key, value in here.items():
-        found = key == "task" and value is None  # then it is that of the data
+        found = key in ("task", "metrics") and value is None  # then they are those of the data
         if key in ignored or found or is_same(there[key], value):
             continue
         if changed := changed_code(there[key], value):

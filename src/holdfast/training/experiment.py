@@ -45,6 +45,7 @@ MIXED_DIGITS = "mixed-digits"
 RUN_OPTIONS = (
     "task",
     "loss",
+    "metrics",
     "classifier",
     "batchnorm",
     "engine",
@@ -80,6 +81,7 @@ class Experiment(ExperimentSettings):
         model: such as ``mlp:64,64`` or ``net.py:make_net``, a module, or a function or class that makes one.
         task: such as ``binary`` or ``regression:loss=huber``; by default that of the data set.
         loss: a loss of the task, such as ``huber``.
+        metrics: what is measured on the test set, the primary one first, such as ``auroc,f1``.
         classifier: the name of the model's classifier layer, if it is not the last Linear.
         batchnorm: how BatchNorm is aggregated: ``average``, ``local`` or ``drop``.
         engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
@@ -133,6 +135,8 @@ class Experiment(ExperimentSettings):
             self._set("robust", parse_robust(self.robust).describe())
         if self.attack is not None:
             self._set("attack", parse_attack(self.attack).describe())
+        if isinstance(self.metrics, str):
+            self._set("metrics", tuple(filter(None, map(str.strip, self.metrics.split(",")))))
         if self.task is not None:
             self._set("task", _plain(with_loss(as_task(self.task), self.loss).describe()))
             self._set("loss", None)
@@ -161,6 +165,13 @@ class Experiment(ExperimentSettings):
                 raise HoldfastError(
                     f"the {name} of this run came from Python, and no file can bring it back; continue it "
                     f"with holdfast.train(..., resume=True){hint}"
+                )
+
+        for metric in self.metrics or ():
+            if isinstance(metric, Mapping):
+                raise HoldfastError(
+                    f"the metric {metric.get('name')} of this run is a function from Python, and no file can bring it "
+                    "back; continue it with holdfast.train(..., resume=True)"
                 )
 
     def _refuse_beside_federation(self, whole: str, allowed: Iterable[str] = ()) -> None:
@@ -352,6 +363,7 @@ class Experiment(ExperimentSettings):
                 classifier=self.classifier,
                 task=self.task,
                 loss=self.loss,
+                metrics=self.metrics,
             )
 
     @property

@@ -10,7 +10,8 @@ import numpy as np
 from torch import nn
 
 from holdfast import metrics
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.measures import Measure, primary_measure, score_measure
 from holdfast.core.schema import validate_content
 from holdfast.models.registry import model_from
 from holdfast.runs import RunDirectory
@@ -30,7 +31,9 @@ class Run:
 
     def __repr__(self) -> str:
         where = "" if self.path is None else f", in '{self.path}'"
-        summary = f"{len(self.records)} rounds, accuracy {self.accuracy:.2%}"
+        measure = self.primary
+        value = f"{self.score:.2%}" if measure.is_share else f"{self.score:.4g}"
+        summary = f"{len(self.records)} rounds, {measure.name} {value}"
         return f"Run({self.experiment['method']['name']}, {summary}{where})"
 
     @classmethod
@@ -45,9 +48,8 @@ class Run:
                 f"RunDirectory.open('{path}').load_model() into it (one that is given by reference, net.py:make_net, "
                 "is made again here)"
             )
-        model = model_from(experiment["model"]).build(
-            tuple(experiment["shape"]), len(experiment["classes"]), experiment["seed"]
-        )
+        outputs = experiment.get("outputs", len(experiment["classes"]))
+        model = model_from(experiment["model"]).build(tuple(experiment["shape"]), outputs, experiment["seed"])
         try:
             model.load_state_dict(weights)
         except RuntimeError:
@@ -58,14 +60,42 @@ class Run:
         return cls(experiment, directory.records(), model.eval(), directory.path)
 
     @property
+    def primary(self) -> Measure:
+        """The metric by which the run is judged, the first of its ``metrics``, and its direction."""
+        return primary_measure(self.experiment)
+
+    @property
+    def score(self) -> float:
+        """The primary metric of the final model on the test set."""
+        return float(self.metric(self.primary.name)[-1])
+
+    def metric(self, name: str) -> np.ndarray:
+        """``[tested rounds]``: a metric of the global model on the test set, NaN where it was not defined."""
+        tested = self._tested
+        if name not in tested[-1]:
+            known = [key for key, value in tested[-1].items() if isinstance(value, float)]
+            raise unknown("metric of this run", name, known)
+        return np.array([record.get(name) for record in tested], float)
+
+    @property
     def accuracy(self) -> float:
         """The final model's accuracy on the test set."""
-        return float(self._tested[-1]["accuracy"])
+        return float(self.metric("accuracy")[-1])
 
     @property
     def class_accuracy(self) -> np.ndarray:
         """``[tested rounds, classes]``: the global model's accuracy on each class."""
-        return np.array([r["class_accuracy"] for r in self._tested], float)
+        if "class_accuracy" not in self._tested[-1]:
+            raise HoldfastError(
+                f"this run has no accuracy by class, but {score_measure(self.experiment).name}: see `class_score`"
+            )
+        return self.class_score
+
+    @property
+    def class_score(self) -> np.ndarray:
+        """``[tested rounds, classes]``: by class, bin or site, the accuracy or what the task has in its place."""
+        key = f"class_{score_measure(self.experiment).name}"
+        return np.array([r[key] for r in self._tested], float)
 
     @property
     def domain_accuracy(self) -> dict[str, np.ndarray]:
@@ -75,14 +105,15 @@ class Run:
 
     @property
     def forgetting(self) -> float:
-        """Mean over classes of (best accuracy ever - final accuracy)."""
-        return metrics.backward_transfer_forgetting(self.class_accuracy)
+        """Mean over classes of (best accuracy ever - final accuracy), or of the error gained since its least."""
+        sign = score_measure(self.experiment).sign
+        return metrics.backward_transfer_forgetting(sign * self.class_score)
 
     def rounds_to(self, target: float) -> int | None:
-        """The first round whose model reaches this accuracy."""
-        tested = self._tested
-        return metrics.rounds_to_target([r["accuracy"] for r in tested], target, [r["round"] for r in tested])
+        """The first round whose model reaches this value of the primary metric."""
+        sign, rounds = self.primary.sign, [r["round"] for r in self._tested]
+        return metrics.rounds_to_target(sign * self.metric(self.primary.name), sign * target, rounds)
 
     @property
     def _tested(self) -> list[dict[str, Any]]:
-        return [r for r in self.records if "accuracy" in r]
+        return [r for r in self.records if self.primary.name in r]

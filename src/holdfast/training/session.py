@@ -40,6 +40,7 @@ from holdfast.engine.state_cache import StateCache
 from holdfast.methods.base import Method, Tree, check_public, check_task
 from holdfast.methods.context import RunContext
 from holdfast.methods.registry import describe_method
+from holdfast.metrics.by_task import OwnMetric, metrics_of
 from holdfast.models.network import BatchNormPolicy
 from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec, describe_model
@@ -101,6 +102,7 @@ class Training:
         own_kernels: bool | None = None,
         task: Task | str | Mapping[str, Any] | None = None,
         loss: str | Loss | None = None,
+        metrics: Sequence[str | OwnMetric] | str | None = None,
     ) -> None:
         dataset = federation.dataset.for_task(task, loss)
         if dataset is not federation.dataset:
@@ -168,6 +170,10 @@ class Training:
                 draw_one_of_each=no_samples,
             )
         check_task(method, self.context)
+        wanted = metrics_of(dataset.task, metrics)
+        self.test = TestSet(dataset, self.context, metrics=wanted)
+        undefined = self.test.undefined_metrics(required=metrics is not None)
+        self.metrics = [metric for metric in wanted if metric.name not in undefined]
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
@@ -196,6 +202,7 @@ class Training:
             "model": plain(describe_model(self.model)),
             "task": plain(dataset.task.describe()),
             "loss": None,  # part of the task
+            "metrics": [metric.describe() for metric in self.metrics],
             "classifier": self.classifier,
             "batchnorm": self.batchnorm,
             **asdict(self.settings),
@@ -209,6 +216,7 @@ class Training:
             "hash": self.federation.hash,
             "shape": list(dataset.shape),
             "classes": list(dataset.classes),
+            "outputs": dataset.num_outputs,
             "versions": {
                 "holdfast": __version__,
                 "python": platform.python_version(),
@@ -220,7 +228,7 @@ class Training:
     def loop(self, client_states: StateCache) -> RoundLoop:
         """The round loop, with the server in its initial state."""
         dataset, settings = self.federation.dataset, self.settings
-        test = TestSet(dataset, self.context)
+        test = self.test
         limit = settings.local_test_samples or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)
         few = settings.evaluate_locals and limit is not None and limit < len(test)
         local_test = TestSet(dataset, self.context, limit, settings.seed) if few else test

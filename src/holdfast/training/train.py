@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from holdfast.core.settings import Described, Settings
 from holdfast.data.federation import Federation
 from holdfast.methods.base import Method
 from holdfast.methods.registry import parse_method
+from holdfast.metrics.by_task import OwnMetric
 from holdfast.models.network import BatchNormPolicy
 from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec, as_model
@@ -64,6 +65,7 @@ def train(
     ray_address: str | None = None,
     task: Task | str | Mapping[str, Any] | None = None,
     loss: str | Loss | None = None,
+    metrics: Sequence[str | OwnMetric] | str | None = None,
     batchnorm: BatchNormPolicy = "average",
     classifier: str | None = None,
     evaluate_every: int = 1,
@@ -123,6 +125,9 @@ def train(
             of the data set.
         loss: a loss of the task, by name, or a function of outputs and targets that returns one value a sample, or
             their mean; it runs under ``torch.func.vmap``.
+        metrics: what is measured on the test set, such as ``["auroc", "accuracy"]``; the first is the primary one.
+            Functions of outputs and targets (arrays) that return a number are metrics, too. By default those of the
+            task.
         batchnorm: how BatchNorm is aggregated: ``average``, ``local`` or ``drop``.
         classifier: the name of the classifier layer, if it is not the last Linear.
         local_test_samples: test samples for each local model (default: all on a GPU, 100 on a CPU).
@@ -177,7 +182,8 @@ def train(
     training = Training(
         method, model, federation, settings, engine=engine, device=device, precision=precision,
         parallel_clients=parallel_clients, ray_address=ray_address, batchnorm=batchnorm, classifier=classifier,
-        task=task, loss=loss, own_kernels=begun.get("own_kernels"),  # a resumed run rounds as it did before
+        task=task, loss=loss, metrics=metrics,
+        own_kernels=begun.get("own_kernels"),  # a resumed run rounds as it did before
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
     with progress_display(progress) as display:
