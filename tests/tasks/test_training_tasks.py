@@ -131,7 +131,9 @@ def test_a_loss_of_ones_own_is_recorded_as_such(tmp_path):
     torch.testing.assert_close(one, other)
     assert runs[0].experiment["task"]["loss"] == {"name": "squared", "own": True}
     with pytest.raises(hf.HoldfastError, match="loss of this run is a function from Python"):
-        hf.Experiment.from_file(tmp_path / "0" / "experiment.yaml")
+        hf.Experiment(task=runs[0].experiment["task"])
+    with pytest.raises(hf.HoldfastError, match="metric mine of this run is a function from Python"):
+        hf.Experiment(metrics=[{"name": "mine", "own": True}])
 
 
 BAD = {
