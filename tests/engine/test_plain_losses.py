@@ -189,7 +189,8 @@ def test_engines_agree_on_augmented_images() -> None:
     assert_engines_agree(Everything(), among=among, model=model, clients_per_round=None)
 
 
-def test_threads_agree() -> None:
+def test_threads_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     run = loop(PlainLoss(), among=federation(UNEQUAL), weight_decay=0.01, clients_per_round=6)
     engine = run.engine
     assert isinstance(engine, SequentialEngine)

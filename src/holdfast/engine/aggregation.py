@@ -47,6 +47,7 @@ class UploadSums:
                     b.add_(result.buffers[k], alpha=weight)
                 else:
                     torch.maximum(b, result.buffers[k], out=b)
+        self._check_sums(result)
         add_(self.sums, result.sums)
         self.bytes += size_in_bytes(result.sums)
         if self.keeps_uploads:
@@ -54,6 +55,18 @@ class UploadSums:
                 {k: v.clone() for k, v in tensors.items()} for tensors in (result.shared, result.buffers)
             )
             self.uploads.append(Upload(result.client, weight, params, buffers, result.sums))
+
+    def _check_sums(self, result: ClientResult) -> None:
+        """Raise if a client's sums have other shapes or dtypes than those before."""
+        so_far = dict(leaves(self.sums))
+        for path, value in leaves(result.sums):
+            one = so_far.get(path, value)
+            if one.shape != value.shape or one.dtype != value.dtype:
+                raise HoldfastError(
+                    f"client_final returns '{path}' with shape {tuple(value.shape)} and dtype {value.dtype} for client "
+                    f"{result.client}, but {tuple(one.shape)} and {one.dtype} for others; sums over clients need the "
+                    "same for every client"
+                )
 
     def record(self) -> dict[str, Any]:
         """Further entries of the round's record."""

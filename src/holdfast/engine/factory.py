@@ -18,12 +18,13 @@ from holdfast.engine.base import Engine
 from holdfast.engine.batching import widest_batch
 from holdfast.engine.clients import DeviceData, held_out
 from holdfast.engine.deadline import DeadlineEngine
+from holdfast.engine.method_trial import try_on_lanes
 from holdfast.engine.sequential import SequentialEngine
 from holdfast.engine.thread_pool import ThreadPoolEngine
 from holdfast.engine.vectorized.engine import VectorizedEngine
 from holdfast.methods.base import Method, Tensors
 from holdfast.methods.context import RunContext
-from holdfast.methods.masking import respects_mask
+from holdfast.methods.masking import is_own, respects_mask
 
 ENGINES = ("auto", "sequential", "vectorized", "ray")
 SMALL_STEP_BYTES = 8 << 20  # up to this size, a CPU trains clients faster vectorized than one by one
@@ -94,14 +95,21 @@ def _local_engine(
         if not pad:  # Holdfast's kernels would be compiled for every size of a batch
             context.network.own_kernels = False
         reason = _vmap_error(context, data, width, lanes)
-        if reason is None:
+        unfit = None
+        if reason is None and (is_own(method) or context.task.own_loss is not None):
+            unfit = try_on_lanes(method, context, data, settings, pad)
+        if reason is None and unfit is None:
             lanes = lanes or fitting_lanes(context, data, cohort, width)
             return VectorizedEngine(method, context, data, settings, lanes, width, sizes, pad)
+        if unfit is not None and name == "vectorized":
+            raise HoldfastError(f"{unfit.reason}; or use engine 'sequential'")
         if name == "vectorized":
             raise HoldfastError(
                 f"this model cannot train on the vectorized engine ({reason}); use engine 'sequential', or auto"
             )
         text = f"this model cannot train on the vectorized engine ({reason}); its clients train one after another"
+        if unfit is not None:
+            text = f"{unfit.reason}; its clients train one after another, on engine 'sequential'"
         warnings.warn(text, HoldfastWarning, stacklevel=5)
     # Threads speed up large steps only: these spend most of their time outside the interpreter lock.
     workers = min(torch.get_num_threads(), cohort, MAX_WORKERS) if large_steps else 1

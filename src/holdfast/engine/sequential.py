@@ -157,7 +157,7 @@ class SequentialEngine:
             loss, out, grads, carry = self._perturbed_gradient(batch, carry, local)
         else:
             loss, out = self._forward(batch, carry, local)
-            grads = torch.autograd.grad(loss, self.param_list, allow_unused=True)
+            grads = self._gradient(loss)
         unused = [i for i, g in enumerate(grads) if g is None]  # not part of this batch's forward pass
         with torch.no_grad():
             if unused:
@@ -198,6 +198,23 @@ class SequentialEngine:
             loss = loss if term is None else loss + term
         return loss, out
 
+    def _gradient(self, loss: Tensor, materialize: bool = False) -> Sequence[Tensor]:
+        """The loss's gradient; for parameters that it does not depend on, None or, if ``materialize``, zeros."""
+        if not loss.requires_grad:
+            raise HoldfastError(
+                f"{self.method.name}: the loss does not depend on the model's weights; compute it from out.logits or "
+                "out.features, without detach()"
+            )
+        try:
+            return torch.autograd.grad(
+                loss, self.param_list, allow_unused=True, materialize_grads=materialize
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            first = str(error).splitlines()[0].rstrip(".")
+            raise HoldfastError(f"{self.method.name}: the loss has no gradient: {first}") from error
+
     def _perturbed_gradient(
         self, batch: Batch, carry: Tree, local: Local
     ) -> tuple[Tensor, Output, Sequence[Tensor], Tree]:
@@ -208,7 +225,7 @@ class SequentialEngine:
             ascent = dict(
                 zip(
                     self.params,
-                    torch.autograd.grad(loss, self.param_list, materialize_grads=True),
+                    self._gradient(loss, materialize=True),
                     strict=True,
                 )
             )
@@ -218,7 +235,7 @@ class SequentialEngine:
             point, carry = self.method.perturb(ascent, carry, local)
             self._assign(point)
         loss, out = self._forward(batch, carry, local)
-        grads = torch.autograd.grad(loss, self.param_list, allow_unused=True)
+        grads = self._gradient(loss)
         with torch.no_grad():
             torch._foreach_copy_(self.param_list, start)
             for name, buffer in buffers.items():

@@ -42,6 +42,7 @@ from holdfast.core.spec import validate_fields
 from holdfast.core.trees import Tensors as Tensors
 from holdfast.core.trees import Tree as Tree
 from holdfast.methods.card import Card
+from holdfast.methods.guard import guard_hooks
 from holdfast.models.network import Output
 from holdfast.tasks.base import Task
 from holdfast.tasks.classes import Multiclass
@@ -157,6 +158,8 @@ class Method:
             cls.name = cls.__name__
         if isinstance(cls.name, str) and set(cls.name) & set("+:/"):
             raise HoldfastError(f"the name of {cls.__name__} is '{cls.name}'; it must not contain +, : or /")
+        if not _is_builtin(cls):
+            guard_hooks(cls)
 
     def __post_init__(self) -> None:
         validate_fields(self, self.name)

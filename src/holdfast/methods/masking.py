@@ -1,4 +1,4 @@
-"""Which methods may be trained on padded batches."""
+"""Methods of the user's own, and which of them may be trained on padded batches."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ READ_THE_BATCH = ("task_loss", "loss", "ascent_loss", "step", "after_step")
 """The hooks that see a batch, and so its padding."""
 
 
+def is_own(method: Method) -> bool:
+    """Whether the method, or a part of a stack, is not part of Holdfast."""
+    return any(own_classes(type(part)) for part in _parts(method))
+
+
 def respects_mask(method: Method) -> bool:
     """Whether all hooks of a method leave the padding of a batch out, as those of built-in methods do.
 
     A class of the user's own may redefine the other hooks; if it redefines one that sees the batch, or a function
     that a built-in method may call there, it declares ``uses_mask``.
     """
-    parts = method.parts if isinstance(method, Stack) else (method,)
-    return all(_class_respects_mask(own) for part in parts for own in own_classes(type(part)))
+    return all(_class_respects_mask(own) for part in _parts(method) for own in own_classes(type(part)))
+
+
+def _parts(method: Method) -> tuple[Method, ...]:
+    return method.parts if isinstance(method, Stack) else (method,)
 
 
 def _class_respects_mask(own: type[Method]) -> bool:

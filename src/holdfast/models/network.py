@@ -217,11 +217,12 @@ class Network:
         """A network with the same initial weights, for use in another thread."""
         return self._with_same_head(Network(self._original, self._layer, self._batchnorm, self.unused))
 
-    def to(self, device: torch.device) -> Network:
-        """A copy on a device that shares no memory with this one."""
-        copied = Network(copy.deepcopy(self._original).to(device), self._layer, self._batchnorm, self.unused)
-        copied.params = {name: p.to(device, copy=True) for name, p in self.params.items()}
-        copied.buffers = {name: b.to(device, copy=True) for name, b in self.buffers.items()}
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Network:
+        """A copy on a device that shares no memory with this one; floating-point tensors get the ``dtype``."""
+        net = copy.deepcopy(self._original).to(device, dtype)
+        copied = Network(net, self._layer, self._batchnorm, self.unused)
+        for own, tensors in ((copied.params, self.params), (copied.buffers, self.buffers)):
+            own |= {name: t.to(device, own[name].dtype, copy=True) for name, t in tensors.items()}
         copied.own_kernels, copied.ignores_padding = self.own_kernels, self.ignores_padding
         return self._with_same_head(copied)
 

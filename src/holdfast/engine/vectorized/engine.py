@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from holdfast import kernels
+from holdfast.core.errors import HoldfastError
 from holdfast.core.settings import Settings
 from holdfast.core.trees import (
     changes,
@@ -160,7 +161,7 @@ class VectorizedEngine:
         may_defer, deferred = self.settings.deadline is None, []  # type: bool, list[LaneSlot]
         final = max(ends)
         for step in range(final + 1):
-            self._start_clients(starts.get(step, ()), sent)
+            self._start_clients(starts.get(step, ()), sent, step == 0)
             active, width = int(schedule.active[step]), int(schedule.widths[step])
             self._compiled_step(active, width, bool(schedule.padded[step]))()
             if step in epochs:
@@ -242,14 +243,14 @@ class VectorizedEngine:
 
     # Clients --------------------------------------------------------------------------------------------
 
-    def _start_clients(self, slots: Sequence[LaneSlot], sent: Broadcast) -> None:
-        """Load these clients into their lanes."""
+    def _start_clients(self, slots: Sequence[LaneSlot], sent: Broadcast, first: bool) -> None:
+        """Load these clients into their lanes; ``first``: no lane is in use yet."""
         if not slots:
             return
         clients = self.runner.start([slot.planned for slot in slots], sent)
         for slot, prepared in zip(slots, clients, strict=True):
             slot.prepared = prepared
-            self._allocate(prepared, slot)
+            self._allocate(prepared, slot, first and slot is slots[0])
         self._write_lanes(clients, [slot.lane for slot in slots])
         for slot, prepared in zip(slots, clients, strict=True):
             for name, values in prepared.tables.items():
@@ -275,10 +276,18 @@ class VectorizedEngine:
         zeros = tree_map(lambda _: self.zero, self.optimizer_state)
         write_lanes(self.optimizer_state, [state or zeros for state in states], lanes)
 
-    def _allocate(self, prepared: PreparedClient, slot: LaneSlot) -> None:
-        """Allocate the lanes' carry, teachers and tables as this client needs; shapes are the same for all clients."""
-        if not self.carry and prepared.carry:
-            self.step_cache.clear()  # its steps were compiled without
+    def _allocate(self, prepared: PreparedClient, slot: LaneSlot, first: bool) -> None:
+        """Allocate the lanes' carry, teachers and tables as this client needs; shapes are the same for all clients.
+
+        The ``first`` client of a round may have other shapes than those of the last round.
+        """
+        if not _fits(prepared.carry, self.carry):
+            if not first:
+                raise HoldfastError(
+                    f"{self.method.name}: client_init returns tensors of other shapes for client "
+                    f"{prepared.client.id} than for others; a carry needs the same shapes for every client"
+                )
+            self.step_cache.clear()  # its steps contain the old addresses
             self.carry = stack_like(prepared.carry, self.lanes)
         for name, weights in prepared.teachers.items():
             # The global model, the same teacher for every client, is not stacked but read directly.
@@ -291,6 +300,13 @@ class VectorizedEngine:
                 }
         for name, values in prepared.tables.items():
             table, rows = self.tables.get(name), slot.row + len(values)
+            if table is not None and table.shape[1:] != values.shape[1:]:
+                if not first:
+                    raise HoldfastError(
+                        f"{self.method.name}: tables returns '{name}' with other shapes for client "
+                        f"{prepared.client.id} than for others; rows need the same shape for every client"
+                    )
+                table = None
             if table is None or len(table) < rows:
                 self.step_cache.clear()
                 capacity = max(int(rows * (1.0 if table is None else 1.5)), self.min_rows)
@@ -480,3 +496,9 @@ class VectorizedEngine:
             new_params, new_carry = vmap(one_lane)(params, carry, ended[:n])
             copy_(params, new_params)
             copy_(carry, new_carry)
+
+
+def _fits(carry: Tree, stacked: Tree) -> bool:
+    """Whether each lane of ``stacked`` has the keys, shapes and dtypes of ``carry``."""
+    of_lanes = {path: (value.shape[1:], value.dtype) for path, value in leaves(stacked)}
+    return of_lanes == {path: (value.shape, value.dtype) for path, value in leaves(carry)}
