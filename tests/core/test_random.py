@@ -44,6 +44,7 @@ DRAWS = {  # purpose, number of counters given with it
     ("public batches", 2),
     ("public data", 0),
     ("real features", 0),
+    ("rounding", 2),
     ("virtual feature batches", 0),
     ("virtual features", 1),
     ("weights", 0),

@@ -127,6 +127,9 @@ class Settings:
     attack: Described | None = setting(
         HelpGroup.PRIVACY, "An attack by some of the clients: sign-flip:0.2, backdoor:0.2, …", None
     )
+    compress: Described | None = setting(
+        HelpGroup.PRIVACY, "Compression of updates: int8, int4, topk:0.01, topk:0.1+int8.", None
+    )
     max_update_norm: Positive | None = setting(
         HelpGroup.PRIVACY, "Norm above which an update is left out.", None
     )

@@ -28,6 +28,7 @@ from holdfast.engine.uploads import RobustSums, RoundUploads
 from holdfast.methods.base import Method, Server, Tensors
 from holdfast.methods.context import RunContext
 from holdfast.updates.attacks import Backdoor, marked_test, parse_attack
+from holdfast.updates.compression import parse_compression
 from holdfast.updates.privacy import ClientPrivacy
 from holdfast.updates.robust import parse_robust
 
@@ -75,6 +76,7 @@ class RoundLoop:
             self.sampler = ClientSampler(federation, settings, privacy.rate, privacy.secret)
         self.attack = None if settings.attack is None else parse_attack(settings.attack)
         self.robust = None if settings.robust is None else parse_robust(settings.robust)
+        self.compression = None if settings.compress is None else parse_compression(settings.compress)
         self.hostile = (
             frozenset() if self.attack is None else self.attack.attackers(federation.clients, settings.seed)
         )
@@ -149,7 +151,8 @@ class RoundLoop:
         bytes_per_client = size_in_bytes(sent.payload) + model_bytes
         record = {"round": number, "stage": stage, "lr": settings.lr_at(number), **local.record()} | {
             "bytes_down": bytes_per_client * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
-            "bytes_up": uploads.sums.bytes + model_bytes * len(local.clients),
+            "bytes_up": uploads.sums.bytes
+            + (model_bytes * len(local.clients) if self.compression is None else uploads.compressed_bytes),
             "incidents": [incident.record() for incident in incidents],
             **uploads.record(),
         }
@@ -209,6 +212,7 @@ class RoundLoop:
     ) -> list[Incident]:
         """Train the clients and add up their valid uploads; returns the incidents."""
         incidents = []
+        states = {job.client: job.client_state for job in jobs}
         for result in self.engine.train(sent, jobs, overlap) if jobs else ():
             if isinstance(result, Incident):
                 incidents.append(result)
@@ -217,6 +221,8 @@ class RoundLoop:
             if defect is not None:
                 incidents.append(Incident(result.client, defect))
                 continue
+            if self.compression is not None:
+                result = uploads.compressed(result, self.compression, states[result.client])
             refused = uploads.add(result)
             if refused is not None:
                 incidents.append(refused)

@@ -1,6 +1,6 @@
-"""The way of a round's uploads into the global model: attack, check of their size, sum.
+"""The way of a round's uploads into the global model: compression, attack, check of their size, sum.
 
-    engine ─ result ─▶ attack ─▶ norm ─▶ sums (`UploadSums`, `PrivateSums`, `RobustSums`) ─▶ mean
+    engine ─ result ─▶ compression ─▶ attack ─▶ norm ─▶ sums (`UploadSums`, `PrivateSums`, `RobustSums`) ─▶ mean
 
 Results are added as they arrive, unless a step needs all of a round: an attack, or a limit relative to the median.
 """
@@ -21,6 +21,7 @@ from holdfast.engine.aggregation import UploadSums
 from holdfast.engine.clients import ClientResult, Incident
 from holdfast.methods.base import Server
 from holdfast.updates.attacks import Attack
+from holdfast.updates.compression import Compression
 from holdfast.updates.privacy import total_norm
 from holdfast.updates.robust import RobustMean
 
@@ -45,7 +46,7 @@ class RoundUploads:
         attack: Attack | None,
         hostile: Collection[int],
     ) -> None:
-        self.sums, self.server, self.settings = sums, server, settings
+        self.sums, self.server, self.settings, self.private = sums, server, settings, private
         self.names = [name for name in server.params if name not in private]
         self.attack = attack if attack is not None and attack.changes_updates else None
         self.hostile = hostile
@@ -54,6 +55,7 @@ class RoundUploads:
         self.norms: dict[int, Tensor] = {}
         self.clients: list[int] = []
         self.added = 0
+        self.compressed_bytes = 0
 
     def add(self, result: ClientResult) -> Incident | None:
         """Take a valid result; returns why it is refused. Its tensors may be reused afterwards."""
@@ -63,6 +65,14 @@ class RoundUploads:
         shared, buffers, sums = (clone(tree) for tree in (result.shared, result.buffers, result.sums))
         self.waiting.append(replace(result, shared=shared, buffers=buffers, sums=sums))
         return None
+
+    def compressed(self, result: ClientResult, compression: Compression, state: Tree | None) -> ClientResult:
+        """The result as the server reads it from a compressed upload; ``state`` is the client's before the round."""
+        before = {name: self.server.params[name] for name in self.names}
+        result, sent = compressed(result, compression, before, state, self.settings.seed, self.server.round)
+        buffers = {k: v for k, v in result.buffers.items() if k not in self.private}
+        self.compressed_bytes += size_in_bytes(sent) + size_in_bytes(buffers)
+        return result
 
     def close(self) -> list[Incident]:
         """Add what has waited for the others; returns who is refused, and whose update is conspicuous."""
@@ -189,6 +199,37 @@ class RobustSums(UploadSums):
         return {
             "rejected": [c for c, kept in zip(self.clients, self.kept.tolist(), strict=False) if not kept]
         }
+
+
+def compressed(
+    result: ClientResult,
+    compression: Compression,
+    before: Tensors,
+    state: Tree | None,
+    seed: int,
+    round: int,
+) -> tuple[ClientResult, Tensors]:
+    """The result as the server reads it from the compressed upload, and that upload.
+
+    ``before`` are the parameters that are exchanged, as they were sent; ``state`` is the client's before the round.
+    What an update loses is kept in the client's new state, if the compression has error feedback.
+    """
+    row = _row(result.shared, before)
+    kept = (state or {}).get("residual", {}).get("update")
+    whole = row if kept is None else row + kept.to(row.device)
+    sent = compression.encode(whole, seed, round, result.client)
+    arrived = compression.decode(sent, len(row), row.dtype)
+    new_state = result.client_state
+    if compression.keeps_rest:
+        new_state = new_state | {"residual": {"update": whole - arrived}}
+    shared = result.shared | _from_row(arrived, before)
+    return replace(result, shared=shared, client_state=new_state), sent
+
+
+def received(sent: Tensors, compression: Compression, before: Tensors) -> Tensors:
+    """The parameters that a client uploaded compressed; `HoldfastError` if ``sent`` is not such an upload."""
+    row = _row(before, before)
+    return _from_row(compression.decode(sent, len(row), row.dtype), before)
 
 
 def _refused(result: ClientResult, norm: float, why: str) -> Incident:

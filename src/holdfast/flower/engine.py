@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from flwr.app import Message, RecordDict
 
-from holdfast.core.trees import Tree, leaves, to_device
+from holdfast.core.errors import HoldfastError
+from holdfast.core.trees import Tensors, Tree, leaves, to_device
 from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Incident, Job
 from holdfast.engine.sequential import SequentialEngine
+from holdfast.engine.uploads import received
 from holdfast.flower.app import AppConfig
 from holdfast.flower.messages import (
     STATISTICS,
@@ -27,10 +29,16 @@ from holdfast.flower.messages import (
 )
 from holdfast.flower.nodes import Nodes, last_line
 from holdfast.flower.population import Population
-from holdfast.flower.site import build_upload, exchanged_tensors
+from holdfast.flower.site import (
+    build_upload,
+    compressed_upload,
+    exchanged_params,
+    exchanged_tensors,
+)
 from holdfast.flower.wire import TreeSpec, WireError, spec_of
 from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
+from holdfast.updates.compression import parse_compression
 
 MAX_ATTEMPTS = 3  # to get enough replies for a round
 PAUSE_SECONDS = 5.0  # between two attempts
@@ -177,7 +185,10 @@ class FlowerEngine:
             tree = engine.runner.final_statistics(dummy, sent)
         else:
             result = next(engine.train(sent, [dummy]))
-            tree = build_upload(result, self.method, self.context, self.app_config)
+            result, compressed = compressed_upload(
+                result, self.method, self.context, self.app_config, sent, None
+            )
+            tree = build_upload(result, self.method, self.context, self.app_config, compressed)
         self._specs[kind, samples] = spec_of(tree)
         return self._specs[kind, samples]
 
@@ -186,6 +197,17 @@ class FlowerEngine:
         if not all(torch.isfinite(value).all() for _, value in leaves(tree)):
             raise WireError("not finite", "its statistics of the final model are not all finite numbers")
         yield tree
+
+    def _decompressed(self, tree: Tree, sent: Broadcast) -> Tensors:
+        """The parameters that a client sent compressed."""
+        compress = self.app_config.settings.compress
+        if compress is None:
+            return {}
+        before = exchanged_params(sent.params, self.method, self.context)
+        try:
+            return received(tree["compressed"], parse_compression(compress), before)
+        except HoldfastError as error:
+            raise WireError("wrong values", str(error)) from error
 
     def _read_result(
         self, job: Job, sent: Broadcast, content: RecordDict
@@ -196,7 +218,7 @@ class FlowerEngine:
             raise WireError("wrong round", f"it answers round {fields.integer('round')}")
         if fields.integer("memory-lost", 0, 1):
             yield Incident(job.client, "memory lost", "it started without a memory")
-        shared = sent.params | tree.get("params", {})
+        shared = sent.params | tree.get("params", {}) | self._decompressed(tree, sent)
         samples = fields.integer("samples", 1, len(job.ids))
         weight = fields.number("weight")
         if not 0 < weight <= len(job.ids):

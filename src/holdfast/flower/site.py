@@ -17,12 +17,13 @@ from torch import Tensor
 
 from holdfast.core.device import choose_device, choose_precision
 from holdfast.core.errors import HoldfastError
-from holdfast.core.trees import Tree, to_device
+from holdfast.core.trees import Tensors, Tree, to_device
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.engine.clients import Broadcast, ClientResult, Job, private_names
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.sequential import SequentialEngine
+from holdfast.engine.uploads import compressed
 from holdfast.flower.app import AppConfig, Config, FlowerApp
 from holdfast.flower.client_states import SiteClientStates
 from holdfast.flower.messages import (
@@ -38,6 +39,7 @@ from holdfast.flower.wire import spec_of
 from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
 from holdfast.models.wrapping import build_network, fit_samples
+from holdfast.updates.compression import parse_compression
 from holdfast.updates.withheld import WithheldCounts
 
 
@@ -210,6 +212,9 @@ class RoundWork:
         memory = self.client_states.get(client, memory_round) if memory_round else None
         job = Job(client, self.site.ids(client, request.stage), request.stage, self._payload(client), memory)
         result = next(self.engine.train(self.sent, [job]))
+        result, sent = compressed_upload(
+            result, self.method, self.context, self.app_config, self.sent, memory
+        )
         self.client_states.put(client, request.round, to_device(result.client_state, "cpu"), memory_round)
         fields = {
             "round": request.round,
@@ -220,7 +225,7 @@ class RoundWork:
             "has-memory": int(bool(result.client_state)),
             "memory-lost": int(bool(memory_round) and memory is None),
         }
-        upload = tree_to_record(build_upload(result, self.method, self.context, self.app_config))
+        upload = tree_to_record(build_upload(result, self.method, self.context, self.app_config, sent))
         return {f"client {client}": upload, f"result {client}": ConfigRecord(fields)}
 
     def statistics(self, client: int) -> dict[str, Any]:
@@ -261,16 +266,49 @@ def exchanged_tensors(model: Tree, method: Method, context: RunContext, app_conf
     return {part: {k: v for k, v in model[part].items() if k not in private} for part in model}
 
 
-def build_upload(result: ClientResult, method: Method, context: RunContext, app_config: AppConfig) -> Tree:
-    """The tensors of a result that leave the site."""
+def compressed_upload(
+    result: ClientResult,
+    method: Method,
+    context: RunContext,
+    app_config: AppConfig,
+    sent: Broadcast,
+    memory: Tree | None,
+) -> tuple[ClientResult, Tree | None]:
+    """The result after compression, and what is sent in place of its parameters; None without compression."""
+    settings = app_config.settings
+    if settings.compress is None:
+        return result, None
+    before = exchanged_params(sent.params, method, context)
+    compression = parse_compression(settings.compress)
+    return compressed(result, compression, before, memory, settings.seed, sent.round)
+
+
+def exchanged_params(params: Tensors, method: Method, context: RunContext) -> Tensors:
+    """The parameters whose updates are compressed: those that do not stay with clients."""
+    private = private_names(method, context)
+    return {name: value for name, value in params.items() if name not in private}
+
+
+def build_upload(
+    result: ClientResult,
+    method: Method,
+    context: RunContext,
+    app_config: AppConfig,
+    compressed: Tree | None = None,
+) -> Tree:
+    """The tensors of a result that leave the site; ``compressed`` replaces the parameters."""
     model = {"params": result.shared, "buffers": result.buffers}
     upload = exchanged_tensors(model, method, context, app_config)
+    if compressed is not None:
+        replaced = exchanged_params(result.shared, method, context)
+        upload["params"] = {k: v for k, v in upload["params"].items() if k not in replaced}
+        upload["compressed"] = compressed
     upload["sums"] = result.sums
     if app_config.settings.evaluate_locals:
         if method.overrides("upload_params"):
             upload["local"] = result.params
         if method.overrides("personal_logits") or context.stages > 1:
-            upload["memory"] = result.client_state
+            upload["memory"] = {k: v for k, v in result.client_state.items() if k != "residual"}
     return upload
 
 

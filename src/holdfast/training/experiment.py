@@ -104,6 +104,7 @@ class Experiment(ExperimentSettings):
         from holdfast.tasks.registry import as_task, with_loss
         from holdfast.training.checks import check_method_kind
         from holdfast.updates.attacks import parse_attack
+        from holdfast.updates.compression import parse_compression
         from holdfast.updates.privacy import parse_dp
         from holdfast.updates.robust import parse_robust
 
@@ -133,6 +134,8 @@ class Experiment(ExperimentSettings):
             self._set("dp", parse_dp(self.dp).describe())
         if self.robust is not None:
             self._set("robust", parse_robust(self.robust).describe())
+        if self.compress is not None:
+            self._set("compress", parse_compression(self.compress).describe())
         if self.attack is not None:
             self._set("attack", parse_attack(self.attack).describe())
         if isinstance(self.metrics, str):

@@ -11,13 +11,17 @@ from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
+from holdfast.engine.clients import private_names
 from holdfast.methods.base import Method
+from holdfast.methods.context import RunContext
 from holdfast.updates.attacks import Backdoor, LabelFlip, parse_attack
 from holdfast.updates.robust import parse_robust
 
 
-def check_robustness(method: Method, settings: Settings, federation: Federation) -> None:
-    """Raise if a round has too few clients for its robust mean, or the mean would leave something unprotected."""
+def check_robustness(method: Method, context: RunContext, settings: Settings, federation: Federation) -> None:
+    """Raise if a round has too few clients for its robust mean, or a setting would be without effect."""
+    if settings.compress is not None and private_names(method, context).issuperset(context.network.params):
+        raise HoldfastError(f"compress is given, but {method.name} exchanges no weights; leave it out")
     clients = int(np.count_nonzero(federation.sizes(0)))
     per_round = min(settings.clients_per_round or clients, clients)
     if settings.attack is not None:

@@ -177,7 +177,7 @@ class Training:
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
-        check_robustness(self.method, settings, federation)
+        check_robustness(self.method, self.context, settings, federation)
         self.privacy = client_privacy(self.method, self.context, self.data, settings, federation)
         if callable(engine):
             self.engine = engine(self.method, self.context, self.data)

@@ -26,6 +26,7 @@ from holdfast.training.checks import check_kinds
 from holdfast.training.run import Run
 from holdfast.training.session import SubmitWrite, Training
 from holdfast.updates.attacks import Attack, parse_attack
+from holdfast.updates.compression import Compression, parse_compression
 from holdfast.updates.privacy import DP, parse_dp
 from holdfast.updates.robust import RobustMean, parse_robust
 
@@ -56,6 +57,7 @@ def train(
     dp: DP | Mapping[str, Any] | str | None = None,
     robust: RobustMean | Mapping[str, Any] | str | None = None,
     attack: Attack | Mapping[str, Any] | str | None = None,
+    compress: Compression | Mapping[str, Any] | str | None = None,
     max_update_norm: float | None = None,
     max_update_ratio: float | None = None,
     engine: str = "auto",
@@ -116,6 +118,7 @@ def train(
         dp: differential privacy of clients, such as ``hf.DP(epsilon=8, delta=1e-5)`` or ``"epsilon=8,delta=1e-5"``.
         robust: a robust mean in place of the mean of the updates, such as ``"median"`` or ``"krum:attackers=2"``.
         attack: an attack by some of the clients, such as ``"sign-flip:0.2"``, to try a defence with.
+        compress: compression of the updates: ``"int8"``, ``"int4"``, ``"topk:0.01"`` or both, ``"topk:0.1+int8"``.
         max_update_norm: the norm above which an update is left out.
         max_update_ratio: the same, in median norms of the round's updates.
         engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
@@ -166,6 +169,7 @@ def train(
         dp=None if dp is None else parse_dp(dp).describe(),
         robust=None if robust is None else parse_robust(robust).describe(),
         attack=None if attack is None else parse_attack(attack).describe(),
+        compress=None if compress is None else parse_compression(compress).describe(),
         max_update_norm=max_update_norm,
         max_update_ratio=max_update_ratio,
         evaluate_every=evaluate_every,
