@@ -224,7 +224,7 @@ class ExperimentSettings(Settings):
     rounds: PositiveCount = setting(HelpGroup.SCHEDULE, "Rounds of communication.", 100)
     data: Given = setting(
         HelpGroup.DATA,
-        "A data set (see `holdfast datasets`), a .npz file, a folder of images, or sites.py:load.",
+        "A data set (see `holdfast datasets`), a .npz file, a folder of images, sites/:target=y, or sites.py:load.",
         "digits",
         Role.SOURCE,
     )
