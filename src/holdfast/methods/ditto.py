@@ -34,7 +34,7 @@ class Ditto(Method):
 
     def prepare(self, context: RunContext) -> Self:
         """Raises unless each model has at least one epoch."""
-        if context.local_epochs <= self.personal_epochs:
+        if context.whole_epochs(self.name) <= self.personal_epochs:
             raise HoldfastError(
                 f"ditto trains the global model before the last {self.personal_epochs} of the local epochs; "
                 f"local_epochs is {context.local_epochs} and must be at least {self.personal_epochs + 1}"
@@ -67,7 +67,7 @@ class Ditto(Method):
 
     def resets_optimizer(self, epoch: int, context: RunContext) -> bool:
         """Where the models are exchanged."""
-        return epoch + 1 == context.local_epochs - self.personal_epochs
+        return epoch + 1 == context.whole_epochs(self.name) - self.personal_epochs
 
     def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
         """The global model as this client has trained it."""

@@ -31,6 +31,8 @@ class FedBABU(Method):
         when="every client needs a model for its own classes, and may adapt a common body to them",
         client="one forward pass over its samples, and a few epochs of its classifier",
     )
+    needs_classes: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
 
     finetune: Count = 5  # epochs of a client's own classifier
 

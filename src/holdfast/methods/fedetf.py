@@ -24,7 +24,7 @@ class FedETF(Method):
     The model's last layer is the projection to C dimensions: with its outputs z, f = z / ‖z‖ is classified by
     s u,  u = √(C / (C-1)) (f - mean(f)), the products of f with the C vectors of the ETF, with a learnt scale s.
     Local: CE(s u + log n_k, y), the balanced softmax, with n_k the client's label counts; s takes SGD's steps with the
-    run's learning rate, momentum and weight decay, from 1 in round 1.
+    round's learning rate and the run's momentum and weight decay, from 1 in round 1.
     Server: the n_k-weighted mean of the model and of s.
     Li et al., ICCV 2023, and the authors' code. Their ETF is rotated at random, which the projection can learn; without
     the rotation the largest output z is the predicted class. Their fine-tuning of personal classifiers is left out.
@@ -35,6 +35,7 @@ class FedETF(Method):
         when="the clients' classifiers diverge, and all classes should be treated alike",
         uploads="the learnt scale of its logits",
     )
+    needs_classes: ClassVar[bool] = True
 
     def init_server_state(self, context: RunContext) -> Tree:
         """s = 1."""

@@ -30,6 +30,7 @@ class FedSOL(Method):
         "for twice the work",
         client=f"two gradients in each step; {GLOBAL_TEACHER}",
     )
+    needs_classes: ClassVar[bool] = True
     teachers: ClassVar[tuple[str, ...]] = ("global",)
 
     rho: NonNegative = 1.0  # ρ: strength of the perturbation
