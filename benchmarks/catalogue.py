@@ -185,6 +185,12 @@ HEAD = """# Methods
 Every method: when to use it, its costs, what leaves a client, and its measured accuracy. `holdfast methods` prints
 this table, `holdfast methods fedka` one method. Combine methods with a plus: `fedntd+fedfa`, `fedfa+ccvr`.
 
+Some are meant as parts of others: `ema` (a mean over the rounds is tested and handed out), `balanced` and `fedlc` (the
+local loss), `fedavgm` (the server's step) and `ccvr` (a calibration at the end), as in
+`balanced:tau=0.5+fedavgm+ema+ccvr`. At most one part of a stack may replace the local loss, the server's step or the
+point at which gradients are computed (`fedsam` and those like it); `holdfast run` refuses other combinations and names
+the two parts. Server optimisers other than `fedavgm` need a learning rate of their own, which must be tuned.
+
 - **work**: a client's matrix products in a round as a multiple of FedAvg's (5 epochs of 100 samples in batches of 50,
   an MLP, ten classes; sums over weights, such as FedProx's term, are not counted);
   **aug.**: where inputs are augmented, so that a teacher's outputs cannot be kept.
