@@ -288,3 +288,25 @@ def test_an_uncaught_second_interrupt_of_a_script_is_short(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert len(done.stderr.splitlines()) < 10
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavgm+ema"])
+def test_a_run_is_left_after_a_round_and_continues_with_the_same_bits(method, federation, tmp_path, recwarn):
+    settings = {"rounds": 7, "lr_schedule": "cosine", **SMALL}
+    for stop_after in (2, 2, 5):
+        run = hf.train(
+            method, "linear", federation, out=tmp_path / "x", resume=(tmp_path / "x").exists(),
+            stop_after=stop_after, **settings,
+        )  # fmt: skip
+        assert run.interrupted
+        assert [record["round"] for record in run.records] == list(range(1, stop_after + 1))
+    whole = hf.train(method, "linear", federation, **settings)
+    assert same(hf.train(method, "linear", federation, out=tmp_path / "x", resume=True, **settings), whole)
+    beyond = hf.train(method, "linear", federation, out=tmp_path / "y", stop_after=9, **settings)
+    assert not beyond.interrupted
+    assert not recwarn.list
+
+
+def test_a_run_that_is_to_be_left_needs_a_directory(federation):
+    with pytest.raises(hf.HoldfastError, match="stop_after is given without out"):
+        hf.train("fedavg", "linear", federation, rounds=3, stop_after=2)

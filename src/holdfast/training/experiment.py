@@ -319,12 +319,13 @@ class Experiment(ExperimentSettings):
         on_round: Callable[[dict[str, Any]], None] | None = None,
         progress: bool = True,
         submit_final_write: SubmitWrite | None = None,
+        stop_after: int | None = None,
     ) -> Run:
         """Train, and keep what comes of it in the directory ``out``.
 
         ``resume`` continues the run in ``out``. ``federation`` is the result of `build_federation`, if several runs
-        share it. ``trackers`` and ``on_round`` receive the record of every round; ``progress`` and
-        ``submit_final_write`` as in `holdfast.train`.
+        share it. ``trackers`` and ``on_round`` receive the record of every round; ``progress``,
+        ``submit_final_write`` and ``stop_after`` as in `holdfast.train`.
         """
         from holdfast.training.train import train
 
@@ -344,6 +345,7 @@ class Experiment(ExperimentSettings):
             on_round=on_round,
             progress=progress,
             submit_final_write=submit_final_write,
+            stop_after=stop_after,
         )
 
     def refuse_early(self, federation: Federation) -> None:

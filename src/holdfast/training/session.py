@@ -257,11 +257,14 @@ class Training:
         trackers: Sequence[Tracker] = (),
         on_round: Callable[[dict[str, Any]], None] | None = None,
         submit_final_write: SubmitWrite | None = None,
+        stop_after: int | None = None,
     ) -> Run:
         """Train, from the start or from the last checkpoint in ``out``.
 
-        ``submit_final_write`` receives the function that writes the end of the run to the disk.
+        ``submit_final_write`` receives the function that writes the end of the run to the disk. ``stop_after`` is the
+        round after which the run is left, with a checkpoint, as an interrupt leaves it.
         """
+        last = min(self.settings.rounds, stop_after or self.settings.rounds)
         with ExitStack() as stack:
             directory, checkpoint, records = None, None, []
             identity = run_identity(self.describe())
@@ -300,12 +303,15 @@ class Training:
                     on_round(record)
 
             done = len(records)
-            interrupted = self._rounds(loop, done + 1, keep)
+            self._rounds(loop, done + 1, last, keep)
             model = self._final_model(loop)
-            if interrupted:
+            if len(records) < self.settings.rounds:
                 path = None if directory is None else directory.path
                 run = Run(experiment, records, model, path, peak_bytes(self.device), interrupted=True)
-                warnings.warn(interruption(run), HoldfastWarning, stacklevel=3)  # where `train` was called
+                if len(records) < last:
+                    warnings.warn(
+                        interruption(run), HoldfastWarning, stacklevel=3
+                    )  # where `train` was called
                 return run
             if directory is not None and loop.probe_features is not None:
                 directory.write(PROBE, json.dumps(loop.probe_features).encode() + b"\n")
@@ -319,12 +325,14 @@ class Training:
                 ending() if submit_final_write is None else submit_final_write(ending)
             return run
 
-    def _rounds(self, loop: RoundLoop, first: int, keep: Callable[[PendingRound, bool], None]) -> bool:
-        """Run the rounds; ``keep(round, checkpoint)`` stores each, with a checkpoint where one is due before the last.
+    def _rounds(
+        self, loop: RoundLoop, first: int, last: int, keep: Callable[[PendingRound, bool], None]
+    ) -> None:
+        """Run the rounds; ``keep(round, checkpoint)`` stores each, with a checkpoint where one is due.
 
         A GPU starts the next round before the last one is stored, since its test may still be running, unless a
-        checkpoint is due. After an interrupt, the current round is stored with a checkpoint, and is the last.
-        Returns whether an interrupt left rounds out.
+        checkpoint is due. After an interrupt, the current round is stored with a checkpoint, and is the last; so is
+        ``last`` if the run has more rounds.
         """
         saved, waiting = time.monotonic(), list[PendingRound]()
 
@@ -334,15 +342,15 @@ class Training:
 
         try:
             with deferred_interrupt() as interrupt:
-                for number in range(first, self.settings.rounds + 1):
+                for number in range(first, last + 1):
                     pending = loop.start_round(number, keep_last)
                     keep_last()
                     late = time.monotonic() - saved >= self.settings.checkpoint_seconds
-                    stop = interrupt.requested
+                    stop = interrupt.requested or number == last
                     if (late or stop) and number < self.settings.rounds:
                         keep(pending, True)
                         if stop:
-                            return True
+                            return
                         saved = time.monotonic()
                     elif self._overlaps_rounds:
                         waiting.append(pending)
@@ -350,7 +358,6 @@ class Training:
                         keep(pending, False)
         finally:
             keep_last()  # a complete round is stored even if the next one fails
-        return False
 
     @property
     def _overlaps_rounds(self) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 from holdfast.core.errors import HoldfastError
 from holdfast.core.optimizers import Factory
 from holdfast.core.settings import Described, Settings
+from holdfast.core.spec import PositiveCount, validate
 from holdfast.data.federation import Federation
 from holdfast.methods.base import Method
 from holdfast.methods.registry import parse_method
@@ -82,6 +83,7 @@ def train(
     on_round: Callable[[dict[str, Any]], None] | None = None,
     progress: bool = True,
     submit_final_write: SubmitWrite | None = None,
+    stop_after: int | None = None,
 ) -> Run:
     """Train ``model`` with ``method`` across the clients of ``federation``.
 
@@ -143,7 +145,11 @@ def train(
         progress: show a bar in a terminal, a line below the cell in a notebook, a line a minute in a log; on stderr.
         submit_final_write: called with a function that writes the end of the run to the disk, to be called in another
             thread while this one continues.
+        stop_after: leave the run after this round, with a checkpoint in ``out`` from which `resume` continues it; its
+            schedules are those of all ``rounds``.
     """
+    if validate("stop_after", stop_after, PositiveCount | None) is not None and out is None:
+        raise HoldfastError("stop_after is given without out, the directory from which the run can go on")
     check_kinds(method, federation)
     if resume and out is None:
         raise HoldfastError("resume is given without out, the directory of the run that is to go on")
@@ -199,6 +205,8 @@ def train(
                 on_round(record)
 
         try:
-            return training.run(described, out, resume, list(trackers), advance, submit_final_write)
+            return training.run(
+                described, out, resume, list(trackers), advance, submit_final_write, stop_after
+            )
         except KeyboardInterrupt as interrupt:
             raise interrupt.with_traceback(None) from None  # without the frames of what was going on

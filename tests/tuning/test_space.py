@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from holdfast.core.errors import HoldfastError
-from holdfast.training.space import Choice, Interval, draw_settings, parse_space
+from holdfast.tuning.space import Choice, Interval, draw_settings, parse_space
 
 
 def test_spaces_are_read() -> None:
