@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # for `from holdfast import *`
+        return import_module("holdfast.api").__all__
     if name.startswith("_"):
         raise AttributeError(name)
     # Modules of the package first: they import each other, and must not wait for all public names.
