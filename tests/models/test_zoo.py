@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm as normal
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from holdfast.core.errors import HoldfastError
@@ -36,6 +37,7 @@ COUNTS = [
     ("mlp-cnn5", MNIST, 62, 238_902, 64),
     ("moon-cnn", CIFAR, 10, 92_626, 256),
 ]
+TOKENS = ("char-lstm", "char-transformer")  # models that take sequences of tokens
 PAPER_SHAPES = {name: shape for name, shape, *_ in COUNTS if "resnet" not in name or name.startswith("mlp")}
 
 
@@ -63,10 +65,15 @@ def test_parameter_counts_and_feature_width_are_the_published_ones(
 
 
 def test_every_model_has_its_count_asserted_or_follows_from_arithmetic():
-    assert set(MODELS) == {name for name, *_ in COUNTS} | {"linear", "mlp", "cnn"}
+    assert set(MODELS) == {name for name, *_ in COUNTS} | {"linear", "mlp", "cnn", *TOKENS}
     assert count(linear().build((4, 3), 5, seed=0)) == 12 * 5 + 5
     assert count(mlp(7, 6).build((4, 3), 5, seed=0)) == (12 * 7 + 7) + (7 * 6 + 6) + (6 * 5 + 5)
     assert count(mlp().build(MNIST, 10, seed=0)) == 199_210  # the "2NN" of McMahan et al.
+    lstm = 80 * 8 + 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2) + 257 * 80
+    assert count(MODELS["char-lstm"]().build((80,), 80, seed=0)) == lstm
+    block = 2 * 2 * 128 + 128 * 384 + 384 + 129 * 128 + 129 * 512 + 513 * 128
+    transformer = (65 + 80) * 128 + 2 * block + 2 * 128 + 129 * 65
+    assert count(MODELS["char-transformer"]().build((80,), 65, seed=0)) == transformer
 
 
 @pytest.mark.parametrize("name", sorted(PAPER_SHAPES))
@@ -194,6 +201,84 @@ def test_a_resnet_with_group_norm_computes_its_layers():
     assert next(tensors, None) is None
 
 
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_the_lstm_computes_its_published_equations():
+    model = MODELS["char-lstm"](embedding=3, width=4).build((6,), 5, seed=1).double()
+    x = np.random.default_rng(0).integers(0, 5, (2, 6))
+    w = weights(model)
+    sequence = w["embedding.weight"][x]
+    for layer in range(2):
+        inputs, recurrent = w[f"lstm.weight_ih_l{layer}"], w[f"lstm.weight_hh_l{layer}"]
+        bias = w[f"lstm.bias_ih_l{layer}"] + w[f"lstm.bias_hh_l{layer}"]
+        hidden, cell, outputs = np.zeros((2, 4)), np.zeros((2, 4)), []
+        for position in range(6):
+            gates = sequence[:, position] @ inputs.T + hidden @ recurrent.T + bias
+            admit, forget, new, emit = np.split(gates, 4, axis=1)
+            cell = sigmoid(forget) * cell + sigmoid(admit) * np.tanh(new)
+            hidden = sigmoid(emit) * np.tanh(cell)
+            outputs.append(hidden)
+        sequence = np.stack(outputs, 1)
+    logits = sequence @ w["classifier.weight"].T + w["classifier.bias"]
+    np.testing.assert_allclose(model(torch.from_numpy(x)).detach().numpy(), logits, rtol=1e-9)
+
+
+def layer_norm(x, weight, bias):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * weight + bias
+
+
+def test_the_transformer_computes_its_published_equations():
+    model = MODELS["char-transformer"](width=6, heads=2, layers=2).build((5,), 4, seed=1).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    x = np.random.default_rng(0).integers(0, 4, (2, 5))
+    w = weights(model)
+
+    def dense(x, name):
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def norm(x, name):
+        return layer_norm(x, w[f"{name}.weight"], w[f"{name}.bias"])
+
+    y = w["embedding.weight"][x] + w["positions.weight"]
+    for block in ("blocks.0", "blocks.1"):
+        heads = []
+        qkv = dense(norm(y, f"{block}.attention_norm"), f"{block}.attention")
+        for head in range(2):
+            query, key, value = (qkv[..., 6 * part + 3 * head :][..., :3] for part in range(3))
+            scores = query @ key.transpose(0, 2, 1) / np.sqrt(3)
+            scores[:, ~np.tri(5, dtype=bool)] = -np.inf
+            shares = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+            heads.append(shares @ value)
+        y = y + dense(np.concatenate(heads, -1), f"{block}.output")
+        wide = dense(norm(y, f"{block}.forward_norm"), f"{block}.widen")
+        y = y + dense(wide * normal.cdf(wide), f"{block}.narrow")
+    logits = dense(norm(y, "norm"), "classifier")
+    np.testing.assert_allclose(model(torch.from_numpy(x)).detach().numpy(), logits, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_a_prediction_does_not_depend_on_later_tokens(name):
+    model = MODELS[name]().build((9,), 7, seed=0)
+    x = torch.randint(0, 7, (2, 9), generator=torch.Generator().manual_seed(0))
+    changed = x.clone()
+    changed[:, 5:] = (x[:, 5:] + 1) % 7
+    before, after = model(x), model(changed)
+    assert before.shape == (2, 9, 7)
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert (before[:, 5] - after[:, 5]).abs().max() > 1e-4
+    with pytest.raises(HoldfastError, match=rf"'{name}' takes sequences of tokens, .* shape \[3, 32, 32\]"):
+        MODELS[name]().build(CIFAR, 10, seed=0)
+
+
+def test_heads_divide_the_width():
+    with pytest.raises(HoldfastError, match="width is 10; it must be a multiple of heads, 4"):
+        MODELS["char-transformer"](width=10).build((9,), 7, seed=0)
+
+
 @pytest.mark.parametrize(("stem", "sides"), [("7x7", [8, 4, 2, 1]), ("3x3", [32, 16, 8, 4])])
 def test_the_stem_decides_the_size_of_the_maps(stem, sides):
     model = resnet50(stem=stem, norm="group").build(CIFAR, 10, seed=0)
@@ -247,7 +332,8 @@ def test_models_run_as_lanes_with_each_lanes_own_gradient(name):
 
 def test_no_layer_works_in_place():
     for name in MODELS:
-        for module in MODELS[name]().build(PAPER_SHAPES.get(name, CIFAR), 10, seed=0).modules():
+        shape = (8,) if name in TOKENS else PAPER_SHAPES.get(name, CIFAR)
+        for module in MODELS[name]().build(shape, 10, seed=0).modules():
             assert not getattr(module, "inplace", False), name
 
 

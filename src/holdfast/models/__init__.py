@@ -1,13 +1,26 @@
 """Models: the networks of papers, general ones, and any torch module as a function of its weights."""
 
 from holdfast.models.network import Network, Output
-from holdfast.models.registry import MODELS, ModelSpec, cnn, linear, mlp, parse_model, resnet18, resnet50
+from holdfast.models.registry import (
+    MODELS,
+    ModelSpec,
+    char_lstm,
+    char_transformer,
+    cnn,
+    linear,
+    mlp,
+    parse_model,
+    resnet18,
+    resnet50,
+)
 
 __all__ = [
     "MODELS",
     "ModelSpec",
     "Network",
     "Output",
+    "char_lstm",
+    "char_transformer",
     "cnn",
     "linear",
     "mlp",

@@ -185,12 +185,24 @@ def resnet50(norm: str = "batch", stem: str = "7x7") -> ModelSpec:
     return ModelSpec("resnet50", {"norm": norm, "stem": stem})
 
 
+def char_lstm(embedding: int = 8, width: int = 256, layers: int = 2) -> ModelSpec:
+    """LSTM layers that predict the next token at each position: LEAF's network for Shakespeare."""
+    return ModelSpec("char-lstm", {"embedding": embedding, "width": width, "layers": layers})
+
+
+def char_transformer(width: int = 128, heads: int = 4, layers: int = 2) -> ModelSpec:
+    """A small transformer that predicts the next token at each position."""
+    return ModelSpec("char-transformer", {"width": width, "heads": heads, "layers": layers})
+
+
 MODELS: dict[str, Callable[..., ModelSpec]] = {
     "linear": linear,
     "mlp": mlp,
     "cnn": cnn,
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "char-lstm": char_lstm,
+    "char-transformer": char_transformer,
     **{name: partial(ModelSpec, name) for name in PAPER_NETWORKS},
 }
 """Name to what makes a ModelSpec: ``MODELS["ntd-cifar"]()``."""

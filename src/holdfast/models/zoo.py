@@ -9,6 +9,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.models.convnet import ConvNet, cnn
 from holdfast.models.dense import linear, mlp
 from holdfast.models.resnet import RESNET18, ResNet, resnet18, resnet50
+from holdfast.models.text import char_lstm, char_transformer
 
 RGB32, GREY28, RGB28 = (3, 32, 32), (1, 28, 28), (3, 28, 28)
 
@@ -63,6 +64,8 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "char-lstm": char_lstm,
+    "char-transformer": char_transformer,
     **PAPER_NETWORKS,
 }
 """Functions of (shape, num_classes) by model name; their keyword-only arguments are the model's options."""
