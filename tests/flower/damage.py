@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from holdfast.flower.sealing import SEAL, seal_of
 from holdfast.flower.wire import DTYPES
 
 NONSENSE = [float("nan"), float("inf"), -1, 2**63 - 1, "x" * 20, "", b"\0", [1, -2], [0.5], [], 2.5, True]
@@ -14,6 +15,12 @@ LETTERS = "params/bw 0123,\n\0é"
 
 def copied(content: RecordDict) -> RecordDict:
     return RecordDict({k: type(v)(dict(v)) for k, v in content.items()})
+
+
+def resealed(asked: Message, reply: Message, content: RecordDict) -> None:
+    """Give the reply another content, sealed as by a site that sends it on purpose."""
+    content[SEAL] = seal_of(asked.content, content)
+    reply.__dict__["_content"] = content
 
 
 def damaged(content: RecordDict, rng: np.random.Generator) -> RecordDict:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damage import copied
+from damage import copied, resealed
 from flower_world import World
 from flwr.app import Array, ConfigRecord, Error, Message
 
@@ -92,7 +92,7 @@ class Weather:
                     name = tensors[0].replace("client", "result")
                     facts = dict(content[name]) | {"round": round - 1}
                     content[name] = ConfigRecord(facts)
-                reply.__dict__["_content"] = content
+                resealed(asked, reply, content)
                 return [reply]
 
     def with_a_full_disk(self, asked: Message) -> Message:

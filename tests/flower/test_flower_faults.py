@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from damage import copied, damaged
+from damage import copied, damaged, resealed
 from flower_world import SIZES, World, apart, reference
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
@@ -40,7 +40,7 @@ def tampered(world: World, change: Callable[[RecordDict], Any], round: int | Non
             return [reply]
         content = copied(reply.content)
         change(content)
-        reply.__dict__["_content"] = content
+        resealed(asked, reply, content)
         return [reply]
 
     world.grid.fault = fault
@@ -352,6 +352,7 @@ def test_a_stranger_that_talks_nonsense_is_ignored(tmp_path: Path) -> None:
         if asked.metadata.dst_node_id == 666 and "clients" in reply.content:
             counted = tree_from_record(reply.content, "clients")
             reply.content["clients"] = tree_to_record(counted | {"counts": -counted["counts"]})
+            resealed(asked, reply, reply.content)
         return [reply]
 
     world.grid.fault = fault
@@ -560,7 +561,7 @@ def test_no_reply_whatever_stops_the_server(tmp_path: Path) -> None:
     def fault(asked: Message, reply: Message) -> list[Message]:
         if "request" not in asked.content or LIAR not in asked.content["request"]["clients"]:
             return [reply]
-        reply.__dict__["_content"] = damaged(reply.content, rng)
+        resealed(asked, reply, damaged(reply.content, rng))
         tampered_with.append(asked.content["request"]["round"])
         return [reply]
 

@@ -83,9 +83,10 @@ class FlowerApp:
         """The app for the sites."""
         from flwr.clientapp import ClientApp
 
+        from holdfast.flower.sealing import seal_reply
         from holdfast.flower.site import HANDLERS
 
-        app = ClientApp()
+        app = ClientApp(mods=[seal_reply])
         for kind, handler in HANDLERS.items():
             self._register(app, kind, handler)
         return app

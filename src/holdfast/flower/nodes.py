@@ -17,6 +17,7 @@ from holdfast.data.dataset import Dataset
 from holdfast.engine.clients import Incident
 from holdfast.flower.messages import DESCRIBE, make_message
 from holdfast.flower.population import SiteReport, format_clients
+from holdfast.flower.sealing import check_seal, new_binding
 from holdfast.flower.wire import WireError
 
 DESCRIBE_SECONDS = 60.0  # timeout for a new node's report
@@ -42,19 +43,15 @@ class Nodes:
         try:
             online = set(self.grid.get_node_ids())
             new = sorted(online - self.reports.keys())
-            requests = [make_message(DESCRIBE, node, self.code, ttl=seconds) for node in new]
-            replies = list(self.grid.send_and_receive(requests, timeout=seconds)) if requests else []
+            replies, faults = self._exchange(DESCRIBE, {node: {} for node in new}, seconds)
         except Exception as error:  # of many types: refused calls, interrupted uploads, unreadable replies
             _log.warning("Holdfast: the SuperLink does not answer: %s", _first_line(error))
             return
         self.reports = {node: report for node, report in self.reports.items() if node in online}
-        self.refusals = {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                self.refusals[node] = last_line(reply.error.reason)
-                _log.warning("Holdfast: node %s: %s", node, self.refusals[node])
-                continue
+        self.refusals = {node: fault.detail for node, fault in faults.items()}
+        for node, refusal in self.refusals.items():
+            _log.warning("Holdfast: node %s: %s", node, refusal)
+        for node, reply in replies.items():
             try:
                 report = SiteReport.from_message(reply, self.dataset.num_classes)
             except WireError as error:
@@ -112,16 +109,22 @@ class Nodes:
 
         Returns the replies and the incidents by node; a node that does not answer in time has neither.
         """
+        try:
+            return self._exchange(kind, content, seconds)
+        except Exception as error:  # as in `refresh`; the caller tries again
+            return {}, {node: Incident(-1, "not reached", _first_line(error)) for node in content}
+
+    def _exchange(
+        self, kind: str, content: Mapping[int, Mapping[str, Any]], seconds: float | None
+    ) -> tuple[dict[int, Message], dict[int, Incident]]:
+        """`request` without care for the errors of Flower's transport."""
         requests = {
-            node: make_message(kind, node, {**records, **self.code}, ttl=seconds)
+            node: make_message(kind, node, {**records, **self.code, **new_binding()}, ttl=seconds)
             for node, records in content.items()
         }
         replies, faults = {}, {}  # type: dict[int, Message], dict[int, Incident]
-        try:
-            messages = list(requests.values())
-            received = list(self.grid.send_and_receive(messages, timeout=seconds)) if messages else []
-        except Exception as error:  # as in `refresh`; the caller tries again
-            return {}, {node: Incident(-1, "not reached", _first_line(error)) for node in requests}
+        messages = list(requests.values())
+        received = list(self.grid.send_and_receive(messages, timeout=seconds)) if messages else []
         node_of = {message.metadata.message_id: node for node, message in requests.items()}
         for reply in received:
             # A reply that Flower makes for a lost node does not name the node.
@@ -131,7 +134,15 @@ class Nodes:
             if reply.has_error():
                 code, reason = reply.error.code, last_line(reply.error.reason)
                 faults[node] = Incident(-1, ERROR_KINDS.get(code, "failed"), reason)
-            elif node in replies:
+                continue
+            try:
+                if reply.metadata.src_node_id != node:
+                    raise WireError("forged", f"it comes from node {reply.metadata.src_node_id}")
+                check_seal(requests[node].content, reply.content)
+            except WireError as error:
+                faults[node] = Incident(-1, error.kind, str(error))
+                continue
+            if node in replies:
                 faults[node] = Incident(-1, "answered twice", "the first answer counts")
             else:
                 replies[node] = reply
