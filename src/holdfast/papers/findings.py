@@ -316,7 +316,7 @@ def _lead(one: Measure, a: Value, b: Value, table: Table) -> Lead | None:
         return "speed-up", a.published.value, Score(a.ours), None
     if one.criterion == "rounds":
         # A method that never reaches the target needs at least as many rounds as were run.
-        limit = float({**table.paper.settings, **table.settings}["rounds"].value)
+        limit = float(table.settings["rounds"].value)
         published = min(b.published.value, limit) / min(a.published.value, limit)
         ours = min(b.ours, limit) / min(a.ours, limit)
         return ("speed-up", published, Score(ours), None) if published > 1 else None

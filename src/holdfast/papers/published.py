@@ -14,6 +14,9 @@ import yaml
 from holdfast.core.errors import HoldfastError, unknown
 
 PAPERS = ("fedntd", "fedka", "flashback", "fedfa", "fedmlp")
+RECIPE = (
+    "recipe"  # the file of the library's own method: its tables have the federations and rows of the papers
+)
 SOURCES = ("paper", "official-code", "inferred", "tuned-by-us")
 
 
@@ -100,6 +103,7 @@ class Table:
         measures: names for `holdfast.papers.measures.measure`.
         published: for each row and column one number for each measure, None where the paper has none.
         findings: pairs of rows, of which the first leads the second in the paper.
+        settings: the paper's, and those that the table changes.
         exclusions: cells whose published numbers are not targets.
     """
 
@@ -127,20 +131,24 @@ class Table:
         return not self.published
 
     def pairs(self) -> list[tuple[TableColumn, TableRow]]:
-        """The cells of the table, without those that the paper leaves empty."""
+        """The cells of the table, without those that the paper leaves empty.
+
+        A row without any published number is not the paper's; it has a cell in every column.
+        """
+        printed = {row for (row, _), numbers in self.published.items() if any(numbers)}
         return [
             (column, row)
             for column in self.columns.values()
             for row in self.rows.values()
-            if self.is_search or any(self.published[row.key, column.key])
+            if row.key not in printed or any(self.published[row.key, column.key])
         ]
 
     def settings_of(self, column: TableColumn, row: TableRow) -> dict[str, Setting]:
         """Every setting of a cell, including its method.
 
-        A row's settings take precedence over its column's, these over the table's and the paper's.
+        A row's settings take precedence over its column's, and these over the table's.
         """
-        merged = {**self.paper.settings, **self.settings, **column.settings, **row.settings}
+        merged = {**self.settings, **column.settings, **row.settings}
         method = column.methods.get(row.key, row.method)
         return merged if method is None else merged | {"method": method}
 
@@ -163,7 +171,6 @@ class Paper:
         summary: a few sentences on what was reproduced.
         proposed: the row of its method.
         baseline: the row that its method is compared with.
-        settings: of all its tables.
     """
 
     key: str
@@ -173,13 +180,12 @@ class Paper:
     summary: str
     proposed: str
     baseline: str
-    settings: Settings
 
 
 @cache
 def load_tables() -> Mapping[str, Table]:
-    """The tables of the five papers by id, followed by the searches."""
-    tables = [table for paper in PAPERS for table in _read(paper)]
+    """The tables of the five papers and of the recipe by id, followed by the searches."""
+    tables = [table for paper in (*PAPERS, RECIPE) for table in _read(paper)]
     tables.sort(key=lambda table: table.is_search)
     return {table.id: table for table in tables}
 
@@ -220,18 +226,37 @@ def _matches(name: str, key: str) -> bool:
 
 
 def _read(key: str) -> list[Table]:
-    content = yaml.safe_load(Path(__file__).with_name(f"{key}.yaml").read_text(encoding="utf-8"))
+    content = _content(key)
+    rows = _rows(content)
     paper = Paper(
         key=key,
-        name=content["rows"][content["proposed"]]["label"],
+        name=rows[content["proposed"]].label,
         title=content["title"],
         reference=content["reference"],
         summary=content["summary"],
         proposed=content["proposed"],
         baseline=content["baseline"],
-        settings=_settings(content["settings"]),
     )
-    rows = {
+    tables = []
+    for name, table in {**content["tables"], **content.get("searches", {})}.items():
+        of = _content(table["of"]) if "of" in table else content
+        columns = _columns(of, table.get("seeds", of["seeds"]))
+        settings = _settings(of.get("settings")) | _settings(table.get("settings"))
+        if "candidates" in table:
+            tables.append(_search(paper, name, table, columns, settings))
+        else:
+            tables.append(_table(paper, name, table, columns, _rows(of) | rows, settings))
+    return tables
+
+
+@cache
+def _content(key: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name(f"{key}.yaml").read_text("utf-8"))
+    return content
+
+
+def _rows(content: Mapping[str, Any]) -> dict[str, TableRow]:
+    return {
         name: TableRow(
             key=name,
             label=row["label"],
@@ -241,21 +266,21 @@ def _read(key: str) -> list[Table]:
         )
         for name, row in content["rows"].items()
     }
-    columns = {
+
+
+def _columns(content: Mapping[str, Any], seeds: Mapping[str, Any]) -> dict[str, TableColumn]:
+    return {
         name: TableColumn(
             key=name,
             label=column["label"],
             settings=_settings(column.get("settings")),
             methods=_settings(column.get("methods")),
-            seeds=_setting(column.get("seeds", content["seeds"])),
+            seeds=_setting(column.get("seeds", seeds)),
             fixed_seeds="seeds" in column,
             needs=column.get("needs"),
         )
         for name, column in content["columns"].items()
     }
-    tables = [_table(paper, name, table, columns, rows) for name, table in content["tables"].items()]
-    searches = [_search(paper, name, table, columns) for name, table in content.get("searches", {}).items()]
-    return tables + searches
 
 
 def _table(
@@ -264,6 +289,7 @@ def _table(
     table: dict[str, Any],
     columns: Mapping[str, TableColumn],
     rows: Mapping[str, TableRow],
+    settings: Settings,
 ) -> Table:
     column_keys, measures = table["columns"], table["measures"]
     published = {
@@ -282,7 +308,7 @@ def _table(
         rows={key: rows[key] for key in table["published"]},
         published=published,
         findings=[(ahead, behind) for ahead, behind in table.get("findings", default)],
-        settings=_settings(table.get("settings")),
+        settings=settings,
         target=Target(**table["target"]) if "target" in table else None,
         exclusions=[
             Exclusion(one.get("rows", rows), one.get("columns", column_keys), one["reason"])
@@ -292,7 +318,13 @@ def _table(
     )
 
 
-def _search(paper: Paper, key: str, table: dict[str, Any], columns: Mapping[str, TableColumn]) -> Table:
+def _search(
+    paper: Paper,
+    key: str,
+    table: dict[str, Any],
+    columns: Mapping[str, TableColumn],
+    settings: Settings,
+) -> Table:
     rows = {text: TableRow(text, text, Setting(text, "tuned-by-us"), {}) for text in table["candidates"]}
     return Table(
         paper=paper,
@@ -303,7 +335,7 @@ def _search(paper: Paper, key: str, table: dict[str, Any], columns: Mapping[str,
         rows=rows,
         published={},
         findings=(),
-        settings=_settings(table.get("settings")),
+        settings=settings,
         target=Target(**table["target"]) if "target" in table else None,
     )
 

@@ -165,7 +165,7 @@ def _grid(comparison: TableComparison, position: int) -> str:
 
 def _settings(table: Table) -> str:
     """A folded list of the settings that the paper does not print."""
-    settings = list({**table.paper.settings, **table.settings}.items())
+    settings = list(table.settings.items())
     settings += [(row.label, row.method) for row in table.rows.values() if row.method is not None]
     for column in table.columns.values():
         settings += [
