@@ -320,8 +320,8 @@ class Training:
                 self._warn_of_failure(loop, records)
             if directory is not None:
                 run.path = directory.path
-                last = snapshot(loop, client_states, identity) if len(records) > done else None
-                ending = partial(close, directory, last, model.state_dict(), stack.pop_all())
+                final = snapshot(loop, client_states, identity) if len(records) > done else None
+                ending = partial(close, directory, final, model.state_dict(), stack.pop_all())
                 ending() if submit_final_write is None else submit_final_write(ending)
             return run
 
