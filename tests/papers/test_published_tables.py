@@ -8,10 +8,11 @@ from holdfast.methods.registry import parse_method
 from holdfast.papers.cells import plan
 from holdfast.papers.cost import MICROSECONDS
 from holdfast.papers.measures import measure
-from holdfast.papers.published import SOURCES, load_tables, select, select_tables
+from holdfast.papers.published import PAPERS, SOURCES, load_tables, select, select_tables
 from holdfast.training.experiment import Experiment
 
 TABLES = load_tables()
+PRINTED = [table for table in TABLES.values() if table.paper.key in PAPERS and not table.is_search]
 
 
 def number(table, row, column, which=0):
@@ -19,7 +20,7 @@ def number(table, row, column, which=0):
 
 
 def test_all_25_tables_of_the_five_papers_are_there():
-    printed = [table for table in TABLES.values() if not table.is_search and table.key != "table1-levels"]
+    printed = [table for table in PRINTED if table.key != "table1-levels"]
     counts = Counter(table.paper.key for table in printed)
     assert counts == {"fedntd": 3, "fedka": 9, "flashback": 1, "fedfa": 9, "fedmlp": 3}
     assert sum(counts.values()) == 25
@@ -27,7 +28,7 @@ def test_all_25_tables_of_the_five_papers_are_there():
 
 def test_the_number_of_published_rows_is_that_of_the_papers():
     # Counted in the papers; FedNTD's and FedFA's tables have methods as rows here, also where the paper does not.
-    rows = {key: len(table.rows) for key, table in TABLES.items() if not table.is_search}
+    rows = {table.id: len(table.rows) for table in PRINTED}
     assert rows == {
         "fedntd/table1-sharding": 7,
         "fedntd/table1-lda": 7,
@@ -95,6 +96,20 @@ def test_every_cell_is_an_experiment_with_a_source_for_each_setting(table):
             experiment = Experiment.from_mapping({**cell.settings, "seed": cell.seed})
             assert experiment.method["name"] == parse_method(cell.settings["method"]).name
             assert cell.settings["model"] in MICROSECONDS
+
+
+def test_a_recipe_table_has_the_cells_of_the_papers_table_and_its_own_rows():
+    recipe, paper = TABLES["recipe/fedntd-sharding"], TABLES["fedntd/table1-sharding"]
+    assert list(recipe.rows) == ["recipe", *paper.rows]
+    assert "cinic10:s=2" not in recipe.columns
+    assert recipe.published["fedntd", "cifar100:s=10"] == paper.published["fedntd", "cifar100:s=10"]
+    assert recipe.published["recipe", "cifar100:s=10"] == [None, None]
+    (ours,) = plan(recipe, ["cifar100:s=10"], ["fedntd"])
+    (theirs,) = plan(paper, ["cifar100:s=10"], ["fedntd"])
+    assert ours.hash == theirs.hash
+    cells = plan(recipe, rows=["recipe"])
+    assert [cell.column for cell in cells] == list(recipe.columns)
+    assert cells[0].settings["partition_seed"] == 19940817
 
 
 def test_settings_of_a_row_win_over_those_of_its_column():

@@ -241,12 +241,25 @@ def _read(key: str) -> list[Table]:
     for name, table in {**content["tables"], **content.get("searches", {})}.items():
         of = _content(table["of"]) if "of" in table else content
         columns = _columns(of, table.get("seeds", of["seeds"]))
+        if "table" in table:
+            table = _with_rows_of(of["tables"][table["table"]], table)
         settings = _settings(of.get("settings")) | _settings(table.get("settings"))
         if "candidates" in table:
             tables.append(_search(paper, name, table, columns, settings))
         else:
             tables.append(_table(paper, name, table, columns, _rows(of) | rows, settings))
     return tables
+
+
+def _with_rows_of(original: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of another paper, or some of its columns, with further rows that have no published numbers."""
+    columns = table.get("columns", original["columns"])
+    positions = [original["columns"].index(column) for column in columns]
+    empty = " | ".join("–" for _ in original["measures"])
+    published = {row: [empty] * len(columns) for row in table["rows"]}
+    published |= {row: [cells[i] for i in positions] for row, cells in original["published"].items()}
+    inherited = {key: original[key] for key in ("title", "measures", "settings", "target") if key in original}
+    return {**inherited, **table, "columns": columns, "published": published}
 
 
 @cache
