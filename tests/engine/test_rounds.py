@@ -106,6 +106,37 @@ def test_clients_without_data_are_never_drawn() -> None:
     assert all(sorted(rounds.sampler.sample(t)[0]) == [0, 2] for t in range(1, 6))
 
 
+def test_in_a_cycle_every_client_takes_part_once() -> None:
+    sampler = loop(FedAvg(), clients_per_round=4, sampling="cyclic").sampler
+    orders = []
+    for first in range(1, 13, 2):  # a cycle of six clients has two rounds
+        one, two = (sampler.sample(number)[0].tolist() for number in (first, first + 1))
+        assert (len(one), len(two)) == (4, 2)
+        assert sorted(one + two) == list(range(len(SIZES)))
+        orders.append(one + two)
+    assert len({tuple(order) for order in orders}) > 1
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_one_client_a_round_in_cycles_is_cyclic_weight_transfer(engine: str) -> None:
+    rounds = loop(FedAvg(), clients_per_round=1, sampling="cyclic", engine=engine)
+    whole, reference = federation(), loop(FedAvg()).engine
+    weights = copied(rounds.server.params)
+    for number in range(1, 9):
+        (client,) = rounds.round(number)["participants"]
+        (trained,) = reference.train(Broadcast(number, weights, {}, {}), [Job(client, whole.client(client))])
+        weights = copied(trained.params)
+        for name, value in weights.items():
+            torch.testing.assert_close(rounds.server.params[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_cycle_of_all_clients_is_refused() -> None:
+    with pytest.raises(HoldfastError, match="all clients take part in every round; give clients_per_round"):
+        loop(FedAvg(), sampling="cyclic")
+    with pytest.raises(HoldfastError, match="the account of dp assumes that clients are sampled at random"):
+        loop(FedAvg(), sampling="cyclic", clients_per_round=2, dp="epsilon=8,delta=0.01")
+
+
 def test_lost_clients_are_recorded_and_left_out() -> None:
     rounds = loop(FedAvg(), client_dropout=0.5)
     lost = []

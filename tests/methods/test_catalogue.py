@@ -27,20 +27,20 @@ UP = {
     "creff": MODEL + 10 * HEAD + COUNTS, "fedfomo": MODEL + 5 * NUMBER,
     "fedpac": MODEL + 2 * ROWS + COUNTS + NUMBER,
     "mofedsam": MODEL + 2 * NUMBER, "fedspeed": MODEL + NUMBER, "fedsmoo": 2 * MODEL + NUMBER,
-    "fedexp": MODEL + 2 * NUMBER, "fedetf": MODEL + 2 * NUMBER, "fedbabu": MODEL - HEAD,
+    "fedexp": MODEL + 2 * NUMBER, "fedetf": MODEL + 2 * NUMBER, "fedbabu": MODEL - HEAD, "local": 0,
 }  # fmt: skip
 DOWN = {
     "scaffold": 2 * MODEL, "fedka": MODEL + 4 * 10 * 3 * 32 * 32, "flashback": MODEL + COUNTS,
     "fedfa": MODEL + ROWS, "fedcurv": 3 * MODEL, "fedproc": MODEL + ROWS + COUNTS, "fedrep": MODEL - HEAD,
     "fedproto": ROWS + COUNTS, "creff": MODEL + HEAD, "fedfomo": 6 * MODEL,
     "fedpac": MODEL + HEAD + ROWS + COUNTS, "mofedsam": 2 * MODEL, "fedsmoo": 2 * MODEL,
-    "fedetf": MODEL + NUMBER, "fedbabu": MODEL - HEAD,
+    "fedetf": MODEL + NUMBER, "fedbabu": MODEL - HEAD, "local": 0,
 }  # fmt: skip
 KEEPS = {
     "scaffold": MODEL, "moon": MODEL, "feddyn": MODEL, "fedcurv": 2 * MODEL, "fedrep": HEAD,
     "fedmlp": HEAD + ROWS + 10, "fedproto": MODEL + ROWS + COUNTS, "fedala": 2 * HEAD + NUMBER,
     "fedfomo": 2 * MODEL, "fedrod": HEAD, "fedspeed": MODEL, "fedsmoo": 2 * MODEL, "fedlesam": MODEL,
-    "fedetf": NUMBER, "fedbabu": HEAD, "ditto": MODEL,
+    "fedetf": NUMBER, "fedbabu": HEAD, "ditto": MODEL, "local": MODEL,
 }  # fmt: skip
 
 

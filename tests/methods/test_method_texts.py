@@ -84,6 +84,7 @@ PUBLISHED = {
     "fedetf": {},
     "fedbabu": {"finetune": 5},
     "ditto": {"lam": 1.0, "personal_epochs": 1},
+    "local": {},
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import torch
 from small_world import begun, close, finite, learnt, net, prepared, rounds, same, world
 
 from holdfast.core.errors import HoldfastError
-from holdfast.methods import FedALA, FedAvg, FedFomo, FedPAC, FedRep, FedRoD, Method
+from holdfast.methods import FedALA, FedAvg, FedFomo, FedPAC, FedRep, FedRoD, LocalTraining, Method
 from holdfast.methods.base import Server, Upload
 from holdfast.methods.fedpac import simplex_minimum
 from holdfast.models.network import Output
@@ -30,6 +30,25 @@ def test_one_sample_clients_missing_classes_and_partial_rounds(method: Method, b
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_two_classes_and_a_single_participant(method: Method) -> None:
     assert finite(learnt(method, world([0, 0, 1], [1], classes=2), 3, clients_per_round=1))
+
+
+# Local training ---------------------------------------------------------------------------------------
+
+
+def test_a_local_model_is_that_of_a_client_without_a_federation() -> None:
+    together = prepared(LocalTraining(), MISSING, momentum=0.9, keep_optimizer=True)
+    loop, client_states = rounds(together, 3)
+    models = [client_states.get(k)["method"]["params"] for k in range(3)]
+    alone = prepared(FedAvg(), world([0] * 5 + [1, 1]), momentum=0.9, keep_optimizer=True)
+    assert close(models[0], rounds(alone, 3)[0].server.params)
+    for name, tested in loop.server.params.items():
+        mean = (7 * models[0][name] + models[1][name] + 3 * models[2][name]) / 11
+        torch.testing.assert_close(tested, mean)
+
+
+def test_local_training_sends_nothing() -> None:
+    record = rounds(prepared(LocalTraining(), MISSING), 1)[0].round(2)
+    assert (record["bytes_up"], record["bytes_down"]) == (0, 0)
 
 
 # FedRep -----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, auto
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.lr_schedules import LRSchedule, lr_schedule_from
@@ -65,6 +65,11 @@ class Settings:
     rounds: PositiveCount = setting(HelpGroup.SCHEDULE, "Rounds of communication.")
     clients_per_round: Annotated[int, Range(ge=1, unit="client a round")] | None = setting(
         HelpGroup.SCHEDULE, "Clients sampled for each round (default: all).", None
+    )
+    sampling: Literal["random", "cyclic"] = setting(
+        HelpGroup.SCHEDULE,
+        "How clients are sampled: random, or cyclic: each once, in a new order, before any returns.",
+        "random",
     )
     local_epochs: Annotated[int | float, Range(gt=0)] = setting(
         HelpGroup.SCHEDULE, "Epochs of local training in each round, such as 5 or 0.5.", 1

@@ -14,8 +14,9 @@ from holdfast.data.schedules import StageSchedule
 class ClientSampler:
     """Samples the clients of each round, without replacement, among those that hold data at the round's stage.
 
-    With ``rate``, each client is sampled by itself with this probability. ``seed`` is that of the samples, by default
-    the run's. Results that depend only on the stage or the epoch are cached.
+    With ``sampling="cyclic"`` every client takes part once before any takes part again; the last round of a cycle may
+    have fewer clients. With ``rate``, each client is sampled by itself with this probability. ``seed`` is that of the
+    samples, by default the run's. Results that depend only on the stage or the epoch are cached.
     """
 
     def __init__(
@@ -67,9 +68,18 @@ class ClientSampler:
         candidates = present if schedule is None else self._clients_of_epoch(round, schedule)
         if count >= len(candidates):
             return present
-        chosen = generator(self.seed, "clients", counter).choice(candidates, count, replace=False)
+        if self.settings.sampling == "cyclic":
+            chosen = self._next_in_cycle(candidates, count, counter - 1 if schedule is None else counter)
+        else:
+            chosen = generator(self.seed, "clients", counter).choice(candidates, count, replace=False)
         with_data = chosen[sizes[chosen] > 0]
         return with_data if len(with_data) else present[:1]
+
+    def _next_in_cycle(self, candidates: np.ndarray, count: int, position: int) -> np.ndarray:
+        """The clients at a position (from 0) of a sequence of cycles; every cycle has an order of its own."""
+        cycle, place = divmod(position, -(-len(candidates) // count))
+        order = generator(self.seed, "cycle", cycle).permutation(candidates)
+        return order[place * count : (place + 1) * count]
 
     def _clients_with_data(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """The sizes of all clients at a stage, and the clients that hold data."""

@@ -46,3 +46,4 @@ from holdfast.methods.fedlmd import FedLMD as FedLMD
 from holdfast.methods.fedetf import FedETF as FedETF
 from holdfast.methods.fedbabu import FedBABU as FedBABU
 from holdfast.methods.ditto import Ditto as Ditto
+from holdfast.methods.local import LocalTraining as LocalTraining

@@ -66,6 +66,15 @@ def check_cohort(settings: Settings, clients: int) -> None:
         raise HoldfastError(
             f"min_clients is {settings.min_clients}, but a round has {cohort} clients; it must be at most that"
         )
+    if settings.sampling == "cyclic":
+        if cohort == clients > 1:
+            raise HoldfastError(
+                "sampling is cyclic, and all clients take part in every round; give clients_per_round, such as 1"
+            )
+        if settings.dp is not None:
+            raise HoldfastError(
+                "sampling is cyclic, and the account of dp assumes that clients are sampled at random; leave one out"
+            )
 
 
 def check_optimizer(method: Method, settings: Settings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -39,6 +39,7 @@ def train(
     *,
     rounds: int,
     clients_per_round: int | None = None,
+    sampling: Literal["random", "cyclic"] = "random",
     local_epochs: float = 1,
     local_steps: int | None = None,
     batch_size: int = 32,
@@ -101,6 +102,8 @@ def train(
             that ends in a Linear layer, or a function that makes one, called with those of ``shape``,
             ``num_classes`` and ``seed`` that it names.
         federation: the clients and their data, from `federate` or `stream`.
+        sampling: ``"random"``, or ``"cyclic"``: every client takes part once, in a new order, before any returns. One
+            client a round is then cyclic weight transfer.
         local_epochs: also a fraction, such as 0.5: that share of an epoch's batches, at least one.
         local_steps: the steps of every client in a round, whatever its number of samples, instead of ``local_epochs``.
         lr: by default 0.1 for ``sgd``, 0.01 for ``adagrad`` and 0.001 for other optimisers.
@@ -156,6 +159,7 @@ def train(
     settings = Settings(
         rounds=rounds,
         clients_per_round=clients_per_round,
+        sampling=sampling,
         local_epochs=local_epochs,
         local_steps=local_steps,
         batch_size=batch_size,
