@@ -117,6 +117,11 @@ WRONG: list[tuple[str, Any, str]] = [
         "without having called trainer.gradient",
     ),
     (
+        "step",
+        lambda self, trainer, params, batch, carry, local: (params, {"new": params["0.bias"]}),
+        "step returns 'new', which is not one",
+    ),
+    (
         "client_init",
         lambda self, payload, state, client: {"weight": 2.0},
         "client_init returns a float as 'weight'",

@@ -19,6 +19,7 @@ from holdfast.training.session import Training
 # In bytes: the classifier's input has 512 features, there are ten classes and images of 3 x 32 x 32.
 HEAD = 4 * (512 * 10 + 10)
 MODEL = 4 * ((3 * 25 + 1) * 32 + (32 * 25 + 1) * 64 + (4096 + 1) * 512) + HEAD
+BIASES = 4 * (32 + 64 + 512 + 10)
 ROWS, COUNTS, NUMBER = 4 * 10 * 512, 4 * 10, 4  # a vector for each class, a number for each class, a number
 UP = {
     "scaffold": 2 * MODEL, "flashback": MODEL + COUNTS, "fedfa": MODEL + ROWS + NUMBER,
@@ -28,6 +29,7 @@ UP = {
     "fedpac": MODEL + 2 * ROWS + COUNTS + NUMBER,
     "mofedsam": MODEL + 2 * NUMBER, "fedspeed": MODEL + NUMBER, "fedsmoo": 2 * MODEL + NUMBER,
     "fedexp": MODEL + 2 * NUMBER, "fedetf": MODEL + 2 * NUMBER, "fedbabu": MODEL - HEAD, "local": 0,
+    "fedmuon": 3 * MODEL - BIASES + NUMBER,
 }  # fmt: skip
 DOWN = {
     "scaffold": 2 * MODEL, "fedka": MODEL + 4 * 10 * 3 * 32 * 32, "flashback": MODEL + COUNTS,
@@ -35,6 +37,7 @@ DOWN = {
     "fedproto": ROWS + COUNTS, "creff": MODEL + HEAD, "fedfomo": 6 * MODEL,
     "fedpac": MODEL + HEAD + ROWS + COUNTS, "mofedsam": 2 * MODEL, "fedsmoo": 2 * MODEL,
     "fedetf": MODEL + NUMBER, "fedbabu": MODEL - HEAD, "local": 0,
+    "fedmuon": 3 * MODEL - BIASES,
 }  # fmt: skip
 KEEPS = {
     "scaffold": MODEL, "moon": MODEL, "feddyn": MODEL, "fedcurv": 2 * MODEL, "fedrep": HEAD,

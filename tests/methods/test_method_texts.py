@@ -78,6 +78,8 @@ PUBLISHED = {
     "fedexp": {"eps": 1e-3, "average": True},
     "fedacg": {"lam": 0.85, "beta": 1e-3},
     "fedrs": {"alpha": 0.5},
+    "fedrcl": {"tau": 0.05, "lam": 0.7, "beta": 1.0},
+    "fedmuon": {"alpha": 0.5, "beta": 0.98, "scale": 1.0, "decay": 0.01},
     "feddecorr": {"beta": 0.1},
     "fedvls": {"lam": 0.1, "beta": 0.005},
     "fedlmd": {"beta": 1.0, "tau": 1.0},

@@ -39,6 +39,7 @@ from holdfast.methods.feddecorr import FedDecorr
 from holdfast.methods.fedlc import FedLC
 from holdfast.methods.fedlmd import FedLMD
 from holdfast.methods.fedntd import FedNTD
+from holdfast.methods.fedrcl import FedRCL
 from holdfast.methods.fedrs import FedRS
 from holdfast.methods.fedvls import FedVLS
 
@@ -163,6 +164,49 @@ def test_feddecorr() -> None:
         w = weighted(local)
         assert_round_equal(got, local, w, 1e-6)
     assert sizes == {1, 3}
+
+
+# FedRCL -------------------------------------------------------------------------------------------------
+
+
+def contrast(h: Array, y: NDArray[np.int64], tau: float, lam: float, beta: float) -> float:
+    """Sample by sample, by lists of cosines."""
+    total = 0.0
+    for i in range(len(y)):
+        cosines = h @ h[i] / np.linalg.norm(h, axis=1) / np.linalg.norm(h[i])
+        own = [cosines[j] for j in range(len(y)) if j != i and y[j] == y[i]]
+        others = sorted(cosines[j] for j in range(len(y)) if y[j] != y[i])[-2:]
+        hardest = min(own, default=1.0)
+        total += np.log1p(sum(np.exp((s - hardest) / tau) for s in others))
+        if own and hardest >= lam:
+            total += beta * np.log1p(np.exp((hardest - 1) / tau))
+    return total / len(y)
+
+
+@pytest.mark.parametrize("lam", [0.2, 0.9])
+def test_fedrcl(lam: float) -> None:
+    """Batches with and without a second sample of a class; the gradient by differences."""
+    tau, beta, w = 0.4, 0.7, initial_weights()
+    for t, got in enumerate(run(FedRCL(tau=tau, lam=lam, beta=beta)).rounds, start=1):
+        local = []
+        for k in CLIENTS:
+
+            def gradient(now: Weights, step: Step) -> Weights:
+                f = forward(now, step.x)
+                dh = numerical_slope(lambda h: contrast(h, step.y, tau, lam, beta), f.h)
+                return backward(now, f, cross_entropy_slope(f.z, step.y), dh)
+
+            local.append(descend(w, steps_of(k, t), gradient, lr_at(t)))
+        w = weighted(local)
+        assert_round_equal(got, local, w, 1e-6)
+
+
+def test_fedrcl_of_a_single_class_is_the_penalty_alone() -> None:
+    """Without samples of other classes nothing is drawn together."""
+    federation = world([0] * 4, [1] * 4)
+    plain, held, driven = (learnt(method, federation) for method in (FedAvg(), FedRCL(beta=0), FedRCL()))
+    assert all(torch.allclose(plain[k], held[k], rtol=1e-12, atol=1e-14) for k in plain)
+    assert any(not torch.allclose(plain[k], driven[k], atol=1e-6) for k in plain)
 
 
 # Distillation of some classes ---------------------------------------------------------------------------

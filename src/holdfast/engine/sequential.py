@@ -27,7 +27,7 @@ from holdfast.engine.clients import (
 )
 from holdfast.engine.local_optimizer import LocalOptimizer, TorchOptimizer
 from holdfast.engine.optim import add_proximal_term, clip
-from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
+from holdfast.methods.base import Batch, Local, Method, Tensors, Tree, weights_and_carry
 from holdfast.methods.context import RunContext
 from holdfast.models.network import Output
 
@@ -280,11 +280,12 @@ class SequentialEngine:
     def _custom_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
         trainer = _SequentialTrainer(self, lr)
         current = {name: p.detach().clone() for name, p in self.params.items()}
-        params = self.method.step(trainer, current, batch, carry, Local(current, sent))
-        if params is None:
+        stepped = self.method.step(trainer, current, batch, carry, Local(current, sent))
+        if stepped is None:
             return self._standard_step(batch, carry, sent, lr)
         if trainer.loss is None:
             raise no_gradient(self.method)
+        params, carry = weights_and_carry(stepped, carry)
         self._assign(params)
         return trainer.loss, carry
 

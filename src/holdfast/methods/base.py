@@ -253,8 +253,11 @@ class Method:
 
     def step(
         self, trainer: Trainer, params: Tensors, batch: Batch, carry: Tree, local: Local
-    ) -> Tensors | None:
-        """A whole local step, for a method that does not minimise one loss; None for the default step."""
+    ) -> Tensors | tuple[Tensors, Tree] | None:
+        """The weights after a whole local step, for a method that does not minimise one loss by the run's optimiser.
+
+        With the carry, if the step changes it; None for the default step.
+        """
         return None
 
     def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
@@ -338,6 +341,11 @@ class Method:
     def prepare(self, context: RunContext) -> Self:
         """Validation against the run before training: raises if the method cannot run on it."""
         return self
+
+
+def weights_and_carry(stepped: Tensors | tuple[Tensors, Tree], carry: Tree) -> tuple[Tensors, Tree]:
+    """What a ``step`` returned as a pair, with the carry before it if it returned weights alone."""
+    return stepped if isinstance(stepped, tuple) else (stepped, carry)
 
 
 def check_task(method: Method, context: RunContext) -> None:

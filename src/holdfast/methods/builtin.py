@@ -34,12 +34,14 @@ from holdfast.methods.fedspeed import FedSpeed as FedSpeed
 from holdfast.methods.fedsmoo import FedSMOO as FedSMOO
 from holdfast.methods.fedlesam import FedLESAM as FedLESAM
 from holdfast.methods.fedsol import FedSOL as FedSOL
+from holdfast.methods.fedmuon import FedMuon as FedMuon
 from holdfast.methods.fedadam import FedAdam as FedAdam
 from holdfast.methods.fedyogi import FedYogi as FedYogi
 from holdfast.methods.fedadagrad import FedAdagrad as FedAdagrad
 from holdfast.methods.fedexp import FedExP as FedExP
 from holdfast.methods.fedacg import FedACG as FedACG
 from holdfast.methods.fedrs import FedRS as FedRS
+from holdfast.methods.fedrcl import FedRCL as FedRCL
 from holdfast.methods.feddecorr import FedDecorr as FedDecorr
 from holdfast.methods.fedvls import FedVLS as FedVLS
 from holdfast.methods.fedlmd import FedLMD as FedLMD

@@ -115,6 +115,13 @@ def _weights_and_carry(result: Any, params: Tensors, carry: Any) -> None:
             )
 
 
+def _step(result: Any, params: Tensors, carry: Any) -> None:
+    if isinstance(result, tuple):
+        _weights_and_carry(result, params, carry)
+    elif result is not None:
+        _like(result, params, WEIGHTS, partial=True)
+
+
 def _sums(value: Any) -> None:
     _tree(value)
     for path, tensor in leaves(value):
@@ -204,7 +211,7 @@ CONTRACTS: dict[str, Callable[[Any, tuple[Any, ...]], None]] = {
     "edit_gradient": lambda result, args: _like(result, args[0], WEIGHTS),
     "proximal_mu": lambda result, _: _number(result, "a number of at least 0"),
     "learning_rate": lambda result, _: _rate(result),
-    "step": lambda result, args: None if result is None else _like(result, args[1], WEIGHTS, partial=True),
+    "step": lambda result, args: _step(result, args[1], args[3]),
     "after_step": lambda result, args: _weights_and_carry(result, args[0], args[3]),
     "after_epoch": lambda result, args: _weights_and_carry(result, args[0], args[1]),
     "upload_params": lambda result, _: _tree(result),  # an upload that does not fit the model is an incident

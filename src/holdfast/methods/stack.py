@@ -12,7 +12,17 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.spec import named
-from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Trainer, Tree, Upload
+from holdfast.methods.base import (
+    Batch,
+    Local,
+    Method,
+    Server,
+    Tensors,
+    Trainer,
+    Tree,
+    Upload,
+    weights_and_carry,
+)
 from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
 
@@ -229,9 +239,14 @@ class Stack(Method):
 
     def step(
         self, trainer: Trainer, params: Tensors, batch: Batch, carry: Tree, local: Local
-    ) -> Tensors | None:
+    ) -> tuple[Tensors, Tree] | None:
         part = self._owner("step")
-        return part.step(trainer, params, _part_batch(batch, part), carry.get(part.name, {}), local)
+        old = carry.get(part.name, {})
+        result = part.step(trainer, params, _part_batch(batch, part), old, local)
+        if result is None:
+            return None
+        new, own = weights_and_carry(result, old)
+        return new, carry | {part.name: own} if own else carry
 
     def after_step(self, params: Tensors, out: Output, batch: Batch, carry: Tree) -> tuple[Tensors, Tree]:
         carry = dict(carry)

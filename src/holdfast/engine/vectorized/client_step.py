@@ -14,7 +14,7 @@ from holdfast.core.trees import changes
 from holdfast.engine.clients import teacher_outputs
 from holdfast.engine.optim import add_proximal_term, clip
 from holdfast.engine.sequential import no_gradient, split_extra
-from holdfast.methods.base import Batch, Local, Method, Tensors, Tree
+from holdfast.methods.base import Batch, Local, Method, Tensors, Tree, weights_and_carry
 from holdfast.methods.context import RunContext
 from holdfast.models.network import Output
 
@@ -120,16 +120,17 @@ class ClientStep:
 
     def whole_step(
         self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any
-    ) -> tuple[Tensors, Tensor, Tensors]:
-        """New weights, loss and changed buffers, for a method that computes the whole step itself."""
+    ) -> tuple[Tensors, Tensor, Tensors, Tree]:
+        """New weights, loss, and the buffers and the carry that changed, for a method with a ``step`` of its own."""
         batch, key = self._batch(*lane), lane[4]
         trainer = _Trainer(self, buffers, batch.mask, key)
-        new = self.method.step(trainer, params, batch, carry, Local(params, self.global_params))
-        if new is None:
+        stepped = self.method.step(trainer, params, batch, carry, Local(params, self.global_params))
+        if stepped is None:
             raise UsualStep
         if trainer.loss is None:
             raise no_gradient(self.method)
-        return new, trainer.loss, changes(trainer.buffers, buffers)
+        new, new_carry = weights_and_carry(stepped, carry)
+        return new, trainer.loss, changes(trainer.buffers, buffers), changes(new_carry, carry)
 
 
 class UsualStep(Exception):

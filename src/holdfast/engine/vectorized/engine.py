@@ -366,7 +366,7 @@ class VectorizedEngine:
             carry = self._of_lanes(self.carry, n, rows)
             if method.overrides("step"):
                 try:
-                    new_params, loss, changed = vmap(self.client_step.whole_step)(
+                    new_params, loss, changed, new_carry = vmap(self.client_step.whole_step)(
                         params, buffers, carry, *batch
                     )
                 except UsualStep:
@@ -374,7 +374,10 @@ class VectorizedEngine:
                 else:
                     copy_(params, new_params)
                     copy_(buffers, changed)
-                    self._write_back(rows, (self.params, params), (self.buffers, buffers))
+                    copy_(carry, new_carry)
+                    self._write_back(
+                        rows, (self.params, params), (self.buffers, buffers), (self.carry, carry)
+                    )
                     self._count_step(loss, rows)
                     return
             with self.conv_filters.recording(n) as recorded:
