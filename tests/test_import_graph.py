@@ -11,7 +11,7 @@ import holdfast
 ROOT = Path(holdfast.__file__).parent
 ORDER = (
     "core", "tasks", "data", "kernels", "models", "metrics", "methods", "updates", "runs", "engine", "report",
-    "training", "flower", "papers", "tuning", "cli",
+    "training", "sweeps", "flower", "papers", "tuning", "cli",
 )  # fmt: skip
 """The packages, lowest first; docs/design.md describes them."""
 

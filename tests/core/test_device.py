@@ -39,17 +39,18 @@ def test_eight_processes_have_equal_shares(card):
 @pytest.fixture
 def work(monkeypatch):
     """A function that starts a sweep's worker without work on a device, and the list of shares it takes."""
-    from holdfast.papers import sweep
+    from types import SimpleNamespace
+
+    from holdfast.sweeps import workers
 
     shares = []
     monkeypatch.setattr(device, "choose_device", torch.device)
     monkeypatch.setattr(device, "share_gpu", shares.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(sweep.Sweep, "run_cells", lambda *_: True)
+    monkeypatch.setattr(workers, "work_off", lambda *_: True)
 
     def work(name, tell=print, speaks=False):
-        one = sweep.Sweep(results=None, work=None, device=name, processes=12)
-        sweep._worker(one, [], tell, 1, speaks)
+        workers._worker(SimpleNamespace(device=name, workers=12), tell, 1, speaks)
 
     return work, shares
 

@@ -13,13 +13,13 @@ import sweep_worker
 from paper_entries import entry
 
 from holdfast.core.errors import HoldfastError
-from holdfast.papers import queue as queues
 from holdfast.papers import sweep as sweeps
 from holdfast.papers.cells import plan
 from holdfast.papers.published import load_tables
-from holdfast.papers.queue import STALE, Queue
 from holdfast.papers.results import Results
 from holdfast.papers.sweep import Sweep
+from holdfast.sweeps import queue as queues
+from holdfast.sweeps.queue import STALE, Queue
 from holdfast.training.experiment import Experiment
 
 WORKER = Path(__file__).with_name("sweep_worker.py")

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from holdfast.papers.cost import Estimates
     from holdfast.papers.findings import ResultRow, TableComparison
     from holdfast.papers.published import Table
-    from holdfast.papers.queue import Lease
     from holdfast.papers.results import Results
     from holdfast.papers.sweep import Sweep
+    from holdfast.sweeps.queue import Lease
 
 INCOMPLETE = 1  # exit code: a cell could not be run
 DATA_HINT = "Data sets are looked up in HOLDFAST_DATA; docs/data.md lists the files."
@@ -152,7 +152,7 @@ def _overview(
 
 
 def _leases(work: Path) -> list[Lease]:
-    from holdfast.papers.queue import FOLDER, Queue
+    from holdfast.sweeps.queue import FOLDER, Queue
 
     return Queue(work).leases() if (work / FOLDER).exists() else []  # looking must not create a directory
 

@@ -1,4 +1,4 @@
-"""A queue on disk: processes lease cells from it, so that several of them can share the work.
+"""A queue on disk: processes lease jobs from it, so that several of them can share the work.
 
 A lease is a file with the process and the host that hold it. The holder renews it by touching the file. A lease
 whose process has ended, or that has not been renewed for a while, is taken over by another process.
@@ -15,18 +15,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from holdfast.core import files, locks
-from holdfast.papers.cells import Cell
 
 FOLDER = "leases"  # in the working directory
 HEARTBEAT = 5.0  # seconds between two renewals
 STALE = 60.0  # seconds without a renewal after which a lease has expired
 
 
+class Job(Protocol):
+    """A piece of work: ``hash`` identifies it, ``label`` is its name in messages."""
+
+    @property
+    def hash(self) -> str: ...
+
+    @property
+    def label(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class Lease:
-    """A cell that a process works on; ``age`` is the number of seconds since the last renewal."""
+    """A job that a process works on; ``age`` is the number of seconds since the last renewal."""
 
     hash: str
     label: str
@@ -36,7 +46,7 @@ class Lease:
 
     @property
     def alive(self) -> bool:
-        """Whether its holder still works on the cell."""
+        """Whether its holder still works on the job."""
         if self.age > STALE:
             return False
         return self.host != socket.gethostname() or _is_running(self.pid)
@@ -51,10 +61,10 @@ class Queue:
             self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def lease(self, cell: Cell) -> Iterator[bool]:
-        """Hold a cell inside the context; yields False if another process holds it."""
-        path = self.folder / f"{cell.hash}.json"
-        if not self._acquire(path, cell):
+    def lease(self, job: Job) -> Iterator[bool]:
+        """Hold a job inside the context; yields False if another process holds it."""
+        path = self.folder / f"{job.hash}.json"
+        if not self._acquire(path, job):
             yield False
             return
         released = threading.Event()
@@ -73,7 +83,7 @@ class Queue:
         leases = (_read(path) for path in sorted(self.folder.glob("*.json")))
         return [lease for lease in leases if lease is not None]
 
-    def _acquire(self, path: Path, cell: Cell) -> bool:
+    def _acquire(self, path: Path, job: Job) -> bool:
         with locks.hold(self.folder / ".lock"):  # between reading a lease, removing it and writing a new one
             lease = _read(path)
             if lease is not None and not lease.alive:
@@ -83,7 +93,7 @@ class Queue:
             except FileExistsError:
                 return False
             with os.fdopen(descriptor, "w") as file:
-                json.dump({"label": cell.label, "host": socket.gethostname(), "pid": os.getpid()}, file)
+                json.dump({"label": job.label, "host": socket.gethostname(), "pid": os.getpid()}, file)
             return True
 
 
