@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import holdfast
-from holdfast.core.random import counter_key, generator
+from holdfast.core.random import counter_key, counter_keys, generator
 
 DRAWS = {  # purpose, number of counters given with it
     ("aggregation samples", 0),
@@ -45,6 +45,7 @@ DRAWS = {  # purpose, number of counters given with it
     ("public data", 0),
     ("real features", 0),
     ("rounding", 2),
+    ("validation", 1),
     ("virtual feature batches", 0),
     ("virtual features", 1),
     ("weights", 0),
@@ -82,3 +83,9 @@ def test_a_generator_is_philox_with_the_key():
     key = counter_key(3, "batches", 1, 2)
     expected = np.random.Generator(np.random.Philox(key=key))
     assert (generator(3, "batches", 1, 2).permutation(100) == expected.permutation(100)).all()
+
+
+def test_many_keys_at_once_are_the_same_keys():
+    keys = [counter_key(7, "validation", client) for client in range(5)]
+    found = counter_keys(np.array(keys, np.uint64), np.arange(5) * 1000)
+    assert found.tolist() == [counter_key(7, "validation", client, client * 1000) for client in range(5)]

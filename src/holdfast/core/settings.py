@@ -141,6 +141,11 @@ class Settings:
     max_update_ratio: Annotated[float, Range(ge=1)] | None = setting(
         HelpGroup.PRIVACY, "The same, in median norms of the round's updates.", None
     )
+    validation: Annotated[float, Range(gt=0, lt=1)] | None = setting(
+        HelpGroup.TESTING,
+        "Share of each client's training data that is held out, to test models on, such as 0.1.",
+        None,
+    )
     evaluate_every: PositiveCount = setting(HelpGroup.TESTING, "Rounds between tests of the global model.", 1)
     evaluate_locals: bool = setting(
         HelpGroup.TESTING, "Test every participating client's local model too.", True

@@ -58,6 +58,9 @@ class Federation:
         schedule: the stage that each round trains; streams only.
         cumulative: whether a client keeps the data of earlier stages.
         leaves: int64 ``[clients]``, the stage from which a client no longer takes part; empty if no client leaves.
+        validation: int64, the ids of samples on which clients test models instead of training, ordered by client.
+        validation_offsets: int64 ``[clients + 1]``: those of client k are
+            ``validation[validation_offsets[k]:validation_offsets[k + 1]]``; empty if no client has any.
     """
 
     dataset: Dataset
@@ -69,9 +72,15 @@ class Federation:
     schedule: StageSchedule | None = None
     cumulative: bool = False
     leaves: Ints = field(default_factory=_none)
+    validation: Ints = field(default_factory=_none)
+    validation_offsets: Ints = field(default_factory=_none)
 
     def __post_init__(self) -> None:
-        for ids, owner in ((self.indices, "clients"), (self.public, "public data")):
+        for ids, owner in (
+            (self.indices, "clients"),
+            (self.public, "public data"),
+            (self.validation, "validation data"),
+        ):
             _need_in_range(ids, owner, len(self.dataset.y_train))
         parts = len(self.offsets) - 1
         if (
@@ -87,6 +96,23 @@ class Federation:
             )
         if np.any(np.diff(self.offsets) < 0):
             raise HoldfastError("offsets must not decrease")
+        if len(self.validation):
+            self._check_validation()
+
+    def _check_validation(self) -> None:
+        ends = self.validation_offsets
+        if len(ends) != self.clients + 1 or ends[0] != 0 or ends[-1] != len(self.validation):
+            raise HoldfastError(
+                f"validation_offsets must begin with 0, end with {len(self.validation)} and have {self.clients + 1} "
+                "entries, one more than there are clients"
+            )
+        if np.any(np.diff(ends) < 0):
+            raise HoldfastError("validation_offsets must not decrease")
+        both = np.intersect1d(self.validation, self.indices)
+        if len(both):
+            raise HoldfastError(
+                f"sample {both[0]} is both a client's training and its validation data; it can be only one"
+            )
 
     @property
     def clients(self) -> int:
@@ -109,6 +135,10 @@ class Federation:
             raise HoldfastError(f"there is no client {k}: the clients are 0 to {self.clients - 1}")
         first, last = self._spans(stage)
         return self.indices[first[k] : last[k]]
+
+    def validation_sizes(self) -> Ints:
+        """The number of validation samples of each client: int64 ``[clients]``."""
+        return np.diff(self.validation_offsets) if len(self.validation) else np.zeros(self.clients, np.int64)
 
     def label_counts(self, clients: ArrayLike | None = None, stage: int | None = None) -> Ints:
         """Samples per client and class: int64 ``[len(clients), C]``; by default of all clients and all stages."""
@@ -155,7 +185,8 @@ class Federation:
         if "skew" in self.partition:
             head["skew"] = [self.partition["skew"], self.partition.get("seed")]
         digest = sha256(json.dumps(head).encode())
-        for array in (self._labels, self.indices, self.offsets, self.public, self.leaves):
+        validation = (self.validation, self.validation_offsets) if len(self.validation) else ()
+        for array in (self._labels, self.indices, self.offsets, self.public, self.leaves, *validation):
             digest.update(len(array).to_bytes(8, "little"))
             digest.update(np.ascontiguousarray(array, "<i8").data)
         return digest.hexdigest()

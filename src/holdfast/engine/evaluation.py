@@ -103,7 +103,7 @@ class TestSet:
     def _scorer(self, metrics: Sequence[Metric]) -> Scorer | None:
         """What measures the metrics that are not means over samples."""
         # By site, the concordance counts pairs within a site only.
-        within = self.task.name == "survival" and bool(self.groups)
+        within = self.task.compares_samples and bool(self.groups)
         wanted = [metric for metric in metrics if metric.name != self.task.score or within]
         if not wanted:
             return None
@@ -129,12 +129,56 @@ class TestSet:
     ) -> PendingEvaluation:
         """Start the test of one model. A GPU runs it asynchronously."""
         timer = DeviceTimer(self.context.device)
+        return self._start_metrics(self.kept(params, buffers, scores), timer)
+
+    def kept(
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        scores: Callable[[Output], Tensor],
+        rows: slice = slice(None),
+    ) -> Tensor:
+        """What evaluation keeps of a model's outputs for the samples in ``rows``: ``[N, ...]``."""
         with torch.no_grad():
             parts = [
                 self.task.reduce(scores(out), y)
-                for out, y in zip(self._outputs(params, buffers), self._targets(), strict=True)
+                for out, y in zip(self._outputs(params, buffers, rows), self._targets(rows=rows), strict=True)
             ]
-        return self._start_metrics(torch.cat(parts), timer)
+        return torch.cat(parts)
+
+    def kept_of_each(
+        self,
+        models: Sequence[tuple[Tensors, Tensors]],
+        scores: Sequence[Callable[[Output], Tensor]],
+        rows: Sequence[slice],
+    ) -> list[Tensor]:
+        """What evaluation keeps of each model's outputs for samples of its own, the models side by side."""
+        if len(models) == 1 or self.context.network.mixes_samples:
+            return [
+                self.kept(*model, score, own) for model, score, own in zip(models, scores, rows, strict=True)
+            ]
+        sizes = [own.stop - own.start for own in rows]
+        network = self.context.network
+        params, buffers = _stacked(models)
+        first = torch.tensor([own.start for own in rows])
+        parts: list[list[Tensor]] = [[] for _ in models]
+        with torch.no_grad():
+            for places in torch.split(torch.arange(max(sizes)), self._batch_size(len(models))):
+                # Models with fewer samples repeat their last one.
+                chosen = (first[:, None] + torch.minimum(places, torch.tensor(sizes)[:, None] - 1)).to(
+                    self.x.device
+                )
+                x = self.preprocess(self.x[chosen.flatten()], dtype=self.context.dtype)
+                x = x.view(*chosen.shape, *x.shape[1:])
+                with self._recording_amax(x):
+                    features, logits = vmap(network.evaluated)(params, buffers, x)
+                for lane, (part, score, size) in enumerate(zip(parts, scores, sizes, strict=True)):
+                    real = slice(0, max(0, size - int(places[0])))
+                    if len(y := self.y[chosen[lane, real]]):
+                        part.append(
+                            self.task.reduce(score(Output(features[lane, real], logits[lane, real])), y)
+                        )
+        return [torch.cat(part) for part in parts]
 
     def evaluate_many(
         self,
@@ -166,16 +210,10 @@ class TestSet:
                 features = out.features
                 yield [Output(features, network.head.logits(params, features)) for params, _ in models]
             return
-        params = {k: torch.stack([m[0][k] for m in models]) for k in models[0][0]}
-        buffers = {k: torch.stack([m[1][k] for m in models]) for k in models[0][1]}
-
-        def forward(p: Tensors, b: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
-            out, _ = network.pure(p, b, x, train=False)
-            return out.features, out.logits
-
-        many = vmap(forward, in_dims=(0, 0, None))
+        params, buffers = _stacked(models)
+        many = vmap(network.evaluated, in_dims=(0, 0, None))
         for x in self._inputs(len(models)):
-            with self._recording_amax(x):
+            with self._recording_amax(x.unsqueeze(0)):
                 outs = many(params, buffers, x)
             yield [Output(*tensors) for tensors in zip(*outs, strict=True)]
 
@@ -192,33 +230,33 @@ class TestSet:
             )
         )
 
-    def _outputs(self, params: Tensors, buffers: Tensors) -> Iterator[Output]:
+    def _outputs(self, params: Tensors, buffers: Tensors, rows: slice = slice(None)) -> Iterator[Output]:
         """A model's outputs, batch by batch."""
         network = self.context.network
-        for x in self._inputs():
+        for x in self._inputs(rows=rows):
             if network.uses_kernels:
-                with self._recording_amax(x):
-                    out, _ = network.pure(params, buffers, x, train=False)
-                yield out
+                with self._recording_amax(x.unsqueeze(0)):
+                    features, logits = network.evaluated(params, buffers, x)
+                yield Output(features, logits)
             else:
                 yield network.apply(params, buffers, network.to_fast_layout(x))
 
-    def _inputs(self, models: int = 1) -> Iterator[Tensor]:
-        batches = torch.split(self.x, self._batch_size(models))
+    def _inputs(self, models: int = 1, rows: slice = slice(None)) -> Iterator[Tensor]:
+        batches = torch.split(self.x[rows], self._batch_size(models))
         return (self.preprocess(x, dtype=self.context.dtype) for x in batches)
 
-    def _targets(self, models: int = 1) -> Sequence[Tensor]:
-        return torch.split(self.y, self._batch_size(models))
+    def _targets(self, models: int = 1, rows: slice = slice(None)) -> Sequence[Tensor]:
+        return torch.split(self.y[rows], self._batch_size(models))
 
     def _batch_size(self, models: int) -> int:
         return max(128, self.context.evaluation_batch // models)
 
     @contextmanager
     def _recording_amax(self, x: Tensor) -> Iterator[None]:
-        """Record magnitudes for the kernels called in this context: of ``x`` if known, and of what kernels write."""
+        """Record magnitudes for the kernels called in this context: of ``x`` [L, ...] and of what kernels write."""
         with recording_amax():
             if self.largest is not None:
-                record_amax_bound(x.unsqueeze(0), self.largest)
+                record_amax_bound(x, self.largest)
             yield
 
     def _start_metrics(self, kept: Tensor, timer: DeviceTimer) -> PendingEvaluation:
@@ -226,11 +264,7 @@ class TestSet:
         numbers = [self.task.test_loss(kept, self.y).double().view(1)]
         for values in (correct,) if weights is None else (correct, weights):
             numbers += [_sum_per_group(values, group, groups) for group, groups in self.divisions]
-        together = torch.cat(numbers)  # copied to the host at once
-        if together.is_cuda:
-            together = torch.empty_like(together, device="cpu", pin_memory=True).copy_(
-                together, non_blocking=True
-            )
+        together = copied_to_host(torch.cat(numbers))
         timer.stop()
         return PendingEvaluation(self, together, correct, weights, timer, kept if self.scorer else None)
 
@@ -328,6 +362,19 @@ class PendingEvaluation:
         """Wait for the test; returns its metrics."""
         self.seconds = self.timer.wait()
         return self.test.evaluation(self.numbers.numpy(), self.correct, self.weights, self.kept)
+
+
+def copied_to_host(values: Tensor) -> Tensor:
+    """The values on the CPU; from a GPU they are there once it has come so far."""
+    if not values.is_cuda:
+        return values
+    return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+
+
+def _stacked(models: Sequence[tuple[Tensors, Tensors]]) -> tuple[Tensors, Tensors]:
+    """The parameters and the buffers of several models, ``[L, ...]`` each."""
+    params = {k: torch.stack([m[0][k] for m in models]) for k in models[0][0]}
+    return params, {k: torch.stack([m[1][k] for m in models]) for k in models[0][1]}
 
 
 def _sum_per_group(values: Tensor, group: Tensor, groups: int) -> Tensor:

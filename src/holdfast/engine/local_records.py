@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from holdfast import metrics
 from holdfast.core.trees import copy_to_device
 from holdfast.engine.clients import ClientResult
 from holdfast.engine.evaluation import Evaluation
-from holdfast.methods.base import Server, Tensors
+from holdfast.engine.validation import PendingValidation
+from holdfast.methods.base import Method, Server, Tensors, Tree
+from holdfast.models.network import Output
 
 if TYPE_CHECKING:
     from holdfast.engine.rounds import RoundLoop
@@ -23,15 +26,17 @@ if TYPE_CHECKING:
 class LocalRecords:
     """Collects the metrics of a round's local models, which are tested in groups of ``engine.group``."""
 
-    def __init__(self, loop: RoundLoop) -> None:
-        self.loop = loop
+    def __init__(self, loop: RoundLoop, validate: bool = False) -> None:
+        """``validate``: whether clients test their models on their validation samples."""
+        self.loop, self.validates = loop, validate and loop.validation is not None
         self.clients: list[int] = []
         self.samples: list[int] = []
         self.losses: list[float] = []
         self.divergence: list[Tensor] = []
         self.label_counts: list[np.ndarray] = []
-        self.pending: list[tuple[Tensors, Tensors, Callable[[Any], Tensor]]] = []
+        self.pending: list[tuple[int, Tensors, Tensors, Callable[[Any], Tensor]]] = []
         self.tested: list[Evaluation] = []
+        self.validation: list[PendingValidation] = []
         self.seconds = 0.0
 
     def add(self, result: ClientResult, server: Server) -> None:
@@ -41,19 +46,21 @@ class LocalRecords:
         self.samples.append(result.samples)
         self.losses.append(result.loss)
         self.label_counts.append(result.label_counts)
-        if not loop.settings.evaluate_locals:
+        if not (loop.settings.evaluate_locals or self.validates):
             return
         began = time.perf_counter()
-        distances = torch._foreach_norm(
-            torch._foreach_sub([result.params[k] for k in server.params], list(server.params.values()))
-        )
-        self.divergence.append(torch.stack(distances).norm())
+        if loop.settings.evaluate_locals:
+            distances = torch._foreach_norm(
+                torch._foreach_sub([result.params[k] for k in server.params], list(server.params.values()))
+            )
+            self.divergence.append(torch.stack(distances).norm())
         params, buffers, state = result.params, result.buffers, result.client_state.get("method", {})
         if loop.engine.group > 1:  # copies: the engine reuses a result's tensors before they are tested
             params, buffers, state = (
                 copy_to_device(tree, loop.context.device) for tree in (params, buffers, state)
             )
-        self.pending.append((params, buffers, lambda out: loop.method.personal_logits(out, state)))
+        scores = partial(_personal_logits, loop.method, state)
+        self.pending.append((result.client, params, buffers, scores))
         self.seconds += time.perf_counter() - began
         if len(self.pending) >= loop.engine.group:
             self.flush()
@@ -63,8 +70,13 @@ class LocalRecords:
         if not self.pending:
             return
         began = time.perf_counter()
-        models, scores = [(p, b) for p, b, _ in self.pending], [s for _, _, s in self.pending]
-        self.tested += self.loop.local_test.evaluate_many(models, scores)
+        clients, models = [k for k, *_ in self.pending], [(p, b) for _, p, b, _ in self.pending]
+        scores = [s for *_, s in self.pending]
+        if self.loop.settings.evaluate_locals:
+            self.tested += self.loop.local_test.evaluate_many(models, scores)
+        if self.validates and self.loop.validation is not None:
+            validation = self.loop.validation.start_each(clients, models, scores)
+            self.validation += [] if validation is None else [validation]
         self.pending = []
         self.seconds += time.perf_counter() - began
 
@@ -108,3 +120,7 @@ class LocalRecords:
             record["in_local"] = measured(float(np.average(global_in, weights=weights)))
             record["out_local"] = measured(float(np.average(global_out, weights=weights)))
         return record
+
+
+def _personal_logits(method: Method, state: Tree, out: Output) -> Tensor:
+    return method.personal_logits(out, state)

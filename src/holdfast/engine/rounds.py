@@ -25,6 +25,7 @@ from holdfast.engine.probe import Probe
 from holdfast.engine.sampling import ClientSampler
 from holdfast.engine.stream_evaluation import StreamEvaluation
 from holdfast.engine.uploads import RobustSums, RoundUploads
+from holdfast.engine.validation import PendingValidation, ValidationSet, wait_for_all
 from holdfast.methods.base import Method, Server, Tensors
 from holdfast.methods.context import RunContext
 from holdfast.updates.attacks import Backdoor, marked_test, parse_attack
@@ -34,19 +35,30 @@ from holdfast.updates.robust import parse_robust
 
 
 @dataclass(eq=False)
+class Tests:
+    """The tests of a new global model, which may be running."""
+
+    __test__ = False  # not a pytest class
+
+    test: PendingEvaluation
+    validation: PendingValidation | None
+
+
+@dataclass(eq=False)
 class PendingRound:
     """A trained round whose record is not complete: its model has not been tested, or the test is running."""
 
     record: dict[str, Any]
-    start_test: Callable[[], PendingEvaluation] | None
+    start_tests: Callable[[], Tests] | None
     seconds: float  # so far
     test_seconds: float  # of these, spent on completed tests
-    testing: PendingEvaluation | None = None
+    local_validation: Sequence[PendingValidation] = ()
+    tests: Tests | None = None
 
     def test(self) -> None:
-        """Start the test of the new model, once; a GPU runs it asynchronously."""
-        if self.start_test is not None:
-            self.testing, self.start_test = self.start_test(), None
+        """Start the tests of the new model, once; a GPU runs them asynchronously."""
+        if self.start_tests is not None:
+            self.tests, self.start_tests = self.start_tests(), None
 
 
 class RoundLoop:
@@ -65,11 +77,12 @@ class RoundLoop:
         runner: ClientRunner,
         probe_batch: TestSet | None = None,
         privacy: ClientPrivacy | None = None,
+        validation: ValidationSet | None = None,
     ) -> None:
         self.method, self.context, self.federation = method, context, federation
         self.engine, self.settings, self.client_states = engine, settings, client_states
         self.test, self.local_test, self.runner = test, local_test, runner
-        self.probe_batch, self.privacy = probe_batch, privacy
+        self.probe_batch, self.privacy, self.validation = probe_batch, privacy, validation
         if privacy is None:
             self.sampler = ClientSampler(federation, settings)
         else:
@@ -139,7 +152,8 @@ class RoundLoop:
         overlap = Overlap(partial(self.upcoming, number + 1), self._test_last_model)
         if finish_last_round is not None:
             overlap = replace(overlap, finish_last_round=finish_last_round)
-        uploads, local, probe = self._new_uploads(), LocalRecords(self), self._new_probe(number)
+        tested = number % settings.evaluate_every == 0 or number == settings.rounds
+        uploads, local, probe = self._new_uploads(), LocalRecords(self, tested), self._new_probe(number)
         incidents = [Incident(int(k), "dropout") for k in lost]
         incidents += self._receive(sent, jobs, overlap, uploads, local, probe)
         if jobs and uploads.added < settings.min_clients:
@@ -162,26 +176,31 @@ class RoundLoop:
         if probe is not None and probe.clients:
             record["probe"] = probe.record(self.server)
             self.probe_features = probe.projection() if number == settings.rounds else None
-        tested = number % settings.evaluate_every == 0 or number == settings.rounds
         if self.backdoor_test is not None and tested:
             record["attack_success"] = self.evaluate_global(self.backdoor_test).accuracy
         test_seconds = local.seconds + time.perf_counter() - trained
-        start_test = partial(self._start_test, self.test, replace(self.server)) if tested else None
-        self._pending = PendingRound(record, start_test, time.perf_counter() - began, test_seconds)
+        start_tests = partial(self._start_tests, replace(self.server)) if tested else None
+        seconds = time.perf_counter() - began
+        self._pending = PendingRound(record, start_tests, seconds, test_seconds, local.validation)
         return self._pending
 
     def finish_round(self, pending: PendingRound) -> dict[str, Any]:
         """The record of a round, once its tests are done."""
         began = time.perf_counter()
         pending.test()
-        record, testing, tested = pending.record, pending.testing, pending.test_seconds
-        if testing is not None:
-            record |= self._compare_with_last(testing.wait())
+        record, tests, tested = pending.record, pending.tests, pending.test_seconds
+        if tests is not None:
+            record |= self._compare_with_last(tests.test.wait())
             if "locals" in record and self.local_test_accuracy is not None:
                 record["locals"]["global_after"] = self.local_test.measured(self.local_test_accuracy).tolist()
-            tested += testing.seconds
+            tested += tests.test.seconds
+            if tests.validation is not None:
+                record["validation"] = tests.validation.wait()
+                tested += tests.validation.seconds
         else:
             self.local_test_accuracy = None  # outdated: the next round tests the model that it sends
+        if pending.local_validation:
+            record["local_validation"] = wait_for_all(pending.local_validation)
         total = pending.seconds + time.perf_counter() - began
         record["seconds"] = {"train": total - tested, "evaluate": tested, "total": total}
         return record
@@ -274,6 +293,13 @@ class RoundLoop:
     def _start_test(self, test: TestSet, server: Server) -> PendingEvaluation:
         params, buffers = evaluated_model(self.method, server)
         return test.start(params, buffers, lambda out: self.method.global_logits(out, server))
+
+    def _start_tests(self, server: Server) -> Tests:
+        validation = None
+        if self.validation is not None:
+            model = evaluated_model(self.method, server)
+            validation = self.validation.start(*model, lambda out: self.method.global_logits(out, server))
+        return Tests(self._start_test(self.test, server), validation)
 
     def _compare_with_last(self, now: Evaluation) -> dict[str, Any]:
         """The metrics of a new global model, and its forgetting since the last test."""

@@ -180,9 +180,27 @@ class Metric:
         """The metric over some samples; NaN where it is not defined."""
         if self.own is not None:
             return float(self.own(predictions.kept, predictions.y))
-        if self.name.removesuffix(WEIGHTED) in EACH:
+        if self.base_name in EACH:
             return _over_classes(predictions, self.name)
         return MEASURES[self.name](predictions)
+
+    @property
+    def base_name(self) -> str:
+        """The name without what it says of the mean over classes."""
+        return self.name.removesuffix(WEIGHTED)
+
+    def try_on(self, trial: Predictions) -> bool:
+        """Whether samples with made-up outputs define the metric; raises if a metric of the user's own fails."""
+        if self.own is None:
+            return self.base_name not in NEEDS or not np.isnan(self.measure(trial))
+        try:
+            self.measure(trial)
+        except Exception as error:
+            raise HoldfastError(
+                f"the metric {self.name} fails on outputs of shape {trial.kept.shape} and targets of shape "
+                f"{trial.y.shape}: {type(error).__name__}: {error}"
+            ) from None
+        return True
 
     def describe(self) -> str | dict[str, Any]:
         """The name, or a mapping for a function of the user's own."""
@@ -257,13 +275,11 @@ class Scorer:
         noise = np.random.default_rng(0).random((len(self.y), *outputs))
         trial = Predictions(self.task, noise, self.y)
         for metric in self.metrics:
-            if metric.own is not None:
-                self._try(metric, trial)
-                continue
-            needs = NEEDS.get(metric.name.removesuffix(WEIGHTED))
+            defined = metric.try_on(trial)
+            needs = None if metric.own is not None else NEEDS.get(metric.base_name)
             if needs is None:
                 continue
-            if np.isnan(metric.measure(trial)):
+            if not defined:
                 sentence = f"{metric.name} cannot be measured on this test set: it needs {needs}"
                 if required:
                     raise HoldfastError(f"{sentence}; choose other metrics, or other test samples")
@@ -286,16 +302,6 @@ class Scorer:
                     )
         self.metrics = [metric for metric in self.metrics if metric.name not in undefined]
         return undefined
-
-    def _try(self, metric: Metric, trial: Predictions) -> None:
-        """Call a metric of the user's own on made-up outputs."""
-        try:
-            metric.measure(trial)
-        except Exception as error:
-            raise HoldfastError(
-                f"the metric {metric.name} fails on outputs of shape {trial.kept.shape} and targets of shape "
-                f"{trial.y.shape}: {type(error).__name__}: {error}"
-            ) from None
 
     def record(self, kept: np.ndarray) -> dict[str, Any]:
         """The entries of a round's record, from what was kept of the outputs for all test samples."""

@@ -329,6 +329,13 @@ class Network:
             module.mask, module.fresh = None, {}
         return self._output(logits), buffers | fresh
 
+    def evaluated(
+        self, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Features and logits in evaluation mode, for use under ``vmap``."""
+        out, _ = self.pure(params, buffers, x, train=False)
+        return out.features, out.logits
+
     def _functional_copy(self) -> nn.Module:
         lanes = copy.deepcopy(self.net).train()
         for module in lanes.modules():

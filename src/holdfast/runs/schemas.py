@@ -76,6 +76,21 @@ class Seconds(TypedDict, total=False):
     total: Number
 
 
+class Validation(TypedDict, total=False):
+    """Tests of a model, or of a model each, by K clients on their own validation samples.
+
+    Besides, each metric by its name: the mean over the clients, weighted by their samples.
+    """
+
+    site_mean: dict[str, Number]
+    spread: dict[str, Number]
+    worst: dict[str, Number]
+    worst_client: dict[str, int]
+    clients: list[int]  # [K]
+    samples: list[int]  # [K]
+    values: dict[str, Numbers]  # [K] each
+
+
 class Record(TypedDict, total=False):
     """A line of metrics.jsonl: one round with K participants and C classes."""
 
@@ -103,6 +118,8 @@ class Record(TypedDict, total=False):
     class_accuracy: Numbers | None  # [C]
     domain_accuracy: dict[str, Number] | None
     forgetting: Number
+    validation: Validation  # of the global model
+    local_validation: Validation  # of each participant's local model
     seconds: Seconds
 
 
@@ -122,6 +139,7 @@ class StoredFederation(TypedDict, total=False):
     label_counts: Annotated[list[list[int]] | list[list[list[int]]], RECTANGULAR] | None
     domains: Domains | None
     public: int
+    validation: list[int] | None  # validation samples of each client
     hash: str
 
 

@@ -43,6 +43,8 @@ class Task:
     """The metric that is a mean over samples, and is measured by stratum and for local models."""
     less_is_better: ClassVar[bool] = False
     """Whether that metric is an error."""
+    compares_samples: ClassVar[bool] = False
+    """Whether the loss and the score compare samples with one another, so that they are no means over samples."""
     strata_groups: ClassVar[tuple[str, ...]] = ()
     """Groups of a data set, of which the first that exists decides the strata."""
 
@@ -137,6 +139,13 @@ class Task:
     def test_loss(self, kept: Tensor, y: Tensor) -> Tensor:
         """The loss over the test set, from what `reduce` kept."""
         return self.batch_loss(kept, y)
+
+    def test_losses(self, kept: Tensor, y: Tensor) -> Tensor | None:
+        """Each sample's loss, of which `test_loss` is the mean with `weights`; None where it is no such mean."""
+        if self.compares_samples:
+            return None
+        values = self.values(kept, y) if self.own_loss is None else self.own_loss(kept, y)
+        return None if values.dim() == 0 else values.reshape(len(y), -1).mean(1)
 
     def scores(self, kept: Tensor, y: Tensor) -> Tensor:
         """Each sample's part in the metric ``score``, negative where less is better: bool or float ``[N]``."""

@@ -129,6 +129,9 @@ class Multiclass(_OneOfClasses):
     def test_loss(self, kept: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(kept, y) if self.own_loss is None else super().test_loss(kept, y)
 
+    def test_losses(self, kept: Tensor, y: Tensor) -> Tensor | None:
+        return cross_entropy(kept, y) if self.own_loss is None else super().test_losses(kept, y)
+
     def scores(self, kept: Tensor, y: Tensor) -> Tensor:
         return kept.argmax(-1) == y
 
@@ -190,6 +193,11 @@ class Binary(_OneOfClasses):
         if self.own_loss is not None:
             return super().test_loss(kept, y)
         return binary_cross_entropy(kept, y.to(kept.dtype)).mean()
+
+    def test_losses(self, kept: Tensor, y: Tensor) -> Tensor | None:
+        if self.own_loss is not None:
+            return super().test_losses(kept, y)
+        return binary_cross_entropy(kept, y.to(kept.dtype))
 
     def align(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.reshape(y.shape)

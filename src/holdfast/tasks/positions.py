@@ -87,6 +87,10 @@ class _Positions(Task):
     def test_loss(self, kept: Tensor, y: Tensor) -> Tensor:
         return kept[:, 0].sum() / kept[:, 1].sum()
 
+    def test_losses(self, kept: Tensor, y: Tensor) -> Tensor:
+        """The mean over a sample's positions."""
+        return kept[:, 0] / kept[:, 1].clamp(min=1)
+
     def scores(self, kept: Tensor, y: Tensor) -> Tensor:
         """The number of a sample's positions that are predicted correctly."""
         return kept[:, 2]

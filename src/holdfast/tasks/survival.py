@@ -30,6 +30,7 @@ class Survival(Task):
     metrics: ClassVar[tuple[str, ...]] = ("concordance",)
     default_metrics: ClassVar[tuple[str, ...]] = ("concordance",)
     score: ClassVar[str] = "concordance"
+    compares_samples: ClassVar[bool] = True
 
     ties: Literal["breslow", "efron"] = "breslow"
     bins: Bins = 2  # strata: bins of the time, or where they begin

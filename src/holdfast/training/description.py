@@ -35,8 +35,11 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
     return {"partition": partition, **setting}
 
 
-def write_federation(directory: RunDirectory, federation: Federation, most: int = 10_000) -> None:
-    """Write federation.json: label counts of the first ``most`` clients, for people and for the report."""
+def write_federation(directory: RunDirectory, federation: Federation, hash: str, most: int = 10_000) -> None:
+    """Write federation.json: label counts of the first ``most`` clients, for people and for the report.
+
+    ``hash`` is that of the federation before samples were held out.
+    """
     shown = np.arange(min(federation.clients, most))
     stages = range(federation.stages)
     arriving = replace(federation, cumulative=False)
@@ -49,8 +52,10 @@ def write_federation(directory: RunDirectory, federation: Federation, most: int 
         "label_counts": counts if federation.stages > 1 else counts[0],
         "domains": {"names": domains, "clients": of_clients[:most].tolist()} if domains else None,
         "public": len(federation.public),
-        "hash": federation.hash,
+        "hash": hash,
     }
+    if len(federation.validation):
+        content["validation"] = federation.validation_sizes()[:most].tolist()
     directory.write(FEDERATION, json.dumps(content).encode() + b"\n")
 
 

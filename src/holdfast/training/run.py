@@ -77,6 +77,20 @@ class Run:
             raise unknown("metric of this run", name, known)
         return np.array([record.get(name) for record in tested], float)
 
+    def validation(self, name: str | None = None) -> np.ndarray:
+        """``[validated rounds]``: a metric of the global model on the clients' validation samples, by samples.
+
+        By default the primary one.
+        """
+        found = [record["validation"] for record in self.records if "validation" in record]
+        if not found:
+            raise HoldfastError("this run has no validation samples; train with validation=0.1")
+        name = self.primary.name if name is None else name
+        if name not in found[-1]:
+            known = [key for key, value in found[-1].items() if not isinstance(value, (list, dict))]
+            raise unknown("validation metric of this run", name, known)
+        return np.array([each[name] for each in found], float)
+
     @property
     def accuracy(self) -> float:
         """The final model's accuracy on the test set."""

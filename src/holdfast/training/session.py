@@ -28,6 +28,7 @@ from holdfast.core.version import __version__
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
+from holdfast.data.validation import hold_out
 from holdfast.engine.aggregation import too_few_updates
 from holdfast.engine.base import Engine
 from holdfast.engine.clients import Broadcast, ClientRunner, DeviceData, Incident, Job
@@ -37,6 +38,7 @@ from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.rounds import PendingRound, RoundLoop, evaluated_model
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.state_cache import StateCache
+from holdfast.engine.validation import ValidationSet
 from holdfast.methods.base import Method, Tree, check_public, check_task
 from holdfast.methods.context import RunContext
 from holdfast.methods.registry import describe_method
@@ -107,6 +109,9 @@ class Training:
         dataset = federation.dataset.for_task(task, loss)
         if dataset is not federation.dataset:
             federation = replace(federation, dataset=dataset)
+        self.hash = federation.hash  # of all samples of the clients
+        if settings.validation is not None:
+            federation = hold_out(federation, settings.validation, settings.seed)
         self.federation, self.settings, self.model, self.ray_address = (
             federation,
             settings,
@@ -174,6 +179,10 @@ class Training:
         self.test = TestSet(dataset, self.context, metrics=wanted)
         undefined = self.test.undefined_metrics(required=metrics is not None)
         self.metrics = [metric for metric in wanted if metric.name not in undefined]
+        self.validation = None
+        if len(federation.validation):
+            self.validation = ValidationSet(federation, self.context, self.metrics)
+            self.validation.check_metrics(required=metrics is not None)
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
@@ -213,7 +222,7 @@ class Training:
             "parallel_clients": self.engine.group if self.engine.name == "vectorized" else None,
             "own_kernels": self.context.network.own_kernels,
             "ray_address": self.ray_address,
-            "hash": self.federation.hash,
+            "hash": self.hash,
             "shape": list(dataset.shape),
             "classes": list(dataset.classes),
             "outputs": dataset.num_outputs,
@@ -247,6 +256,7 @@ class Training:
             runner,
             probe,
             self.privacy,
+            self.validation,
         )
 
     def run(
@@ -275,7 +285,7 @@ class Training:
                 checkpoint = with_rounds(directory, checkpoint, self.settings, self.method, self.federation)
                 directory.rewind(0 if checkpoint is None else checkpoint.round)
                 records = directory.records()
-                write_federation(directory, self.federation)
+                write_federation(directory, self.federation, self.hash)
             client_states = StateCache(directory, checkpoint)
             loop = self.loop(client_states)
             if checkpoint is not None:

@@ -72,6 +72,7 @@ def train(
     metrics: Sequence[str | OwnMetric] | str | None = None,
     batchnorm: BatchNormPolicy = "average",
     classifier: str | None = None,
+    validation: float | None = None,
     evaluate_every: int = 1,
     evaluate_locals: bool = True,
     local_test_samples: int | None = None,
@@ -138,6 +139,8 @@ def train(
             task.
         batchnorm: how BatchNorm is aggregated: ``average``, ``local`` or ``drop``.
         classifier: the name of the classifier layer, if it is not the last Linear.
+        validation: the share of each client's training samples that is held out, at least one of each client; every
+            client tests the global model and its own on them.
         local_test_samples: test samples for each local model (default: all on a GPU, 100 on a CPU).
         probe_every: rounds between measurements of drift and alignment; 0 for none.
         out: the run's directory. A run with a directory survives being killed: `resume` continues it, or the same call
@@ -182,6 +185,7 @@ def train(
         compress=None if compress is None else parse_compression(compress).describe(),
         max_update_norm=max_update_norm,
         max_update_ratio=max_update_ratio,
+        validation=validation,
         evaluate_every=evaluate_every,
         evaluate_locals=evaluate_locals,
         local_test_samples=local_test_samples,

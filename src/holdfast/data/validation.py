@@ -1,0 +1,62 @@
+"""Validation data: the part of each client's samples on which models are tested and none is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.random import counter_key, counter_keys
+from holdfast.data.federation import Federation
+from holdfast.data.indexing import Ints, offsets_of
+
+
+def hold_out(federation: Federation, share: float, seed: int, clients: Ints | None = None) -> Federation:
+    """The federation with a share of each client's samples as its validation data: one sample at least.
+
+    Of each of a client's strata (and stages of a stream) the share is held out, rounded up or down. Which samples
+    depends on the seed, the client's number and the strata of its own samples alone; ``clients`` are these numbers
+    where they are not those of this federation.
+    """
+    numbers = np.arange(federation.clients) if clients is None else clients
+    if len(federation.validation):
+        raise HoldfastError(
+            f"validation is {share:g}, but the clients have validation data of their own; leave one of them out"
+        )
+    cell_sizes = np.diff(federation.offsets)
+    sizes = cell_sizes.reshape(-1, federation.stages).sum(1)
+    _refuse_single_samples(sizes, share, numbers)
+    cell = np.repeat(np.arange(len(cell_sizes)), cell_sizes)
+    owner = cell // federation.stages
+    position = np.arange(len(owner)) - offsets_of(sizes)[owner]  # within the client
+    keys = np.array([counter_key(seed, "validation", int(k)) for k in numbers], np.uint64)
+    strata = federation.dataset.strata_train[federation.indices]
+    order = np.lexsort((counter_keys(keys[owner], position), strata, cell))
+    # Of n samples in this order, m are held out at equal distances, from a random one on.
+    held_sizes = np.where(sizes > 0, np.clip(np.rint(share * sizes).astype(np.int64), 1, sizes - 1), 0)
+    n, m = sizes[owner], held_sizes[owner]
+    first = (keys[owner] % np.maximum(n, 1).astype(np.uint64)).astype(np.int64)
+    held = np.empty(len(owner), bool)
+    held[order] = ((position + 1) * m + first) // n > (position * m + first) // n
+    return replace(
+        federation,
+        indices=federation.indices[~held],
+        offsets=offsets_of(np.bincount(cell[~held], minlength=len(cell_sizes))),
+        validation=federation.indices[held],
+        validation_offsets=offsets_of(held_sizes),
+    )
+
+
+def _refuse_single_samples(sizes: Ints, share: float, numbers: Ints) -> None:
+    single = np.flatnonzero(sizes == 1)
+    if len(single):
+        some = (
+            f"client {numbers[single[0]]} has"
+            if len(single) == 1
+            else (f"{len(single)} of {len(sizes)} clients, such as client {numbers[single[0]]}, have")
+        )
+        raise HoldfastError(
+            f"validation is {share:g}, but {some} a single sample, which cannot be both trained on and held out; use "
+            "a partition in which every client has at least 2 samples, or none"
+        )
