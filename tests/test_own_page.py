@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_command_is_run() -> None:
     commands = [line for kind, _, text in BLOCKS if kind == "console" for line in text.splitlines()]
-    assert len(commands) == 5
+    assert len(commands) == 6
     assert all(line.startswith("$ holdfast ") for line in commands)
 
 

@@ -35,6 +35,7 @@ from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory, RunSummary, list_runs
 from holdfast.training.comparison import Comparison, compare
 from holdfast.training.experiment import Experiment, resume
+from holdfast.training.method_check import MethodCheck, check_method
 from holdfast.training.run import Run
 from holdfast.training.train import train
 from holdfast.updates.privacy import DP
@@ -63,6 +64,7 @@ __all__ = [
     "HoldfastError",
     "HoldfastWarning",
     "LongTail",
+    "MethodCheck",
     "ModelSpec",
     "Partition",
     "Preprocess",
@@ -74,6 +76,7 @@ __all__ = [
     "StageSchedule",
     "Tracker",
     "WriterTransfer",
+    "check_method",
     "compare",
     "diagnose",
     "federate",

@@ -1,6 +1,7 @@
 """The command line: commands parse their arguments, call the library and print."""
 
 from holdfast.cli.app import app
+from holdfast.cli.check import check
 from holdfast.cli.federations import diagnose, partition, stream
 from holdfast.cli.flower import flower
 from holdfast.cli.inspect import export, figure, report, show, table, ui
@@ -11,7 +12,7 @@ from holdfast.cli.train import compare, resume, run
 __all__ = ["app", "main"]
 
 COMMANDS = {
-    "Train": (run, compare, resume),
+    "Train": (run, compare, resume, check),
     "Inspect": (show, report, figure, table, ui, export),
     "Data": (partition, stream, diagnose),
     "Reference": (methods, datasets, doctor),

@@ -94,7 +94,7 @@ def _local_engine(
         pad = respects_mask(method) and context.task.own_loss is None
         if not pad:  # Holdfast's kernels would be compiled for every size of a batch
             context.network.own_kernels = False
-        reason = _vmap_error(context, data, width, lanes)
+        reason = vmap_error(context, data, width, lanes)
         unfit = None
         if reason is None and (is_own(method) or context.task.own_loss is not None):
             unfit = try_on_lanes(method, context, data, settings, pad)
@@ -145,7 +145,7 @@ def _blank(context: RunContext, shape: tuple[int, ...]) -> Tensor:
     return lowest.expand(shape).clone() if lowest.dtype == torch.int64 else lowest.new_zeros(shape)
 
 
-def _vmap_error(context: RunContext, data: DeviceData, width: int, lanes: int | None) -> str | None:
+def vmap_error(context: RunContext, data: DeviceData, width: int, lanes: int | None) -> str | None:
     """Why a model cannot be trained and tested with ``vmap`` over clients, or None if it can."""
     if not context.network.ignores_padding:
         return "its output for a sample depends on the other samples of the batch"

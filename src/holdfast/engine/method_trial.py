@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,16 +49,22 @@ def try_on_lanes(
     Raises if the method fails on the ``sequential`` engine too. The trial is in float64 if the method can be trained
     in it, on copies of the method and the model, and leaves random generators as they are.
     """
-    devices = [context.device] if context.device.type == "cuda" else []
+    with generators_kept([context.device] if context.device.type == "cuda" else []):
+        try:
+            return _Trial(method, context, data, settings, pad, torch.float64).unfit()
+        except (HoldfastError, RuntimeError, TypeError, ValueError):
+            if context.dtype == torch.float64:
+                raise
+        return _Trial(method, context, data, settings, pad, context.dtype).unfit()
+
+
+@contextmanager
+def generators_kept(devices: Sequence[torch.device]) -> Iterator[None]:
+    """Restore the global random generators of the CPU, of ``devices``, of NumPy and of Python afterwards."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
-        with torch.random.fork_rng(devices):
-            try:
-                return _Trial(method, context, data, settings, pad, torch.float64).unfit()
-            except (HoldfastError, RuntimeError, TypeError, ValueError):
-                if context.dtype == torch.float64:
-                    raise
-            return _Trial(method, context, data, settings, pad, context.dtype).unfit()
+        with torch.random.fork_rng(list(devices)):
+            yield
     finally:
         np.random.set_state(numpy_state)
         random.setstate(python_state)
@@ -171,18 +179,26 @@ def _values(result: ClientResult) -> dict[str, Tensor]:
 
 
 def _difference(expected: Results, found: Results, tolerance: float) -> str | None:
-    """The first value that differs by more than the tolerance, relative to its largest entry; None if none does."""
+    """The first difference between the results of the same client."""
     for client, (one, other) in enumerate(zip(expected, found, strict=True)):
-        if one.keys() != other.keys():
-            return (
-                f"client {client} returns {', '.join(sorted(one.keys() ^ other.keys()))} on one engine only"
-            )
-        for path, value in one.items():
-            if value.shape != other[path].shape:
-                return f"{path} of client {client} has other shapes"
-            a, b = (torch.nan_to_num(v.double()) for v in (value, other[path]))
-            apart = float((a - b).abs().max()) if a.numel() else 0.0
-            scale = max(1e-3, float(a.abs().max())) if a.numel() else 1.0
-            if apart > tolerance * scale:
-                return f"{path} of client {client} differ by {apart:.2g}, where the largest is {scale:.2g}"
+        apart = difference(one, other, tolerance, f" of client {client}")
+        if apart is not None:
+            return apart
+    return None
+
+
+def difference(
+    one: Mapping[str, Tensor], other: Mapping[str, Tensor], tolerance: float, whose: str = ""
+) -> str | None:
+    """The first tensor that differs by more than the tolerance, relative to its largest entry; None if none does."""
+    if one.keys() != other.keys():
+        return f"{', '.join(sorted(one.keys() ^ other.keys()))}{whose} is in one of the results only"
+    for path, value in one.items():
+        if value.shape != other[path].shape:
+            return f"{path}{whose} has other shapes"
+        a, b = (torch.nan_to_num(v.double()) for v in (value, other[path]))
+        apart = float((a - b).abs().max()) if a.numel() else 0.0
+        scale = max(1e-3, float(a.abs().max())) if a.numel() else 1.0
+        if apart > tolerance * scale:
+            return f"{path}{whose} differs by {apart:.2g}, where the largest entry is {scale:.2g}"
     return None
