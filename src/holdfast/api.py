@@ -39,6 +39,7 @@ from holdfast.training.method_check import MethodCheck, check_method
 from holdfast.training.run import Run
 from holdfast.training.train import train
 from holdfast.updates.privacy import DP
+from holdfast.updates.secure import SecAggPlus
 
 __all__ = [
     *_methods,
@@ -72,6 +73,7 @@ __all__ = [
     "Run",
     "RunDirectory",
     "RunSummary",
+    "SecAggPlus",
     "Shards",
     "StageSchedule",
     "Tracker",

@@ -126,6 +126,9 @@ class Settings:
     dp: Described | None = setting(
         HelpGroup.PRIVACY, "Differential privacy of clients, such as epsilon=8,delta=1e-5.", None
     )
+    secure: Described | None = setting(
+        HelpGroup.PRIVACY, "Secure aggregation of updates: secagg+, secagg+:threshold=0.8,bits=32.", None
+    )
     robust: Described | None = setting(
         HelpGroup.PRIVACY, "A robust mean of updates: median, trimmed-mean:0.2, krum:2, bulyan:1, …", None
     )
@@ -220,6 +223,11 @@ class Settings:
     def schedule(self) -> LRSchedule:
         """The schedule of the learning rate besides ``lr_decay``."""
         return lr_schedule_from(self.lr_schedule)
+
+    @property
+    def withholds_counts(self) -> bool:
+        """Whether nobody may use how many samples of each class the clients hold."""
+        return self.dp is not None or self.secure is not None
 
     @property
     def lr_varies_in_round(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,6 +18,8 @@ from holdfast.updates.privacy import ClientPrivacy, clip_factor, total_norm
 @dataclass(eq=False)
 class UploadSums:
     """Weighted sums of the uploads received so far in a round."""
+
+    sees_uploads: ClassVar[bool] = True  # whether single uploads are in the open
 
     keeps_uploads: bool  # whether individual uploads are kept too
     weight: float = 0.0
@@ -128,7 +130,8 @@ class PrivateSums(UploadSums):
             for k, w in self.server.params.items()
         }
         self.sums = unflatten(privacy.add_noise("sums", self.side, privacy.dp.clip_sums or 0.0, round))
-        privacy.adapt(self.below, round)
+        if privacy.dp.adaptive:
+            privacy.adapt(privacy.noisy_count(self.below, round))
         return params, dict(self.server.buffers)
 
     def record(self) -> dict[str, Any]:
@@ -172,6 +175,8 @@ def too_few_updates(
     hint = "resume the run when the clients are available again"
     if "not finite" in kinds:
         hint = "try a lower learning rate"
+    elif "out of range" in kinds:
+        hint = "raise secure.range, or lower the learning rate if training diverges"
     elif kinds and kinds <= {"wrong keys", "wrong shape", "wrong dtype"}:
         hint = "uploaded parameters must have the names, shapes and dtypes of the model's parameters"
     return HoldfastError(f"round {round}: {shortage} ({causes}); {hint}")

@@ -234,9 +234,9 @@ class RayEngine:
         worker_context = replace(
             context,
             read=_no_samples,
-            # The ids, not the data behind them; with differential privacy nobody may have them.
+            # The ids, not the data behind them; where counts are withheld nobody may have them.
             draw_one_of_each=no_samples
-            if settings.dp is not None
+            if settings.withholds_counts
             else partial(np.asarray, context.one_of_each),
             public_x=context.public_x[:0],
             public_y=context.public_y[:0],

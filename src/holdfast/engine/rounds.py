@@ -23,6 +23,7 @@ from holdfast.engine.evaluation import Evaluation, PendingEvaluation, TestSet
 from holdfast.engine.local_records import LocalRecords
 from holdfast.engine.probe import Probe
 from holdfast.engine.sampling import ClientSampler
+from holdfast.engine.secure_sums import SecureSums
 from holdfast.engine.stream_evaluation import StreamEvaluation
 from holdfast.engine.uploads import RobustSums, RoundUploads
 from holdfast.engine.validation import PendingValidation, ValidationSet, wait_for_all
@@ -32,6 +33,7 @@ from holdfast.updates.attacks import Backdoor, marked_test, parse_attack
 from holdfast.updates.compression import parse_compression
 from holdfast.updates.privacy import ClientPrivacy
 from holdfast.updates.robust import parse_robust
+from holdfast.updates.secure import parse_secure
 
 
 @dataclass(eq=False)
@@ -88,6 +90,7 @@ class RoundLoop:
         else:
             self.sampler = ClientSampler(federation, settings, privacy.rate, privacy.secret)
         self.attack = None if settings.attack is None else parse_attack(settings.attack)
+        self.secure = None if settings.secure is None else parse_secure(settings.secure)
         self.robust = None if settings.robust is None else parse_robust(settings.robust)
         self.compression = None if settings.compress is None else parse_compression(settings.compress)
         self.hostile = (
@@ -153,11 +156,14 @@ class RoundLoop:
         if finish_last_round is not None:
             overlap = replace(overlap, finish_last_round=finish_last_round)
         tested = number % settings.evaluate_every == 0 or number == settings.rounds
-        uploads, local, probe = self._new_uploads(), LocalRecords(self, tested), self._new_probe(number)
+        uploads = self._new_uploads(jobs, lost.tolist())
+        local, probe = LocalRecords(self, tested), self._new_probe(number)
         incidents = [Incident(int(k), "dropout") for k in lost]
         incidents += self._receive(sent, jobs, overlap, uploads, local, probe)
         if jobs and uploads.added < settings.min_clients:
             raise too_few_updates(number, uploads.added, settings.min_clients, incidents)
+        if isinstance(uploads.sums, SecureSums):
+            uploads.sums.check(incidents)
         if uploads.sums.usable:
             self._aggregate(uploads.sums)
         model = {**server.params, **server.buffers}
@@ -165,8 +171,7 @@ class RoundLoop:
         bytes_per_client = size_in_bytes(sent.payload) + model_bytes
         record = {"round": number, "stage": stage, "lr": settings.lr_at(number), **local.record()} | {
             "bytes_down": bytes_per_client * len(jobs) + sum(size_in_bytes(job.payload) for job in jobs),
-            "bytes_up": uploads.sums.bytes
-            + (model_bytes * len(local.clients) if self.compression is None else uploads.compressed_bytes),
+            "bytes_up": uploads.bytes(model_bytes * len(local.clients)),
             "incidents": [incident.record() for incident in incidents],
             **uploads.record(),
         }
@@ -254,10 +259,13 @@ class RoundLoop:
         local.flush()
         return incidents + uploads.close()
 
-    def _new_uploads(self) -> RoundUploads:
+    def _new_uploads(self, jobs: Sequence[Job], lost: Sequence[int]) -> RoundUploads:
         private = self.runner.private
-        if self.privacy is not None:
-            sums: UploadSums = PrivateSums(self.privacy, self.server, private)
+        if self.secure is not None and jobs:
+            seed, privacy = self.settings.seed, self.privacy
+            sums: UploadSums = SecureSums.of(self.secure, jobs, lost, self.server, private, seed, privacy)
+        elif self.privacy is not None:
+            sums = PrivateSums(self.privacy, self.server, private)
         elif self.robust is not None:
             sums = RobustSums(self.robust, self.server, private)
         else:

@@ -24,6 +24,7 @@ from holdfast.updates.attacks import Attack
 from holdfast.updates.compression import Compression
 from holdfast.updates.privacy import total_norm
 from holdfast.updates.robust import RobustMean
+from holdfast.updates.secure import OutOfRange
 
 LARGE = 10.0  # an update this many times longer than the median is an incident
 ENOUGH = 4  # updates, for a median to compare with
@@ -87,6 +88,12 @@ class RoundUploads:
                 incidents += [] if incident is None else [incident]
         return incidents + self._large()
 
+    def bytes(self, models: int) -> int:
+        """The bytes of all uploads; ``models`` are those of the models, if these are sent as they are."""
+        if not self.sums.sees_uploads:
+            return self.sums.bytes
+        return self.sums.bytes + (models if self.settings.compress is None else self.compressed_bytes)
+
     def record(self) -> dict[str, Any]:
         """Further entries of the round's record."""
         attackers = [client for client in self.clients if client in self.hostile]
@@ -100,14 +107,18 @@ class RoundUploads:
         if ratio is not None and middle is not None and float(norm) > ratio * middle:
             limit = f"{float(norm) / middle:.3g} times the median" if middle else "the median is 0"
             return _refused(result, float(norm), f"{limit}, above max_update_ratio {ratio:g}")
-        self.norms[result.client] = norm
-        self.sums.add(result)
+        try:
+            self.sums.add(result)
+        except OutOfRange as error:
+            return Incident(result.client, "out of range", str(error))
+        if self.sums.sees_uploads:
+            self.norms[result.client] = norm
         self.added += 1
         return None
 
     def _norm(self, result: ClientResult) -> Tensor:
         with torch.no_grad():
-            if not self.names:
+            if not self.names or not self.sums.sees_uploads:
                 return torch.zeros(())
             mine, before = (
                 [tensors[k] for k in self.names] for tensors in (result.shared, self.server.params)

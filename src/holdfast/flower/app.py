@@ -136,6 +136,8 @@ class AppConfig:
             raise HoldfastError(
                 "attack is for simulations; leave it out on Flower, where sites send what they send"
             )
+        if experiment.secure is not None:
+            raise HoldfastError("secure is for simulations so far; leave it out on Flower")
         values = {name: getattr(experiment, name) for name in SCHEDULE_SETTINGS}
         # Sites keep what they remember for the last checkpoint only, so there is one every round.
         self.settings = Settings(

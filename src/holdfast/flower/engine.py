@@ -121,8 +121,8 @@ class FlowerEngine:
 
     def _round_request(self, sent: Broadcast, jobs: Sequence[Job]) -> RoundRequest:
         counts = self.population.counts
-        # Under differential privacy no site learns what the others hold.
-        withheld = self.app_config.settings.dp is not None
+        # Under differential privacy and secure aggregation no site learns what the others hold.
+        withheld = self.app_config.settings.withholds_counts
         class_counts = np.zeros(counts.shape[2], np.int64) if withheld else counts.sum((0, 1))
         return RoundRequest(
             run=self.population.run,

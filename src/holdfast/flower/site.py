@@ -198,7 +198,7 @@ class RoundWork:
             read=_no_samples,
             task=dataset.task,
         )
-        if settings.dp is not None:
+        if settings.withholds_counts:
             self.context = replace(self.context, class_counts=WithheldCounts.like(self.context.class_counts))
         self.method = app_config.method
         self.engine = SequentialEngine(self.method, self.context, data, settings)

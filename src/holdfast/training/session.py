@@ -37,6 +37,7 @@ from holdfast.engine.factory import choose_engine
 from holdfast.engine.probe import PER_CLASS
 from holdfast.engine.rounds import PendingRound, RoundLoop, evaluated_model
 from holdfast.engine.run_context import device_data, make_run_context
+from holdfast.engine.secure_sums import masked_sum
 from holdfast.engine.state_cache import StateCache
 from holdfast.engine.validation import ValidationSet
 from holdfast.methods.base import Method, Tree, check_public, check_task
@@ -77,6 +78,7 @@ from holdfast.training.outcome import failure
 from holdfast.training.privacy import client_privacy
 from holdfast.training.robustness import check_robustness, poisoned
 from holdfast.training.run import Run
+from holdfast.training.secrecy import check_secrecy
 from holdfast.updates.withheld import WithheldCounts, no_samples
 
 LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
@@ -163,11 +165,11 @@ class Training:
             read=self.reader(),
             task=dataset.task,
         )
-        if settings.dp is not None:
+        if settings.withholds_counts:
             if getattr(dataset.task, "class_weights", None) == "balanced":
                 raise HoldfastError(
-                    "class_weights is balanced, which needs the federation's label counts, and dp withholds them; give "
-                    "one number for each class"
+                    "class_weights is balanced, which needs the federation's label counts, and dp and secure withhold "
+                    "them; give one number for each class"
                 )
             self.context = replace(
                 self.context,
@@ -187,6 +189,7 @@ class Training:
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
         check_robustness(self.method, self.context, settings, federation)
+        check_secrecy(self.method, settings, federation)
         self.privacy = client_privacy(self.method, self.context, self.data, settings, federation)
         if callable(engine):
             self.engine = engine(self.method, self.context, self.data)
@@ -389,11 +392,26 @@ class Training:
             return
         params, buffers = evaluated_model(self.method, loop.server)
         before = replace(loop.server, params=params, buffers=buffers)
-        sums: Tree = {}
         stage = loop.stage(self.settings.rounds)
         sent = Broadcast(self.settings.rounds, before.params, before.buffers, {})
         holders = np.flatnonzero(self.federation.sizes(stage)).tolist()
         jobs = [Job(k, self.federation.client(k, stage), stage) for k in holders]
+        sums, usable, incidents = self.sum_statistics(loop, sent, jobs)
+        if usable < min(self.settings.min_clients, len(jobs)):
+            raise too_few_updates(self.settings.rounds, usable, self.settings.min_clients, incidents)
+        loop.server = replace(self.method.finalize(before, sums, self.context), final=True)
+        record["incidents"] += [incident.record() for incident in incidents]
+        record |= loop.evaluate_final()
+
+    def sum_statistics(
+        self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]
+    ) -> tuple[Tree, int, list[Incident]]:
+        """The sum of the clients' statistics under the final model, of how many clients, and who is left out."""
+        if loop.secure is not None:
+            statistics = zip(jobs, self.final_statistics(loop, sent, jobs), strict=True)
+            trees = {job.client: tree for job, tree in statistics if not isinstance(tree, Incident)}
+            return masked_sum(loop.secure, trees, self.settings.seed, sent.round), len(trees), []
+        sums: Tree = {}
         usable, incidents = 0, []
         for answer in self.final_statistics(loop, sent, jobs):
             if isinstance(answer, Incident):
@@ -401,11 +419,7 @@ class Training:
             else:
                 add_(sums, answer)
                 usable += 1
-        if usable < min(self.settings.min_clients, len(jobs)):
-            raise too_few_updates(self.settings.rounds, usable, self.settings.min_clients, incidents)
-        loop.server = replace(self.method.finalize(before, sums, self.context), final=True)
-        record["incidents"] += [incident.record() for incident in incidents]
-        record |= loop.evaluate_final()
+        return sums, usable, incidents
 
     def final_statistics(
         self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]

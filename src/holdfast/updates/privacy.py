@@ -166,20 +166,27 @@ class ClientPrivacy:
             )
         return math.sqrt((2 if self.sums else 1) / left)
 
+    def deviation(self, bound: float) -> float:
+        """The standard deviation of the noise on a sum of vectors that are clipped to ``bound``."""
+        return self.part_multiplier() * self.sampling.sensitivity * bound
+
     def add_noise(self, name: str, total: Tensors, bound: float, round: int) -> Tensors:
         """The sums of clipped vectors with noise; ``name`` separates the noise of different parts."""
-        deviation = self.part_multiplier() * self.sampling.sensitivity * bound
+        deviation = self.deviation(bound)
         return {
             key: value + deviation * gaussian(value, self.secret, f"dp noise of {name}", round, place)
             for place, (key, value) in enumerate(total.items())
         }
 
-    def adapt(self, below: Tensor, round: int) -> None:
-        """Move C towards the quantile: C ← C exp(-η (b̃ - γ)); ``below`` is Σ_k (b_k - 1/2)."""
-        if not self.dp.adaptive:
-            return
-        noisy = below.double() + self.count_noise * gaussian(below.double(), self.secret, "dp count", round)
-        share = float(noisy) / self.per_round + 0.5
+    def noisy_count(self, below: Tensor, round: int) -> float:
+        """``below``, which is Σ_k (b_k - 1/2), with noise."""
+        return float(
+            below.double() + self.count_noise * gaussian(below.double(), self.secret, "dp count", round)
+        )
+
+    def adapt(self, below: float) -> None:
+        """Move C towards the quantile: C ← C exp(-η (b̃ - γ)); ``below`` is Σ_k (b_k - 1/2) with noise."""
+        share = below / self.per_round + 0.5
         self.clip *= math.exp(-self.dp.clip_lr * (share - self.dp.quantile))
 
     # State ----------------------------------------------------------------------------------------------

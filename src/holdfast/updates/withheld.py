@@ -31,8 +31,8 @@ _READABLE = {
 def no_samples() -> np.ndarray:
     """The refusal to share one sample of each class."""
     raise HoldfastError(
-        "dp: the method sends samples of the clients to others, which differential privacy does not protect; choose "
-        "another method, or give the server's own samples by fedka:shared=..."
+        "the method sends samples of the clients to others, which neither dp nor secure protects; choose another "
+        "method, or give the server's own samples by fedka:shared=..."
     )
 
 
@@ -57,6 +57,6 @@ class WithheldCounts(Tensor):
             if func in _READABLE:
                 return func(*args, **kwargs or {})
         raise HoldfastError(
-            "dp: the method reads how many samples of each class the clients hold, which differential privacy does not "
-            "protect; choose a method that does not need these counts"
+            "the method reads how many samples of each class the clients hold, which neither dp nor secure protects; "
+            "choose a method that does not need these counts"
         )

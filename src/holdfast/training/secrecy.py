@@ -1,0 +1,56 @@
+"""What secure aggregation requires of a run, checked before training."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+
+from holdfast.core.errors import HoldfastError, HoldfastWarning
+from holdfast.core.settings import Settings
+from holdfast.data.federation import Federation
+from holdfast.methods.base import Method
+from holdfast.updates.secure import parse_secure
+
+
+def check_secrecy(method: Method, settings: Settings, federation: Federation) -> None:
+    """Raise if something of the run needs single uploads, or a round has too few clients."""
+    if settings.secure is None:
+        return
+    secure = parse_secure(settings.secure)
+    if method.keeps_uploads:
+        raise HoldfastError(
+            f"secure: {method.name} needs every client's upload by itself, and secure aggregation gives the server "
+            "their sum alone; choose another method"
+        )
+    for name, why in (
+        ("robust", "a robust mean compares single updates"),
+        ("max_update_norm", "the server sees no single update that it could measure"),
+        ("max_update_ratio", "the server sees no single update that it could measure"),
+        (
+            "compress",
+            "uploads are rounded to whole numbers of fixed length already, and masks cannot be compressed",
+        ),
+    ):
+        if getattr(settings, name) is not None:
+            raise HoldfastError(f"secure cannot be combined with {name}: {why}; leave one of them out")
+    if settings.dp is not None and secure.neighbours is not None:
+        raise HoldfastError(
+            "secure: neighbours cannot be combined with dp, whose shares of noise are counted over all clients of a "
+            "round; leave neighbours out"
+        )
+    clients = int(np.count_nonzero(federation.sizes(0)))
+    per_round = min(settings.clients_per_round or clients, clients)
+    if per_round < 2:
+        raise HoldfastError(
+            "secure: a round has one client, whose upload would be the sum; set clients_per_round to 2 or more"
+        )
+    remaining = math.floor(per_round * (1 - settings.client_dropout))
+    if remaining < secure.threshold_of(per_round):
+        warnings.warn(
+            f"secure: of {per_round} clients a round, about {remaining} remain with client_dropout "
+            f"{settings.client_dropout:g}, and {secure.threshold_of(per_round)} are needed: most rounds will fail",
+            HoldfastWarning,
+            stacklevel=4,
+        )
