@@ -9,7 +9,6 @@ import importlib.util
 import os
 import re
 from contextlib import suppress
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,26 +29,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def compiled(monkeypatch, tmp_path):
-    """Make launches only compile, for an H200; the list has each kernel's name and its intermediate code."""
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-    from triton.runtime.jit import JITFunction
-
-    machine = SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        get_current_device=lambda: "an H200",
-        get_current_stream=lambda device: 0,
-    )
-    monkeypatch.setattr(driver, "_active", machine)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    codes, launch = [], JITFunction.run
-
-    def compile_only(self, *args, grid, warmup, **kwargs):
-        codes.append((self.__name__, launch(self, *args, grid=grid, warmup=True, **kwargs).asm))
-
-    monkeypatch.setattr(JITFunction, "run", compile_only)
-    return codes
+def compiled(an_h200):
+    """The list of each launched kernel's name and intermediate code."""
+    return an_h200
 
 
 def assert_no_operand_is_overwritten(codes, *names):

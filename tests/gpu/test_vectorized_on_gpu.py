@@ -14,11 +14,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _kernels_in_short_runs(monkeypatch):
-    monkeypatch.setattr("holdfast.kernels.MIN_SAMPLES_TO_COMPILE", 0)
-
-
 def unequal_federation(augment):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (600, 3, 32, 32), dtype=np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from typing import cast
 
 import numpy as np
@@ -22,6 +23,7 @@ from holdfast.engine.method_trial import try_on_lanes
 from holdfast.engine.sequential import SequentialEngine
 from holdfast.engine.thread_pool import ThreadPoolEngine
 from holdfast.engine.vectorized.engine import VectorizedEngine
+from holdfast.kernels.building import can_build, trial
 from holdfast.methods.base import Method, Tensors
 from holdfast.methods.context import RunContext
 from holdfast.methods.masking import is_own, respects_mask
@@ -197,6 +199,8 @@ def _run_one_lane(context: RunContext, shape: tuple[int, ...]) -> None:
         grads: Tensors = grad(objective)(p)
         return grads
 
-    vmap(gradient)(params, buffers, x, keys)
-    with torch.no_grad():  # some of torch's layers have another code path without gradients
-        vmap(lambda p, b, v: context.network.pure(p, b, v, train=False)[0].logits)(params, buffers, x)
+    # Kernels for one lane would be compiled for this alone, so they are not launched.
+    with trial() if context.network.uses_kernels and can_build() else nullcontext():
+        vmap(gradient)(params, buffers, x, keys)
+        with torch.no_grad():  # some of torch's layers have another code path without gradients
+            vmap(lambda p, b, v: context.network.pure(p, b, v, train=False)[0].logits)(params, buffers, x)

@@ -7,43 +7,11 @@ front, [L, ...]: the lanes. A lane is one client of the batched program.
 from __future__ import annotations
 
 import importlib.util
-import os
-from contextlib import suppress
 from functools import cache
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
 from torch import nn
-
-MIN_SAMPLES_TO_COMPILE = 1_000_000  # a run that trains on fewer saves less time than compilation takes
-
-
-def compilation_pays_off(net: nn.Module, shape: tuple[int, ...], batch_size: int, samples: float) -> bool:
-    """Whether a run that trains on ``samples`` in total gains by the kernels: it is long, or they are compiled."""
-    return samples >= MIN_SAMPLES_TO_COMPILE or _compiled_marker(net, shape, batch_size).exists()
-
-
-def mark_compiled(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> None:
-    """Record in Triton's cache directory that the kernels of such a network are compiled."""
-    marker = _compiled_marker(net, shape, batch_size)
-    with suppress(OSError):  # without the marker they count as not compiled
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
-
-
-def _compiled_marker(net: nn.Module, shape: tuple[int, ...], batch_size: int) -> Path:
-    kinds = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm2d)
-    layers = [str(module) for module in net.modules() if isinstance(module, kinds)]
-    key = repr((layers, shape, batch_size, torch.__version__)).encode() + _source()
-    root = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
-    return Path(root) / "holdfast" / blake2b(key, digest_size=16).hexdigest()
-
-
-@cache
-def _source() -> bytes:
-    return b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 
 
 @cache

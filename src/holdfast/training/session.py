@@ -7,7 +7,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from holdfast import kernels
 from holdfast.core import optimizers
 from holdfast.core.device import choose_device, choose_precision, peak_bytes
 from holdfast.core.errors import HoldfastError, HoldfastWarning
@@ -40,11 +39,12 @@ from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.secure_sums import masked_sum
 from holdfast.engine.state_cache import StateCache
 from holdfast.engine.validation import ValidationSet
+from holdfast.kernels.building import KernelBuilder, can_build, marker_of, trial
 from holdfast.methods.base import Method, Tree, check_public, check_task
 from holdfast.methods.context import RunContext
 from holdfast.methods.registry import describe_method
 from holdfast.metrics.by_task import OwnMetric, metrics_of
-from holdfast.models.network import BatchNormPolicy
+from holdfast.models.network import BatchNormPolicy, Network
 from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec, describe_model
 from holdfast.models.wrapping import build_network, fit_samples
@@ -103,7 +103,7 @@ class Training:
         ray_address: str | None = None,
         batchnorm: BatchNormPolicy = "average",
         classifier: str | None = None,
-        own_kernels: bool | None = None,
+        own_kernels: bool = True,
         task: Task | str | Mapping[str, Any] | None = None,
         loss: str | Loss | None = None,
         metrics: Sequence[str | OwnMetric] | str | None = None,
@@ -130,16 +130,8 @@ class Training:
             model, shape, outputs, settings.seed, self.device, dtype, classifier, batchnorm
         )
         warn_of_unused(network.unused)
-        if own_kernels is None:
-            share = (
-                min(settings.clients_per_round or federation.clients, federation.clients) / federation.clients
-            )
-            visits = settings.local_epochs * share * len(federation.indices) / federation.stages
-            if settings.local_steps is not None:
-                visits = settings.local_steps * settings.batch_size * share * federation.clients
-            trained = settings.rounds * visits
-            own_kernels = kernels.compilation_pays_off(network.net, shape, settings.batch_size, trained)
         network.own_kernels = own_kernels
+        self._builder = self._start_builder(network, method, engine, parallel_clients)
         if (fitting := fit_samples(network, dataset)) is not dataset:
             dataset = fitting
             self.federation = federation = replace(federation, dataset=dataset)
@@ -237,8 +229,49 @@ class Training:
             "machine": machine(self.device),
         }
 
+    def _start_builder(
+        self, network: Network, method: Method, engine: object, parallel_clients: int | None
+    ) -> KernelBuilder | None:
+        """A process that compiles the run's kernels, unless they are compiled already or it uses none."""
+        if engine not in ("auto", "vectorized") or not network.uses_kernels or not can_build():
+            return None
+        settings, dataset = self.settings, self.federation.dataset
+        lanes = parallel_clients or settings.clients_per_round or self.federation.clients
+        layers = [str(module) for module in network.net.modules() if not list(module.children())]
+        options = (
+            settings.batch_size,
+            settings.optimizer,
+            settings.momentum,
+            self.precision,
+            dataset.preprocess,
+        )
+        marker = marker_of(method, layers, dataset.shape, lanes, options)
+        return None if marker.exists() else KernelBuilder(marker)
+
+    def _build_kernels(self, builder: KernelBuilder) -> None:
+        """Compile the kernels of a round, which a trial of the first round finds out.
+
+        A trial that fails is not an error: kernels are then compiled when they are launched first.
+        """
+        try:
+            if self.engine.name == "vectorized" and self.context.network.uses_kernels:
+                with warnings.catch_warnings(), trial() as tried, suppress(Exception):
+                    warnings.simplefilter("ignore")
+                    loop = self._new_loop(StateCache(None, None))
+                    loop.round(1)
+                    loop.evaluate_global()
+                builder.build(list(tried.kernels.values()))
+        finally:
+            builder.close()
+
     def loop(self, client_states: StateCache) -> RoundLoop:
         """The round loop, with the server in its initial state."""
+        builder, self._builder = self._builder, None
+        if builder is not None:
+            self._build_kernels(builder)
+        return self._new_loop(client_states)
+
+    def _new_loop(self, client_states: StateCache) -> RoundLoop:
         dataset, settings = self.federation.dataset, self.settings
         test = self.test
         limit = settings.local_test_samples or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)

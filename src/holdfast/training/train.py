@@ -205,7 +205,7 @@ def train(
         method, model, federation, settings, engine=engine, device=device, precision=precision,
         parallel_clients=parallel_clients, ray_address=ray_address, batchnorm=batchnorm, classifier=classifier,
         task=task, loss=loss, metrics=metrics,
-        own_kernels=begun.get("own_kernels"),  # a resumed run rounds as it did before
+        own_kernels=begun.get("own_kernels", True),  # a resumed run rounds as it did before
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
     with progress_display(progress) as display:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from holdfast import kernels
 from holdfast.core.errors import HoldfastError
 from holdfast.core.settings import Settings
 from holdfast.core.trees import (
@@ -346,7 +345,6 @@ class VectorizedEngine:
             (active, width, masked), lambda: self._step(active, width, masked), self._state
         )
         if len(self.step_cache.compiled) > compiled and network.uses_kernels:
-            kernels.mark_compiled(network.net, tuple(self.data.x.shape[1:]), self.settings.batch_size)
             # Compiling ran a step, after which the weights were restored, but not their fp16 copies.
             self.conv_filters.refresh_fp16_copies(slice(None))
         return step
