@@ -25,6 +25,8 @@ COUNTS = [
     ("resnet50", (3, 64, 64), 200, 23_917_832, 2048),
     ("resnet50", (3, 224, 224), 1000, 25_557_032, 2048),
     ("resnet18", (3, 224, 224), 1000, 11_689_512, 512),
+    ("mobilenetv2", (3, 224, 224), 1000, 3_504_872, 1280),
+    ("vit", CIFAR, 10, 2_693_578, 192),
     ("fa-fmnist", MNIST, 10, 299_306, 192),
     ("fa-cifar10", CIFAR, 10, 797_962, 192),
     ("fa-cifar100", CIFAR, 100, 11_588_516, 256),
@@ -38,7 +40,8 @@ COUNTS = [
     ("moon-cnn", CIFAR, 10, 92_626, 256),
 ]
 TOKENS = ("char-lstm", "char-transformer")  # models that take sequences of tokens
-PAPER_SHAPES = {name: shape for name, shape, *_ in COUNTS if "resnet" not in name or name.startswith("mlp")}
+GENERAL = ("resnet18", "resnet50", "mobilenetv2", "vit")
+PAPER_SHAPES = {name: shape for name, shape, *_ in COUNTS if name not in GENERAL}
 
 
 def count(model):
@@ -74,6 +77,8 @@ def test_every_model_has_its_count_asserted_or_follows_from_arithmetic():
     block = 2 * 2 * 128 + 128 * 384 + 384 + 129 * 128 + 129 * 512 + 513 * 128
     transformer = (65 + 80) * 128 + 2 * block + 2 * 128 + 129 * 65
     assert count(MODELS["char-transformer"]().build((80,), 65, seed=0)) == transformer
+    published = MODELS["vit"](patch=16, depth=12).build((3, 224, 224), 1000, seed=0)
+    assert count(published) == 5_717_416  # DeiT's tiny one
 
 
 @pytest.mark.parametrize("name", sorted(PAPER_SHAPES))
@@ -291,6 +296,51 @@ def test_the_stem_decides_the_size_of_the_maps(stem, sides):
     assert seen == [(256 << stage, runner, runner) for stage, runner in enumerate(sides)]
 
 
+def test_a_vision_transformer_has_torchs_encoder_between_patches_and_classifier():
+    model = MODELS["vit"](patch=4, width=12, depth=2, heads=3).build((2, 8, 12), 5, seed=0).double()
+    layer = torch.nn.TransformerEncoderLayer(12, 3, 48, 0.0, "gelu", batch_first=True, norm_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
+    for block, own in zip(encoder.layers, model.blocks, strict=True):
+        with torch.no_grad():
+            block.self_attn.in_proj_weight.copy_(own.attention.weight)
+            block.self_attn.in_proj_bias.copy_(own.attention.bias)
+        pairs = [(block.self_attn.out_proj, own.output), (block.norm1, own.attention_norm)]
+        pairs += [(block.norm2, own.forward_norm), (block.linear1, own.widen), (block.linear2, own.narrow)]
+        for theirs, ours in pairs:
+            theirs.load_state_dict(ours.state_dict())
+    x = images((2, 8, 12), batch=3).double()
+    patches = torch.stack([x[:, :, i : i + 4, j : j + 4].flatten(1) for i in (0, 4) for j in (0, 4, 8)], 1)
+    tokens = patches @ model.patches.weight.flatten(1).T + model.patches.bias
+    tokens = torch.cat([model.token.expand(3, 1, 12), tokens], 1) + model.positions
+    features = model.norm(encoder(tokens))[:, 0]
+    torch.testing.assert_close(model(x), features @ model.classifier.weight.T + model.classifier.bias)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "message"),
+    [
+        ("vit:patch=5", CIFAR, "multiples of patch, 5 pixels, but a sample has shape 3x32x32"),
+        ("vit:width=100", CIFAR, "vit: width is 100; it must be a multiple of heads, 3"),
+        ("mobilenetv2", (784,), "'mobilenetv2' takes images .* but a sample has shape 784"),
+    ],
+)
+def test_models_for_images_name_what_does_not_fit(text, shape, message):
+    with pytest.raises(HoldfastError, match=message):
+        parse_model(text).build(shape, 10, seed=0)
+
+
+@pytest.mark.parametrize(("resolution", "side"), [("large", 1), ("small", 4)])
+def test_the_resolution_decides_the_size_of_mobilenets_last_map(resolution, side):
+    model = MODELS["mobilenetv2"](norm="group", resolution=resolution).build(CIFAR, 10, seed=0)
+    seen = []
+    model.last.register_forward_hook(lambda *call: seen.append(call[2].shape[1:]))
+    model(images(CIFAR, batch=1))
+    assert seen == [(1280, side, side)]
+    depthwise = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d) and m.groups > 1]
+    assert len(depthwise) == 17
+    assert all(m.groups == m.in_channels == m.out_channels for m in depthwise)
+
+
 @pytest.mark.parametrize("factory", [resnet18, resnet50])
 def test_group_norm_has_the_parameters_of_batch_norm_and_no_buffers(factory):
     batch, group = (factory(norm=norm, stem="3x3").build((1, 8, 8), 4, seed=0) for norm in ("batch", "group"))
@@ -309,7 +359,10 @@ def test_resnet_convolutions_start_as_kaiming_fan_out():
 LANES = sorted({*PAPER_SHAPES, "cnn", "mlp", "linear"} - {"mlp-resnet18"})
 
 
-@pytest.mark.parametrize("name", [*LANES, "resnet18:norm=group,stem=3x3", "resnet50:norm=group"])
+OTHERS = ["resnet18:norm=group,stem=3x3", "resnet50:norm=group", "mobilenetv2:norm=group", "vit:depth=2"]
+
+
+@pytest.mark.parametrize("name", [*LANES, *OTHERS])
 def test_models_run_as_lanes_with_each_lanes_own_gradient(name):
     shape = PAPER_SHAPES.get(name, (1, 8, 8))
     spec = parse_model(name)

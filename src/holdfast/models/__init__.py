@@ -9,9 +9,11 @@ from holdfast.models.registry import (
     cnn,
     linear,
     mlp,
+    mobilenetv2,
     parse_model,
     resnet18,
     resnet50,
+    vit,
 )
 
 __all__ = [
@@ -24,7 +26,9 @@ __all__ = [
     "cnn",
     "linear",
     "mlp",
+    "mobilenetv2",
     "parse_model",
     "resnet18",
     "resnet50",
+    "vit",
 ]

@@ -185,6 +185,16 @@ def resnet50(norm: str = "batch", stem: str = "7x7") -> ModelSpec:
     return ModelSpec("resnet50", {"norm": norm, "stem": stem})
 
 
+def mobilenetv2(norm: str = "batch", resolution: str = "large") -> ModelSpec:
+    """MobileNetV2. ``norm``: ``batch`` or ``group``; ``resolution``: ``large``, or ``small`` for images of 32 pixels."""
+    return ModelSpec("mobilenetv2", {"norm": norm, "resolution": resolution})
+
+
+def vit(patch: int = 4, width: int = 192, depth: int = 6, heads: int = 3) -> ModelSpec:
+    """A vision transformer; the sides of images must be multiples of ``patch`` pixels."""
+    return ModelSpec("vit", {"patch": patch, "width": width, "depth": depth, "heads": heads})
+
+
 def char_lstm(embedding: int = 8, width: int = 256, layers: int = 2) -> ModelSpec:
     """LSTM layers that predict the next token at each position: LEAF's network for Shakespeare."""
     return ModelSpec("char-lstm", {"embedding": embedding, "width": width, "layers": layers})
@@ -201,6 +211,8 @@ MODELS: dict[str, Callable[..., ModelSpec]] = {
     "cnn": cnn,
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "mobilenetv2": mobilenetv2,
+    "vit": vit,
     "char-lstm": char_lstm,
     "char-transformer": char_transformer,
     **{name: partial(ModelSpec, name) for name in PAPER_NETWORKS},

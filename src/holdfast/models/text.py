@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.spec import PositiveCount
+from holdfast.models.transformer import Block, check_heads
 
 
 class NextTokenLSTM(nn.Module):
@@ -23,32 +23,13 @@ class NextTokenLSTM(nn.Module):
         return logits
 
 
-class CausalBlock(nn.Module):
-    """GPT-2's block: attention to earlier positions and a feed-forward layer, each with a norm and a residual."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm, self.forward_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        by_head = self.attention(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).movedim(-3, 0)
-        query, key, value = by_head.transpose(-2, -3)  # [B, heads, T, width / heads]
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.output(attended.transpose(-2, -3).flatten(-2))
-        added: Tensor = self.narrow(F.gelu(self.widen(self.forward_norm(x))))
-        return x + added
-
-
 class NextTokenTransformer(nn.Module):
     """Embeddings of tokens and positions, causal blocks, a norm and a classifier: ``[B, T]`` to ``[B, T, tokens]``."""
 
     def __init__(self, tokens: int, length: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.embedding, self.positions = nn.Embedding(tokens, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(CausalBlock(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.classifier = nn.Linear(width, tokens)
 
@@ -81,8 +62,7 @@ def char_transformer(
 ) -> nn.Module:
     """A small decoder as GPT-2's, with learned positions and without dropout."""
     length = _length("char-transformer", shape)
-    if width % heads:
-        raise HoldfastError(f"char-transformer: width is {width}; it must be a multiple of heads, {heads}")
+    check_heads("char-transformer", width, heads)
     return NextTokenTransformer(num_classes, length, width, heads, layers)
 
 

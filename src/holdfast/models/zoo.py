@@ -8,8 +8,10 @@ from torch import nn
 from holdfast.core.errors import HoldfastError
 from holdfast.models.convnet import ConvNet, cnn
 from holdfast.models.dense import linear, mlp
+from holdfast.models.mobilenet import mobilenetv2
 from holdfast.models.resnet import RESNET18, ResNet, resnet18, resnet50
 from holdfast.models.text import char_lstm, char_transformer
+from holdfast.models.transformer import vit
 
 RGB32, GREY28, RGB28 = (3, 32, 32), (1, 28, 28), (3, 28, 28)
 
@@ -64,6 +66,8 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "mobilenetv2": mobilenetv2,
+    "vit": vit,
     "char-lstm": char_lstm,
     "char-transformer": char_transformer,
     **PAPER_NETWORKS,
