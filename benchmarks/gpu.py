@@ -1,6 +1,6 @@
 """Speed on a GPU compared with a plain PyTorch loop on the same machine.
 
-    python benchmarks/gpu.py [--json FILE] [--only NAME ...]
+    python benchmarks/gpu.py [--json FILE] [--only NAME ...] [--profile N]
 
 Work W: CIFAR-10 shapes, 10 of 100 clients, 500 samples each, batch 50, 5 epochs, the ntd-cifar network, SGD with
 momentum, TF32. Each figure is the median of several rounds. The data is on the GPU for both.
@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +35,12 @@ from work import (
     BareLoop,
     cifar_shaped,
     equal_federation,
+    kernels_of,
     prepare,
     rounds_of,
     seconds,
     seconds_in_turns,
+    text_shaped,
 )
 
 CUDA = torch.device("cuda")
@@ -48,13 +54,15 @@ def holdfast_rounds(
     engine: str = "vectorized",
     parallel_clients: int | None = None,
     local_epochs: int = 5,
+    **settings: Any,
 ) -> tuple[Callable[[], int], float]:
     """A function that trains the next round and returns its number of samples, and the seconds of the first round."""
     start = time.perf_counter()
+    settings = {"batch_size": 50, "momentum": 0.9} | settings
     loop = rounds_of(
         prepare(
             method, model, federation, engine=engine, device="cuda", parallel_clients=parallel_clients,
-            clients_per_round=clients_per_round, local_epochs=local_epochs, batch_size=50, momentum=0.9,
+            clients_per_round=clients_per_round, local_epochs=local_epochs, **settings,
         )
     )  # fmt: skip
     loop.round(1)
@@ -70,10 +78,11 @@ def holdfast_rounds(
 
 
 def bare_rounds(
-    model: str, federation: Federation, clients_per_round: int, local_epochs: int = 5
+    model: str, federation: Federation, clients_per_round: int, local_epochs: int = 5, **options: Any
 ) -> Callable[[], None]:
-    net = parse_model(model).build(federation.dataset.shape, federation.dataset.num_classes, 0)
-    bare = BareLoop(net, federation, CUDA, batch_size=50, local_epochs=local_epochs)
+    net = parse_model(model).build(federation.dataset.shape, federation.dataset.num_outputs, 0)
+    options = {"batch_size": 50} | options
+    bare = BareLoop(net, federation, CUDA, local_epochs=local_epochs, **options)
     rng = np.random.default_rng(0)
 
     def next_round() -> None:
@@ -129,21 +138,111 @@ def unequal(report: dict) -> None:
         print(name, report["unequal"][name], flush=True)
 
 
+@dataclass(frozen=True)
+class Case:
+    """A network, and the work of 10 clients with it."""
+
+    model: str
+    shape: tuple[int, ...] = (3, 32, 32)
+    samples: int = 500  # of a client
+    batch_size: int = 50
+    local_epochs: int = 1
+
+
+IMAGES = (
+    Case("resnet18:norm=group,stem=3x3", local_epochs=2),
+    Case("resnet50", samples=512, batch_size=128),
+    Case("vit"),
+    Case("mobilenetv2:resolution=small"),
+    Case("mlp-cnn5", (1, 28, 28), local_epochs=5),
+    Case("mlp:200,200", (1, 28, 28), local_epochs=5),
+)
+TEXT = (
+    Case("char-lstm", (80,), samples=320, batch_size=32),
+    Case("char-transformer", (80,), samples=320, batch_size=32),
+)
+
+
+def compare_networks(report: dict, cases: Sequence[Case]) -> None:
+    for case in cases:
+        total = 20 * case.samples
+        text = len(case.shape) == 1
+        dataset = text_shaped(total, *case.shape) if text else cifar_shaped(total, shape=case.shape)
+        federation = equal_federation(dataset, 20, case.samples)
+        work = {"local_epochs": case.local_epochs, "batch_size": case.batch_size}
+        vectorized, first = holdfast_rounds("fedavg", case.model, federation, 10, **work)
+        ours = seconds(vectorized, 5, CUDA)
+        bare = seconds(bare_rounds(case.model, federation, 10, **work), 2, CUDA)
+        steps = case.local_epochs * case.samples // case.batch_size
+        report[case.model] = {
+            "bare ms": 1e3 * bare, "vectorized ms": 1e3 * ours, "x": bare / ours, "first round s": first,
+            "us a step": 1e6 * ours / steps,
+        }  # fmt: skip
+        print(case.model, report[case.model], flush=True)
+        if PROFILE:
+            print_kernels(vectorized, steps)
+
+
+def print_kernels(next_round: Callable[[], object], steps: int) -> None:
+    kernels = kernels_of(lambda: (next_round(), torch.cuda.synchronize()), CUDA)
+    total, times = (sum(column) / steps for column in zip(*kernels.values(), strict=True))
+    print(f"  {total:.0f} us in {times:.1f} kernels a step", flush=True)
+    for name, (us, calls) in list(kernels.items())[:PROFILE]:
+        print(f"  {us / steps:8.1f} us {calls / steps:6.1f}x  {name[:110]}", flush=True)
+
+
 def models(report: dict) -> None:
     """Other networks on the vectorized engine and in the plain loop."""
-    report["models"] = {}
-    cases = {
-        "resnet18:norm=group,stem=3x3": ((3, 32, 32), 2),
-        "mlp-cnn5": ((1, 28, 28), 5),
-        "mlp:200,200": ((1, 28, 28), 5),
+    compare_networks(report.setdefault("models", {}), IMAGES)
+
+
+def text(report: dict) -> None:
+    """Networks for sequences."""
+    compare_networks(report.setdefault("text", {}), TEXT)
+
+
+def optimizers(report: dict) -> None:
+    """W with each local optimiser, beside SGD's round, and AdamW in the plain loop."""
+    federation = equal_federation(cifar_shaped(50_000), 100, 500)
+    rounds = {
+        name: holdfast_rounds("fedavg", "ntd-cifar", federation, 10, optimizer=name, momentum=momentum)[0]
+        for name, momentum in (
+            ("sgd", 0.9),
+            ("adam", 0.0),
+            ("adamw", 0.0),
+            ("rmsprop", 0.0),
+            ("adagrad", 0.0),
+        )
     }
-    for model, (shape, epochs) in cases.items():
-        federation = equal_federation(cifar_shaped(10_000, shape=shape), 20, 500)
-        bare = seconds(bare_rounds(model, federation, 10, local_epochs=epochs), 2, CUDA)
-        vectorized, _ = holdfast_rounds("fedavg", model, federation, 10, local_epochs=epochs)
-        ours = seconds(vectorized, 3, CUDA)
-        report["models"][model] = {"bare ms": 1e3 * bare, "vectorized ms": 1e3 * ours, "x": bare / ours}
-        print(model, report["models"][model], flush=True)
+    taken = seconds_in_turns(rounds, 7, CUDA)
+    bare = seconds(bare_rounds("ntd-cifar", federation, 10, optimizer=torch.optim.AdamW), 2, CUDA)
+    report["optimizers"] = {
+        name: {"ms": 1e3 * one, "x sgd": one / taken["sgd"]} for name, one in taken.items()
+    } | {"bare AdamW ms": 1e3 * bare, "x bare AdamW": bare / taken["adamw"]}
+    print(report["optimizers"], flush=True)
+
+
+def cold(report: dict) -> None:
+    """A first round of W from the start of the command, without compiled kernels and with them."""
+    with TemporaryDirectory() as folder:
+        data, dataset = Path(folder) / "random.npz", cifar_shaped(50_000)
+        np.savez(
+            data, x_train=dataset.x_train, y_train=dataset.y_train, x_test=dataset.x_train[:10_000],
+            y_test=dataset.y_train[:10_000],
+        )  # fmt: skip
+        command = (
+            f"{sys.executable} -m holdfast run --data {data} --partition iid --clients 100 --clients-per-round 10 "
+            "--model ntd-cifar --rounds 1 --local-epochs 5 --batch-size 50 --lr 0.001 --momentum 0.9"
+        ).split()
+        report["cold"] = {}
+        for name in ("cold", "warm", "warm again"):
+            start = time.perf_counter()
+            subprocess.run(
+                [*command, "--out", f"{folder}/{name}"], check=True, stdout=subprocess.DEVNULL,
+                env=os.environ | {"TRITON_CACHE_DIR": f"{folder}/cache"},
+            )  # fmt: skip
+            report["cold"][f"{name} s"] = time.perf_counter() - start
+    print(report["cold"], flush=True)
 
 
 def memory(report: dict) -> None:
@@ -223,7 +322,17 @@ def training_seconds(experiment: Experiment) -> float:
 
 
 COMPARED = ["fedavg", "fedprox", "fedntd", "fedka", "fedfa", "moon", "scaffold"]
-PARTS = {"W": work_w, "unequal": unequal, "models": models, "memory": memory, "comparison": comparison}
+PARTS = {
+    "cold": cold,
+    "W": work_w,
+    "unequal": unequal,
+    "models": models,
+    "text": text,
+    "optimizers": optimizers,
+    "memory": memory,
+    "comparison": comparison,
+}
+PROFILE = 0  # how many kernels of a network are printed
 
 
 def main() -> None:
@@ -231,8 +340,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument(
+        "--profile", type=int, default=0, metavar="N", help="print each network's N longest kernels"
+    )
     parser.add_argument("--json")
     arguments = parser.parse_args()
+    global PROFILE
+    PROFILE = arguments.profile
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     report: dict = {"machine": machine(CUDA), "torch": torch.__version__}
     for name in arguments.only:

@@ -19,7 +19,7 @@ import torch
 
 from holdfast.core.device import gpu_is_time_sliced, share_gpu
 from holdfast.training.description import machine
-from work import cifar_shaped, equal_federation, prepare, rounds_of
+from work import cifar_shaped, equal_federation, kernels_of, prepare, rounds_of
 
 CLIENTS, SAMPLES, BATCH, EPOCHS = 10, 960, 32, 4
 SECONDS = 6.0  # for which processes are timed
@@ -79,18 +79,10 @@ def profile(method: str, device: str) -> dict[str, Any]:
     """The time of each kernel in a step, in µs, and its number of calls."""
     work = Work(method, device)
     work.round()
-    activity = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activity.CUDA if device == "cuda" else activity.CPU]) as seen:
-        work.round()
     steps = EPOCHS * SAMPLES // BATCH
-    spent: dict[str, list[float]] = {}
-    for event in seen.events():  # not key_averages, which takes minutes for so many
-        taken = spent.setdefault(event.name, [0.0, 0.0])
-        taken[0] += event.device_time if device == "cuda" else event.cpu_time
-        taken[1] += 1
     kernels = {
         name: {"us": us / steps, "times": times / steps}
-        for name, (us, times) in sorted(spent.items(), key=lambda kernel: -kernel[1][0])
+        for name, (us, times) in kernels_of(work.round, torch.device(device)).items()
     }
     return {"us a step": sum(k["us"] for k in kernels.values()), "kernels": kernels}
 

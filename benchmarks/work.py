@@ -59,6 +59,13 @@ def cifar_shaped(samples: int, classes: int = 10, shape: tuple[int, ...] = (3, 3
     return Dataset("random", x, y, x[:1000], y[:1000], names, Preprocess(half, half))
 
 
+def text_shaped(samples: int, length: int = 80, tokens: int = 80) -> Dataset:
+    """Random sequences of tokens, and the next token at each position."""
+    text = np.random.default_rng(0).integers(0, tokens, (samples, length + 1))
+    x, y = text[:, :-1], text[:, 1:]
+    return Dataset.from_arrays(x, y, x[:100], y[:100], task="sequence", name="random text")
+
+
 def equal_federation(dataset: Dataset, clients: int, each: int) -> Federation:
     """The first ``clients * each`` samples, ``each`` for every client."""
     offsets = np.arange(clients + 1, dtype=np.int64) * each
@@ -70,8 +77,10 @@ class BareLoop:
 
     def __init__(
         self, net: nn.Module, federation: Federation, device: torch.device, *, batch_size: int, local_epochs: int,
-        lr: float = 0.01, momentum: float = 0.9,
+        lr: float = 0.01, momentum: float = 0.9, optimizer: type[torch.optim.Optimizer] | None = None,
     ) -> None:  # fmt: skip
+        """``optimizer`` is made with its defaults; without one, it is SGD with momentum."""
+        self.optimizer = optimizer
         self.device, self.batch_size, self.local_epochs = device, batch_size, local_epochs
         self.lr, self.momentum = lr, momentum
         self.net = copy.deepcopy(net).to(device)
@@ -89,17 +98,34 @@ class BareLoop:
         for k in clients:
             ids = torch.from_numpy(self.federation.client(int(k))).to(self.device)
             self.net.load_state_dict(self.weights)
-            optimiser = torch.optim.SGD(self.net.parameters(), lr=self.lr, momentum=self.momentum)
+            if self.optimizer is None:
+                optimiser = torch.optim.SGD(self.net.parameters(), lr=self.lr, momentum=self.momentum)
+            else:
+                optimiser = self.optimizer(self.net.parameters())
             for _ in range(self.local_epochs):
                 order = ids[torch.from_numpy(self.rng.permutation(len(ids))).to(self.device)]
                 for batch in order.split(self.batch_size):
                     optimiser.zero_grad()
-                    nn.functional.cross_entropy(self.net(self.x[batch]), self.y[batch]).backward()
+                    logits, labels = self.net(self.x[batch]).flatten(0, -2), self.y[batch].flatten()
+                    nn.functional.cross_entropy(logits, labels).backward()
                     optimiser.step()
             for name, value in self.net.state_dict().items():
                 total[name] += value * len(ids)
             samples += len(ids)
         self.weights = {k: v / samples for k, v in total.items()}
+
+
+def kernels_of(work: Callable[[], object], device: torch.device) -> dict[str, tuple[float, int]]:
+    """The time of each kernel (on a CPU: operation) in ``work``, in µs, and how often it runs, longest first."""
+    activity = torch.profiler.ProfilerActivity
+    on_gpu = device.type == "cuda"
+    with torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU]) as seen:
+        work()
+    spent: dict[str, tuple[float, int]] = {}
+    for event in seen.events():  # not key_averages, which takes minutes for so many
+        taken, times = spent.get(event.name, (0.0, 0))
+        spent[event.name] = taken + (event.device_time if on_gpu else event.cpu_time), times + 1
+    return dict(sorted(spent.items(), key=lambda kernel: -kernel[1][0]))
 
 
 def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
