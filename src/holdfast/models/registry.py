@@ -186,7 +186,7 @@ def resnet50(norm: str = "batch", stem: str = "7x7") -> ModelSpec:
 
 
 def mobilenetv2(norm: str = "batch", resolution: str = "large") -> ModelSpec:
-    """MobileNetV2. ``norm``: ``batch`` or ``group``; ``resolution``: ``small`` for images of 32 pixels, or ``large``."""
+    """MobileNetV2. ``norm``: ``batch`` or ``group``; ``resolution``: ``large``, or ``small`` for small images."""
     return ModelSpec("mobilenetv2", {"norm": norm, "resolution": resolution})
 
 

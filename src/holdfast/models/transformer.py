@@ -11,7 +11,7 @@ from holdfast.core.spec import PositiveCount
 
 
 class Block(nn.Module):
-    """Attention (``causal``: to earlier positions) and a feed-forward layer, each with a norm before it and a residual."""
+    """Attention (``causal``: to earlier positions) and a feed-forward layer, each with a norm before and a residual."""
 
     def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
