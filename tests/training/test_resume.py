@@ -59,12 +59,12 @@ def finish(processes, *arguments: str) -> None:
     assert process.exitcode == 0
 
 
-def outcome(run: Path) -> tuple[bytes, list[dict]]:
-    """The final model's bytes, and the records without their times."""
+def outcome(run: Path) -> tuple[list[bytes], list[dict]]:
+    """The bytes of the final and the best model, and the records without their times."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for record in records:
         del record["seconds"]
-    return (run / "model.safetensors").read_bytes(), records
+    return [path.read_bytes() for path in sorted(run.glob("model*.safetensors"))], records
 
 
 def rounds_done(run: Path) -> int:
@@ -79,10 +79,11 @@ def rounds_done(run: Path) -> int:
         ("scaffold", "sequential"),
         ("fedntd+fedprox:mu=0.1", "sequential"),
         ("scaffold", "vectorized"),
+        ("fedavg --validation=0.2 --patience=4 --lr=0.5", "sequential"),
     ],
 )
 def test_killed_at_random_moments(processes, tmp_path, method, engine):
-    begin = ("run", *ARGUMENTS, "--method", method, "--engine", engine, "--out")
+    begin = ("run", *ARGUMENTS, "--engine", engine, "--method", *method.split(), "--out")
     finish(processes, *begin, tmp_path / "calm")
 
     run, rng = tmp_path / "killed", np.random.default_rng()

@@ -149,6 +149,11 @@ class Settings:
         "Share of each client's training data that is held out, to test models on, such as 0.1.",
         None,
     )
+    patience: PositiveCount | None = setting(
+        HelpGroup.TESTING,
+        "Tests without a better model on the validation samples, after which the run stops early.",
+        None,
+    )
     evaluate_every: PositiveCount = setting(HelpGroup.TESTING, "Rounds between tests of the global model.", 1)
     evaluate_locals: bool = setting(
         HelpGroup.TESTING, "Test every participating client's local model too.", True

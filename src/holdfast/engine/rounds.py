@@ -54,6 +54,7 @@ class PendingRound:
     start_tests: Callable[[], Tests] | None
     seconds: float  # so far
     test_seconds: float  # of these, spent on completed tests
+    server: Server  # after the round
     local_validation: Sequence[PendingValidation] = ()
     tests: Tests | None = None
 
@@ -184,9 +185,10 @@ class RoundLoop:
         if self.backdoor_test is not None and tested:
             record["attack_success"] = self.evaluate_global(self.backdoor_test).accuracy
         test_seconds = local.seconds + time.perf_counter() - trained
-        start_tests = partial(self._start_tests, replace(self.server)) if tested else None
+        after = replace(self.server)
+        start_tests = partial(self._start_tests, after) if tested else None
         seconds = time.perf_counter() - began
-        self._pending = PendingRound(record, start_tests, seconds, test_seconds, local.validation)
+        self._pending = PendingRound(record, start_tests, seconds, test_seconds, after, local.validation)
         return self._pending
 
     def finish_round(self, pending: PendingRound) -> dict[str, Any]:
@@ -291,7 +293,9 @@ class RoundLoop:
 
     def evaluate_final(self) -> dict[str, Any]:
         """Test the model that a method has changed after the last round."""
-        return self.test.record(self.evaluate_global())
+        tests = self._start_tests(self.server)
+        record = self.test.record(tests.test.wait())
+        return record if tests.validation is None else record | {"validation": tests.validation.wait()}
 
     def _test_last_model(self) -> None:
         """Start the test of the last round's model, unless it has started."""

@@ -30,6 +30,7 @@ EXPERIMENT = "experiment.yaml"
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint"
 MODEL = "model.safetensors"
+BEST_MODEL = "model-best.safetensors"
 FEDERATION = "federation.json"
 PROBE = "probe.json"
 LOCK = ".lock"
@@ -226,30 +227,32 @@ class RunDirectory:
                 self._checksums.expect(METRICS, self._metrics.read_bytes())
         self.write(MODEL, to_bytes(tensors))
 
+    def save_best_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write the model of the round that is the best on the clients' validation samples."""
+        self.write(BEST_MODEL, to_bytes(tensors))
+
     def reopen(self, experiment: Mapping[str, Any]) -> None:
         """Make a finished run an unfinished one with other settings; the final model is in the checkpoint too."""
         self._need_lock()
         with files.writing(self.path):
-            (self.path / MODEL).unlink(missing_ok=True)
+            for name in (MODEL, BEST_MODEL):
+                (self.path / name).unlink(missing_ok=True)
             files.sync_directory(self.path)
         self.write(EXPERIMENT, yaml12.dump(dict(experiment)).encode())
         self.__dict__.pop("experiment", None)  # it is read again
 
     def load_model(self) -> State:
         """The final model's tensors on the CPU; ``HoldfastError`` if the run is not finished."""
-        path = self.path / MODEL
         if not self.finished:
             raise HoldfastError(
                 f"{self.path} has no final model yet; finish it with `holdfast resume {quote(str(self.path))}`"
             )
+        return _read_model(self.path / MODEL)
 
-        def parse(data: bytes) -> State:
-            try:
-                return from_bytes(data)
-            except ValueError as error:
-                raise HoldfastError(f"{path} is damaged: {error}") from error
-
-        return read_verified(path, parse)
+    def load_best_model(self) -> State | None:
+        """The tensors of the best round's model; None if the run has not validated any or is not finished."""
+        path = self.path / BEST_MODEL
+        return _read_model(path) if self.finished and path.exists() else None
 
     def write(self, name: str, data: bytes) -> None:
         """Replace a file of the run atomically and record its checksum."""
@@ -270,3 +273,13 @@ class RunDirectory:
 
     def _clear_scratch(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _read_model(path: Path) -> State:
+    def parse(data: bytes) -> State:
+        try:
+            return from_bytes(data)
+        except ValueError as error:
+            raise HoldfastError(f"{path} is damaged: {error}") from error
+
+    return read_verified(path, parse)

@@ -120,6 +120,7 @@ class Record(TypedDict, total=False):
     forgetting: Number
     validation: Validation  # of the global model
     local_validation: Validation  # of each participant's local model
+    stopped_early: bool  # after this round
     seconds: Seconds
 
 
@@ -191,6 +192,7 @@ class CheckpointMeta(TypedDict, total=False):
     made_of: dict[str, Any]
     uses_rounds: bool  # whether the method depends on the number of rounds
     complete: bool  # whether the checkpoint has the states of all clients
+    stopped_early: bool
 
 
 class StoredComparison(TypedDict, total=False):

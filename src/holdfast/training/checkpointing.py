@@ -22,6 +22,7 @@ from holdfast.runs import Checkpoint, RunDirectory
 from holdfast.runs.metrics_file import plain
 from holdfast.runs.schemas import CheckpointMeta
 from holdfast.runs.tensors import State
+from holdfast.training.best_round import BestRound
 
 IDENTITY = (*settings_with(Role.RESULT), "engine", "hash")
 """The settings that a resumed run must share with the original one."""
@@ -100,41 +101,53 @@ Snapshot = tuple[int, State, dict[str, Any], Mapping[int, State]]
 """The arguments of `RunDirectory.save_checkpoint`: round, tensors, metadata, changed client states."""
 
 
-def snapshot(loop: RoundLoop, client_states: StateCache, run_identity: dict[str, Any]) -> Snapshot:
-    """The content of a checkpoint: the round, tensors on the host, the run's identity, changed client states."""
+def snapshot(
+    loop: RoundLoop, client_states: StateCache, run_identity: dict[str, Any], best: BestRound, stopped: bool
+) -> Snapshot:
+    """The content of a checkpoint: the round, tensors on the host, the run's identity, changed client states.
+
+    ``stopped``: whether the run has stopped early.
+    """
     server = loop.server
     tensors = dict(leaves({"params": server.params, "buffers": server.buffers, "state": server.state}))
     tensors = {k: v.cpu() for k, v in tensors.items()}
     tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.evaluation_state().items()}
-    tensors |= {f"updates/{k}": v for k, v in loop.updates_state().items()}
+    tensors |= {f"updates/{k}": v for k, v in loop.updates_state().items()} | best.state()
     # After the last round client states are needed only where they contain personal models.
     own_models = loop.method.overrides("initial_params") or loop.method.overrides("personal_logits")
-    wanted = server.round < loop.settings.rounds or own_models
+    wanted = not (stopped or server.round == loop.settings.rounds) or own_models
     meta = {
         "made_of": run_identity,
         "uses_rounds": "rounds" in loop.context.was_read,
         "complete": wanted or not client_states.has_changed,
+        **({"stopped_early": True} if stopped else {}),
     }
     return server.round, tensors, meta, client_states.changed() if wanted else {}
 
 
-def close(directory: RunDirectory, last: Snapshot | None, model: State, opened: ExitStack) -> None:
-    """Write the last checkpoint and the final model, and release the directory."""
+def close(
+    directory: RunDirectory, last: Snapshot | None, model: State, best: State | None, opened: ExitStack
+) -> None:
+    """Write the last checkpoint, the best model, if there is one, and the final model; release the directory."""
     with opened:
         if last is not None:
             directory.save_checkpoint(*last)
+        if best is not None:
+            directory.save_best_model(best)
         directory.save_model(model)
 
 
-def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device) -> None:
-    """Restore the server and the evaluation state from a checkpoint."""
+def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device, best: BestRound) -> None:
+    """Restore the server, the evaluation state and the best round's model from a checkpoint."""
     tree = unflatten(dict(checkpoint.tensors))
     params, buffers, state = (to_device(tree.get(key, {}), device) for key in ("params", "buffers", "state"))
     _refuse_another_model({**params, **buffers}, {**loop.server.params, **loop.server.buffers})
-    final = checkpoint.round == loop.settings.rounds and loop.method.overrides("final_statistics")
+    ended = checkpoint.meta.get("stopped_early", False) or checkpoint.round == loop.settings.rounds
+    final = ended and loop.method.overrides("final_statistics")
     loop.server = Server(params, buffers, state, checkpoint.round, final)
     loop.restore_updates_state(tree.get("updates", {}))
     loop.restore_evaluation_state({k: v.numpy() for k, v in tree.get("before", {}).items()})
+    best.restore(checkpoint.tensors, device)
 
 
 def _refuse_another_model(then: Tensors, now: Tensors) -> None:

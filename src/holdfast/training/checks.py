@@ -77,6 +77,22 @@ def check_cohort(settings: Settings, clients: int) -> None:
             )
 
 
+def check_patience(settings: Settings, federation: Federation) -> None:
+    """Raise if a run is to stop early without validation samples, or before the end of a stream."""
+    if settings.patience is None:
+        return
+    if not len(federation.validation):
+        raise HoldfastError(
+            f"patience is {settings.patience}, but no client has validation samples, by which the best round is "
+            "chosen; hold some out, such as validation=0.1"
+        )
+    if federation.schedule is not None:
+        raise HoldfastError(
+            f"patience is {settings.patience}, but the data of a stream arrives over all rounds, so a run on it does "
+            "not stop early; leave patience out"
+        )
+
+
 def check_optimizer(method: Method, settings: Settings) -> None:
     """Raise if the method's arithmetic holds only for SGD with one learning rate in a round, and the run differs."""
     if settings.uses_plain_sgd and not settings.lr_varies_in_round:

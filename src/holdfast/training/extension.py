@@ -10,14 +10,18 @@ import numpy as np
 import torch
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.measures import Measure, primary_measure, score_measure
 from holdfast.core.settings import Settings, with_current_names
 from holdfast.data.federation import Federation
 from holdfast.methods.base import Method
 from holdfast.runs import Checkpoint, RunDirectory
 from holdfast.runs.tensors import State
+from holdfast.training.best_round import BestRound
 from holdfast.updates.privacy import parse_dp
 
-OF_THE_LAST_TEST = ("accuracy", "loss", "class_accuracy", "domain_accuracy", "forgetting")
+OF_A_TEST = ("loss", "forgetting", "attack_success", "validation", "local_validation")
+BY = ("", "class_", "label_", "site_", "domain_")
+"""What precedes the name of a metric in a record."""
 
 
 def with_rounds(
@@ -43,7 +47,14 @@ def with_rounds(
                 f"{directory.path} has {checkpoint.round} rounds already; rounds must be at least that, not "
                 f"{settings.rounds}"
             )
+        if checkpoint.meta.get("stopped_early"):
+            raise HoldfastError(
+                f"{directory.path} stopped early, after round {checkpoint.round} (patience={settings.patience}); "
+                "another number of rounds would not change it: begin a new run with another patience"
+            )
         reason = _obstacle(checkpoint, settings, trained_for, method, federation)
+        if reason is None and checkpoint.round == trained_for < settings.rounds:
+            reason = _best_of_the_last_test(directory, checkpoint, settings)
         if reason is not None:
             raise HoldfastError(
                 f"{directory.path} cannot be changed from {trained_for} to {settings.rounds} rounds: {reason}; begin "
@@ -79,6 +90,14 @@ def _obstacle(
     return None
 
 
+def _best_of_the_last_test(directory: RunDirectory, checkpoint: Checkpoint, settings: Settings) -> str | None:
+    """Why the best round's model is not that of a run with more rounds, or None."""
+    best = BestRound(primary_measure(directory.experiment), directory.records()[: checkpoint.round]).round
+    if best == checkpoint.round and best % settings.evaluate_every:
+        return f"its best model is that of round {best}, which was tested only because it was the last"
+    return None
+
+
 def _without_last_tests(directory: RunDirectory, checkpoint: Checkpoint, settings: Settings) -> Checkpoint:
     """The checkpoint, and the directory's last record, without tests that were made because the round was the last."""
     records = directory.records()[: checkpoint.round]
@@ -86,19 +105,26 @@ def _without_last_tests(directory: RunDirectory, checkpoint: Checkpoint, setting
     if settings.probe_every and last["round"] % settings.probe_every:
         last.pop("probe", None)
     if last["round"] % settings.evaluate_every:
-        for key in OF_THE_LAST_TEST:
+        for key in (*OF_A_TEST, *_metric_keys(directory.experiment)):
             last.pop(key, None)
         if "locals" in last:
             last["locals"] = {k: v for k, v in last["locals"].items() if k != "global_after"}
         tensors = {name: value for name, value in tensors.items() if not name.startswith("before/")}
-        tensors |= _accuracies_before(records[:-1])
+        tensors |= _accuracies_before(records[:-1], score_measure(directory.experiment))
     if last != records[-1]:
         directory.rewind(checkpoint.round - 1)
         directory.append(last)
     return replace(checkpoint, tensors=tensors)
 
 
-def _accuracies_before(records: list[dict[str, Any]]) -> State:
+def _metric_keys(experiment: Mapping[str, Any]) -> list[str]:
+    """The keys of a record that hold a metric of the global model."""
+    metrics = experiment.get("metrics") or ["accuracy"]
+    names = [metric["name"] if isinstance(metric, Mapping) else metric for metric in metrics]
+    return [f"{prefix}{name}" for name in (score_measure(experiment).name, *names) for prefix in BY]
+
+
+def _accuracies_before(records: list[dict[str, Any]], score: Measure) -> State:
     """The evaluation state after an untested round: the class accuracies of the model last tested."""
-    tested = [record["class_accuracy"] for record in records if record.get("class_accuracy") is not None]
-    return {"before/all": torch.from_numpy(np.array(tested[-1], float))} if tested else {}
+    tested = [found for record in records if (found := record.get(f"class_{score.name}")) is not None]
+    return {"before/all": torch.from_numpy(score.sign * np.array(tested[-1], float))} if tested else {}

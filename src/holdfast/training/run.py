@@ -15,7 +15,10 @@ from holdfast.core.measures import Measure, primary_measure, score_measure
 from holdfast.core.schema import validate_content
 from holdfast.models.registry import model_from
 from holdfast.runs import RunDirectory
+from holdfast.runs.directory import BEST_MODEL, MODEL
 from holdfast.runs.schemas import TrainedExperiment
+from holdfast.runs.tensors import State
+from holdfast.training.best_round import BestRound
 
 
 @dataclass(eq=False)
@@ -28,6 +31,8 @@ class Run:
     path: Path | None = None
     peak_bytes: int | None = None  # peak memory: of the GPU if it was used, else RAM
     interrupted: bool = False  # whether rounds are left out, after an interrupt
+    best_round: int | None = None  # the round with the best primary metric on the clients' validation samples
+    best_model: nn.Module | None = None  # the global model after that round
 
     def __repr__(self) -> str:
         where = "" if self.path is None else f", in '{self.path}'"
@@ -49,15 +54,24 @@ class Run:
                 "is made again here)"
             )
         outputs = experiment.get("outputs", len(experiment["classes"]))
-        model = model_from(experiment["model"]).build(tuple(experiment["shape"]), outputs, experiment["seed"])
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError:
-            raise HoldfastError(
-                f"{path} is damaged: model.safetensors does not have the tensors of the model in experiment.yaml; "
-                "restore both from a copy"
-            ) from None
-        return cls(experiment, directory.records(), model.eval(), directory.path)
+        spec, shape = model_from(experiment["model"]), tuple(experiment["shape"])
+
+        def load(name: str, weights: State) -> nn.Module:
+            model = spec.build(shape, outputs, experiment["seed"])
+            try:
+                model.load_state_dict(weights)
+            except RuntimeError:
+                raise HoldfastError(
+                    f"{path} is damaged: {name} does not have the tensors of the model in experiment.yaml; restore "
+                    "both from a copy"
+                ) from None
+            return model.eval()
+
+        run = cls(experiment, directory.records(), load(MODEL, weights), directory.path)
+        if (best := directory.load_best_model()) is not None:
+            run.best_model = load(BEST_MODEL, best)
+            run.best_round = BestRound(run.primary, run.records).round
+        return run
 
     @property
     def primary(self) -> Measure:
@@ -76,6 +90,11 @@ class Run:
             known = [key for key, value in tested[-1].items() if isinstance(value, float)]
             raise unknown("metric of this run", name, known)
         return np.array([record.get(name) for record in tested], float)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the run ended before its last round, since no better model on the validation samples was found."""
+        return bool(self.records) and "stopped_early" in self.records[-1]
 
     def validation(self, name: str | None = None) -> np.ndarray:
         """``[validated rounds]``: a metric of the global model on the clients' validation samples, by samples.

@@ -20,9 +20,10 @@ from torch import nn
 from holdfast.core import optimizers
 from holdfast.core.device import choose_device, choose_precision, peak_bytes
 from holdfast.core.errors import HoldfastError, HoldfastWarning
+from holdfast.core.measures import primary_measure
 from holdfast.core.random import generator
 from holdfast.core.settings import Settings
-from holdfast.core.trees import add_
+from holdfast.core.trees import Tensors, add_
 from holdfast.core.version import __version__
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
@@ -53,6 +54,7 @@ from holdfast.runs import RunDirectory
 from holdfast.runs.directory import PROBE
 from holdfast.runs.metrics_file import plain
 from holdfast.tasks.base import Loss, Task
+from holdfast.training.best_round import BestRound
 from holdfast.training.checkpointing import (
     IDENTITY,
     close,
@@ -66,6 +68,7 @@ from holdfast.training.checks import (
     check_cohort,
     check_model,
     check_optimizer,
+    check_patience,
     ignores_padding,
     warn_of_own_draws,
     warn_of_tiny_batches,
@@ -114,6 +117,7 @@ class Training:
         self.hash = federation.hash  # of all samples of the clients
         if settings.validation is not None:
             federation = hold_out(federation, settings.validation, settings.seed)
+        check_patience(settings, federation)
         self.federation, self.settings, self.model, self.ray_address = (
             federation,
             settings,
@@ -324,36 +328,48 @@ class Training:
                 write_federation(directory, self.federation, self.hash)
             client_states = StateCache(directory, checkpoint)
             loop = self.loop(client_states)
+            best = BestRound(primary_measure(experiment), records)
             if checkpoint is not None:
-                restore(loop, checkpoint, self.device)
+                restore(loop, checkpoint, self.device, best)
                 if checkpoint.warning is not None:
                     warnings.warn(checkpoint.warning, HoldfastWarning, stacklevel=2)
             for tracker in trackers:
                 tracker.start(experiment)
                 stack.callback(tracker.finish)  # also when the run is interrupted
 
-            def keep(pending: PendingRound, save: bool) -> None:
+            def keep(pending: PendingRound, save: bool) -> bool:
                 record = loop.finish_round(pending)
-                if record["round"] == self.settings.rounds:
+                if best.stops(record, self.settings.patience) and record["round"] < self.settings.rounds:
+                    record["stopped_early"] = True
+                ended = "stopped_early" in record or record["round"] == self.settings.rounds
+                if ended:
                     self._finalize(loop, record)
+                if best.add(record):
+                    best.keep(evaluated_model(self.method, loop.server if ended else pending.server))
                 records.append(record)
                 if directory is not None:
                     directory.append(record)
-                    if save:
+                    if save and not ended:
                         client_states.committed(
-                            directory.save_checkpoint(*snapshot(loop, client_states, identity))
+                            directory.save_checkpoint(*snapshot(loop, client_states, identity, best, False))
                         )
                 for tracker in trackers:
                     tracker.log(record)
                 if on_round is not None:
                     on_round(record)
+                return ended
 
             done = len(records)
-            self._rounds(loop, done + 1, last, keep)
-            model = self._final_model(loop)
-            if len(records) < self.settings.rounds:
+            if not _stopped_early(records):
+                self._rounds(loop, done + 1, last, keep)
+            model = self._module(*evaluated_model(self.method, loop.server))
+            best_model = None if best.round is None else self._module(*best.model)
+            stopped = _stopped_early(records)
+            if len(records) < self.settings.rounds and not stopped:
                 path = None if directory is None else directory.path
-                run = Run(experiment, records, model, path, peak_bytes(self.device), interrupted=True)
+                run = Run(
+                    experiment, records, model, path, peak_bytes(self.device), True, best.round, best_model
+                )
                 if len(records) < last:
                     warnings.warn(
                         interruption(run), HoldfastWarning, stacklevel=3
@@ -361,20 +377,25 @@ class Training:
                 return run
             if directory is not None and loop.probe_features is not None:
                 directory.write(PROBE, json.dumps(loop.probe_features).encode() + b"\n")
-            run = Run(experiment, records, model, None, peak_bytes(self.device))
+            peak = peak_bytes(self.device)
+            run = Run(experiment, records, model, None, peak, False, best.round, best_model)
             if len(records) > done:
                 self._warn_of_failure(loop, records)
             if directory is not None:
                 run.path = directory.path
-                final = snapshot(loop, client_states, identity) if len(records) > done else None
-                ending = partial(close, directory, final, model.state_dict(), stack.pop_all())
+                final = None
+                if len(records) > done:
+                    final = snapshot(loop, client_states, identity, best, stopped)
+                best_state = None if best_model is None else best_model.state_dict()
+                ending = partial(close, directory, final, model.state_dict(), best_state, stack.pop_all())
                 ending() if submit_final_write is None else submit_final_write(ending)
             return run
 
     def _rounds(
-        self, loop: RoundLoop, first: int, last: int, keep: Callable[[PendingRound, bool], None]
+        self, loop: RoundLoop, first: int, last: int, keep: Callable[[PendingRound, bool], bool]
     ) -> None:
-        """Run the rounds; ``keep(round, checkpoint)`` stores each, with a checkpoint where one is due.
+        """Run the rounds; ``keep(round, checkpoint)`` stores each, with a checkpoint where one is due, and returns
+        whether the run has ended with it.
 
         A GPU starts the next round before the last one is stored, since its test may still be running, unless a
         checkpoint is due. After an interrupt, the current round is stored with a checkpoint, and is the last; so is
@@ -394,21 +415,21 @@ class Training:
                     late = time.monotonic() - saved >= self.settings.checkpoint_seconds
                     stop = interrupt.requested or number == last
                     if (late or stop) and number < self.settings.rounds:
-                        keep(pending, True)
-                        if stop:
+                        if keep(pending, True) or stop:
                             return
                         saved = time.monotonic()
                     elif self._overlaps_rounds:
                         waiting.append(pending)
-                    else:
-                        keep(pending, False)
+                    elif keep(pending, False):
+                        return
         finally:
             keep_last()  # a complete round is stored even if the next one fails
 
     @property
     def _overlaps_rounds(self) -> bool:
         """Whether a round starts while the last model is still tested; not if it needs the result of that test."""
-        return self.device.type == "cuda" and not self.settings.evaluate_locals
+        needs_test = self.settings.evaluate_locals or self.settings.patience is not None
+        return self.device.type == "cuda" and not needs_test
 
     def _directory(self, out: str | Path, experiment: dict[str, Any], resume: bool) -> RunDirectory:
         if not resume:
@@ -425,13 +446,14 @@ class Training:
             return
         params, buffers = evaluated_model(self.method, loop.server)
         before = replace(loop.server, params=params, buffers=buffers)
-        stage = loop.stage(self.settings.rounds)
-        sent = Broadcast(self.settings.rounds, before.params, before.buffers, {})
+        number = loop.server.round
+        stage = loop.stage(number)
+        sent = Broadcast(number, before.params, before.buffers, {})
         holders = np.flatnonzero(self.federation.sizes(stage)).tolist()
         jobs = [Job(k, self.federation.client(k, stage), stage) for k in holders]
         sums, usable, incidents = self.sum_statistics(loop, sent, jobs)
         if usable < min(self.settings.min_clients, len(jobs)):
-            raise too_few_updates(self.settings.rounds, usable, self.settings.min_clients, incidents)
+            raise too_few_updates(number, usable, self.settings.min_clients, incidents)
         loop.server = replace(self.method.finalize(before, sums, self.context), final=True)
         record["incidents"] += [incident.record() for incident in incidents]
         record |= loop.evaluate_final()
@@ -471,12 +493,16 @@ class Training:
             text = f"{self.method.name}: {sentence}"
             warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
 
-    def _final_model(self, loop: RoundLoop) -> nn.Module:
+    def _module(self, params: Tensors, buffers: Tensors) -> nn.Module:
+        """The user's module with these weights, on the CPU."""
         net = self.context.network.module()
         # Not strict: frozen parameters are in the module already, and tied weights have one name.
-        params, buffers = evaluated_model(self.method, loop.server)
         net.load_state_dict({**params, **buffers}, strict=False)
         return net.cpu().eval()
+
+
+def _stopped_early(records: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(records) and "stopped_early" in records[-1]
 
 
 def _bounds(x: torch.Tensor) -> tuple[float, float]:

@@ -75,6 +75,7 @@ def train(
     batchnorm: BatchNormPolicy = "average",
     classifier: str | None = None,
     validation: float | None = None,
+    patience: int | None = None,
     evaluate_every: int = 1,
     evaluate_locals: bool = True,
     local_test_samples: int | None = None,
@@ -143,7 +144,8 @@ def train(
         batchnorm: how BatchNorm is aggregated: ``average``, ``local`` or ``drop``.
         classifier: the name of the classifier layer, if it is not the last Linear.
         validation: the share of each client's training samples that is held out, at least one of each client; every
-            client tests the global model and its own on them.
+            client tests the global model and its own on them, and the best round's model is kept besides the last.
+        patience: the number of tests without a better primary metric on these samples, after which the run stops early.
         local_test_samples: test samples for each local model (default: all on a GPU, 100 on a CPU).
         probe_every: rounds between measurements of drift and alignment; 0 for none.
         out: the run's directory. A run with a directory survives being killed: `resume` continues it, or the same call
@@ -190,6 +192,7 @@ def train(
         max_update_norm=max_update_norm,
         max_update_ratio=max_update_ratio,
         validation=validation,
+        patience=patience,
         evaluate_every=evaluate_every,
         evaluate_locals=evaluate_locals,
         local_test_samples=local_test_samples,
