@@ -67,7 +67,7 @@ clean:
 
 .venv-ray/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/pip install -q -c constraints.txt -e '.[ray]' 'pytest>=8'
+	.venv-ray/bin/pip install -q -c constraints.txt -e '.[ray,privacy]' 'pytest>=8'
 	touch $@
 
 # Triton as torch 2.11 brings it, the newest that was tried on a GPU; its interpreter takes no newer NumPy.

@@ -39,6 +39,7 @@ from holdfast.training.method_check import MethodCheck, check_method
 from holdfast.training.run import Run
 from holdfast.training.train import train
 from holdfast.updates.privacy import DP
+from holdfast.updates.sample_privacy import SampleDP
 from holdfast.updates.secure import SecAggPlus
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "RunDirectory",
     "RunSummary",
     "SecAggPlus",
+    "SampleDP",
     "Shards",
     "StageSchedule",
     "Tracker",

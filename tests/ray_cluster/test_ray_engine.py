@@ -126,6 +126,19 @@ def test_batch_norm_and_sampling(cluster: Any) -> None:
     assert [r["participants"] for r in before] == [r["participants"] for r in after]
 
 
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_privacy_of_clients_and_of_samples(method: str, cluster: Any) -> None:
+    pytest.importorskip("dp_accounting")
+    dp = {"epsilon": 1e3, "delta": 1e-2, "noise_multiplier": 0.5}
+    sums = {} if method == "fedavg" else {"clip_sums": 1.0}
+    given = {"dp": dp | sums, "dp_samples": dp | {"epsilon": 1e4}, "clients_per_round": 4}
+    expected, before = learnt(parse_method(method), "sequential", **given)
+    found, after = learnt(parse_method(method), "ray", cluster.address, **given)
+    assert_close(expected, found)
+    assert [r["epsilon"] for r in before] == [r["epsilon"] for r in after]
+    assert [r["sample_privacy"] for r in before] == [r["sample_privacy"] for r in after]
+
+
 def test_both_nodes_work(cluster: Any) -> None:
     from holdfast.engine.ray import worker_pool
 

@@ -57,6 +57,36 @@ def test_published_figures_are_upper_bounds_that_are_nearly_reached(
     assert 0.7 * published <= epsilon_after(rounds, delta, noise, sampling) <= renyi
 
 
+# (q, z, steps, δ), and ε of Opacus 1.6.0: RDPAccountant and PRVAccountant, whose ε is tight up to its discretisation.
+OPACUS = [
+    ((0.01, 1.0, 1000, 1e-5), (2.101365, 1.838372)),
+    ((0.1, 1.5, 500, 1e-4), (8.070120, 7.328704)),
+    ((0.05, 0.8, 200, 1e-5), (8.731830, 7.712688)),
+    ((0.02, 3.0, 5000, 1e-6), (2.366092, 2.211341)),
+]
+
+
+@pytest.mark.parametrize(("setting", "epsilons"), OPACUS)
+def test_epsilon_is_that_of_opacus(
+    setting: tuple[float, float, int, float], epsilons: tuple[float, float]
+) -> None:
+    rate, noise, steps, delta = setting
+    sampling = Sampling("poisson", round(1000 * rate), 1000)
+    assert accounting._renyi(steps, delta, noise, sampling) == pytest.approx(epsilons[0], rel=0.01)
+    assert epsilon_after(steps, delta, noise, sampling) == pytest.approx(epsilons[1], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("budget", "multiplier"),
+    [((8.0, 1e-5, 0.1, 500), 1.547470), ((2.0, 1e-5, 0.02, 1000), 1.489258)],
+)
+def test_derived_noise_is_that_of_opacus(budget: tuple[float, float, float, int], multiplier: float) -> None:
+    """`get_noise_multiplier` of Opacus 1.6.0 with its accountant prv and a tolerance of 0.001."""
+    epsilon, delta, rate, steps = budget
+    sampling = Sampling("poisson", round(1000 * rate), 1000)
+    assert noise_multiplier_for(epsilon, delta, sampling, steps) == pytest.approx(multiplier, rel=0.01)
+
+
 def test_samples_of_a_fixed_size_are_amplified_too() -> None:
     few, all_clients = Sampling("fixed", 10, 1000), Sampling("fixed", 1000, 1000)
     assert epsilon_after(50, 1e-5, 2.0, few) < 0.2 * epsilon_after(50, 1e-5, 2.0, all_clients)

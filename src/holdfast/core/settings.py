@@ -129,6 +129,9 @@ class Settings:
     secure: Described | None = setting(
         HelpGroup.PRIVACY, "Secure aggregation of updates: secagg+, secagg+:threshold=0.8,bits=32.", None
     )
+    dp_samples: Described | None = setting(
+        HelpGroup.PRIVACY, "The same of each client's samples, by the client (DP-SGD).", None
+    )
     robust: Described | None = setting(
         HelpGroup.PRIVACY, "A robust mean of updates: median, trimmed-mean:0.2, krum:2, bulyan:1, …", None
     )
@@ -232,7 +235,7 @@ class Settings:
     @property
     def withholds_counts(self) -> bool:
         """Whether nobody may use how many samples of each class the clients hold."""
-        return self.dp is not None or self.secure is not None
+        return any(given is not None for given in (self.dp, self.dp_samples, self.secure))
 
     @property
     def lr_varies_in_round(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -128,13 +128,55 @@ def plan_batches(
         sources = (generator(seed, "augmentation", round, client, epoch) for epoch in range(begun))
         return np.concatenate([preprocess.draw(source, visits, shape) for source in sources])[:total]
 
-    def keys() -> np.ndarray:
-        numbers = range(len(sizes) if dropout_keys else 0)
-        return np.array(
-            [counter_key(seed, "dropout", round, client, step) >> 32 for step in numbers], np.int64
+    return BatchPlan(
+        sizes, epoch_of, order, drawn, partial(_keys, seed, round, client, len(sizes), dropout_keys)
+    )
+
+
+def plan_private_batches(
+    *,
+    seed: int,
+    round: int,
+    client: int,
+    samples: int,
+    epochs: float,
+    batch_size: int,
+    sampling: str,
+    preprocess: Preprocess,
+    shape: tuple[int, ...],
+    dropout_keys: bool = False,
+    steps: int | None = None,
+) -> BatchPlan:
+    """Batches whose sampling the account of a client's privacy knows: each step's is drawn from all samples anew.
+
+    ``sampling``: ``poisson`` takes each sample with probability ``batch_size / samples``, so that batches differ in
+    size and may be empty; ``fixed`` takes ``batch_size`` different ones. There are as many steps as without privacy.
+    """
+    count = local_steps(-(-samples // batch_size), epochs, steps)
+    epoch_of = np.arange(count) // -(-samples // batch_size)
+    sizes = np.full(count, min(batch_size, samples), np.int64)
+    if sampling == "poisson" and batch_size < samples:
+        sizes = generator(seed, "private sizes", round, client).binomial(
+            samples, batch_size / samples, size=count
         )
 
-    return BatchPlan(sizes, epoch_of, order, drawn, keys)
+    def order() -> np.ndarray:
+        draws = (generator(seed, "private batches", round, client, step) for step in range(count))
+        rows = [draw.choice(samples, size, replace=False) for draw, size in zip(draws, sizes, strict=True)]
+        return np.concatenate(rows)
+
+    def drawn() -> np.ndarray | None:
+        if not preprocess.augments:
+            return None
+        return preprocess.draw(generator(seed, "augmentation", round, client), int(sizes.sum()), shape)
+
+    return BatchPlan(sizes, epoch_of, order, drawn, partial(_keys, seed, round, client, count, dropout_keys))
+
+
+def _keys(seed: int, round: int, client: int, steps: int, wanted: bool) -> np.ndarray:
+    """A key of dropout masks for each step; none unless ``wanted``."""
+    numbers = range(steps if wanted else 0)
+    return np.array([counter_key(seed, "dropout", round, client, step) >> 32 for step in numbers], np.int64)
 
 
 @lru_cache(1024)

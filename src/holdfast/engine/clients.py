@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,11 +14,14 @@ from holdfast.core.random import generator
 from holdfast.core.settings import Settings
 from holdfast.core.trees import clone, tensors_only, to_device
 from holdfast.data.preprocess import Preprocess
-from holdfast.engine.batching import BatchPlan, plan_batches
+from holdfast.engine.batching import BatchPlan, plan_batches, plan_private_batches
 from holdfast.engine.local_optimizer import former_state
 from holdfast.methods.base import Method, Tensors, Tree
 from holdfast.methods.context import Client, RunContext
 from holdfast.models.network import Output
+from holdfast.updates.noise import gaussian
+from holdfast.updates.sample_privacy import parse_dp_samples
+from holdfast.updates.withheld import WithheldClient
 
 PREPROCESSED_BYTES = 256 * 2**20  # up to this size, samples are preprocessed once and stored
 
@@ -58,6 +62,7 @@ class Job:
     stage: int = 0
     payload: Tree = field(default_factory=dict)  # sent to this client only
     client_state: Tree | None = None  # None before it first takes part
+    noise_multiplier: float = 0.0  # of the noise that protects its samples
 
 
 @dataclass(eq=False)
@@ -164,11 +169,30 @@ class ClientRunner:
         self.merge_single = context.network.has_batch_norm
         self.private = private_names(method, context)
         self.stateful = context.network.kept_local | (self.private & context.network.buffers.keys())
+        self.sample_dp = None if settings.dp_samples is None else parse_dp_samples(settings.dp_samples)
+        self.secret = settings.seed  # of the batches and the noise that protect samples
+        if self.sample_dp is not None and self.sample_dp.noise_seed == "system":
+            self.secret = secrets.randbits(64)
 
     def plan(self, job: Job, round: int) -> PlannedClient:
         """Select the client's training samples and plan their batches."""
         settings = self.settings
         ids, heldout = self._hold_out(job)
+        if self.sample_dp is not None:
+            private_plan = plan_private_batches(
+                seed=self.secret,
+                round=round,
+                client=job.client,
+                samples=len(ids),
+                epochs=settings.local_epochs,
+                steps=settings.local_steps,
+                batch_size=settings.batch_size,
+                sampling=self.sample_dp.sampling,
+                preprocess=self.data.preprocess,
+                shape=tuple(self.data.x.shape[1:]),
+                dropout_keys=bool(self.context.network.dropouts),
+            )
+            return PlannedClient(job, ids, heldout, private_plan)
         plan = plan_batches(
             seed=settings.seed,
             round=round,
@@ -208,6 +232,22 @@ class ClientRunner:
             heldout_targets=self.data.targets[heldout],
         )
 
+    def noise(self, like: Tensor, job: Job, samples: int, round: int, step: int) -> Tensor:
+        """The noise on the sum of a step's clipped gradients, all parameters as one vector in the shape of ``like``."""
+        assert self.sample_dp is not None
+        sensitivity = self.sample_dp.sampling_of(samples, self.settings.batch_size).sensitivity
+        drawn = gaussian(like, self.secret, "dp noise of samples", round, job.client, step)
+        return job.noise_multiplier * sensitivity * self.sample_dp.clip * drawn
+
+    def expected_batch(self, samples: int) -> Tensor:
+        """q n: the expected size of a batch of a client with so many samples, whose batches are protected."""
+        size = float(min(self.settings.batch_size, samples))
+        return torch.tensor(size, dtype=self.context.dtype, device=self.context.device)
+
+    def shown(self, client: Client) -> Client:
+        """The client as a method sees it."""
+        return client if self.sample_dp is None else WithheldClient.of(client, self.method.name)
+
     def final_statistics(self, job: Job, sent: Broadcast) -> Tree:
         """Statistics of the client's data under the final model, for `Method.final_statistics`."""
         return self.method.final_statistics(sent.params, self.client(self.plan(job, sent.round), sent)) or {}
@@ -222,14 +262,15 @@ class ClientRunner:
     def _prepare(self, planned: PlannedClient, sent: Broadcast) -> PreparedClient:
         context, method, job = self.context, self.method, planned.job
         client = self.client(planned, sent)
+        shown = self.shown(client)
         client_state = to_device(job.client_state or {}, context.device)
         payload = {**sent.payload, **job.payload}
-        state = client_state["method"] if "method" in client_state else method.init_client_state(client)
-        params = method.initial_params(sent.params, payload, state, client)
+        state = client_state["method"] if "method" in client_state else method.init_client_state(shown)
+        params = method.initial_params(sent.params, payload, state, shown)
         params = params | {k: v for k, v in client_state.get("norm", {}).items() if k in params}
-        tables = dict(method.tables(payload, state, client))
-        teachers = {name: method.teacher(name, payload, state, client) for name in method.teachers}
-        carry = tensors_only(method.client_init(payload, state, client), method.name, "client_init")
+        tables = dict(method.tables(payload, state, shown))
+        teachers = {name: method.teacher(name, payload, state, shown) for name in method.teachers}
+        carry = tensors_only(method.client_init(payload, state, shown), method.name, "client_init")
         optimizer = former_state(client_state)
         return PreparedClient(client, params, carry, planned.plan, tables, teachers, optimizer)
 
@@ -280,11 +321,12 @@ class ClientRunner:
         """
         client = prepared.client
         client.buffers = buffers
+        shown = self.shown(client)
         with torch.no_grad():
-            sums, state = self.method.client_final(params, carry, client)
+            sums, state = self.method.client_final(params, carry, shown)
             for tree in (sums, state):
                 tensors_only(tree, self.method.name, "client_final")
-            shared = self.method.upload_params(params, carry, client)
+            shared = self.method.upload_params(params, carry, shown)
         client_state: Tree = {"method": state} if state else {}
         if self.stateful:
             client_state["norm"] = {
@@ -301,7 +343,7 @@ class ClientRunner:
             client.id,
             client.samples,
             np.bincount(client.labels, minlength=self.context.num_classes),
-            self.method.client_weight(client),
+            self.method.client_weight(shown),
             params,
             buffers,
             shared,

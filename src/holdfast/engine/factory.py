@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from contextlib import nullcontext
 from typing import cast
@@ -84,6 +85,9 @@ def _local_engine(
     cohort = min(settings.clients_per_round or clients, clients)
     trained = sizes - held_out(sizes, method.holdout)
     width = widest_batch(trained, settings.batch_size, context.network.has_batch_norm, settings.drop_last)
+    if settings.dp_samples is not None:  # batches differ in size, by the square root of their mean
+        width = min(int(trained.max()), width + 4 * math.isqrt(width) + 1)
+        context.network.own_kernels = False
     on_cpu = context.device.type == "cpu"
     large_steps = on_cpu and name != "vectorized" and step_bytes(context, data, width) > SMALL_STEP_BYTES
     own = settings.optimizer_spec is None
@@ -93,12 +97,14 @@ def _local_engine(
             f"vectorized engine has {', '.join(OPTIMIZERS)}"
         )
     if name == "vectorized" or (name == "auto" and not large_steps and not own):
-        pad = respects_mask(method) and context.task.own_loss is None
+        # Where samples are protected, each has a loss of its own, and padding does not enter.
+        private = settings.dp_samples is not None
+        pad = private or (respects_mask(method) and context.task.own_loss is None)
         if not pad:  # Holdfast's kernels would be compiled for every size of a batch
             context.network.own_kernels = False
         reason = vmap_error(context, data, width, lanes)
         unfit = None
-        if reason is None and (is_own(method) or context.task.own_loss is not None):
+        if reason is None and not private and (is_own(method) or context.task.own_loss is not None):
             unfit = try_on_lanes(method, context, data, settings, pad)
         if reason is None and unfit is None:
             lanes = lanes or fitting_lanes(context, data, cohort, width)

@@ -33,6 +33,7 @@ from holdfast.updates.attacks import Backdoor, marked_test, parse_attack
 from holdfast.updates.compression import parse_compression
 from holdfast.updates.privacy import ClientPrivacy
 from holdfast.updates.robust import parse_robust
+from holdfast.updates.sample_privacy import SampleAccount
 from holdfast.updates.secure import parse_secure
 
 
@@ -64,6 +65,13 @@ class PendingRound:
             self.tests, self.start_tests = self.start_tests(), None
 
 
+def sampler_of(federation: Federation, settings: Settings, privacy: ClientPrivacy | None) -> ClientSampler:
+    """The sampler of a run's clients, as the account of their privacy assumes it."""
+    if privacy is None:
+        return ClientSampler(federation, settings)
+    return ClientSampler(federation, settings, privacy.rate, privacy.secret)
+
+
 class RoundLoop:
     """Runs rounds: holds the server's state and calls the engine."""
 
@@ -81,15 +89,14 @@ class RoundLoop:
         probe_batch: TestSet | None = None,
         privacy: ClientPrivacy | None = None,
         validation: ValidationSet | None = None,
+        sample_privacy: SampleAccount | None = None,
     ) -> None:
         self.method, self.context, self.federation = method, context, federation
         self.engine, self.settings, self.client_states = engine, settings, client_states
         self.test, self.local_test, self.runner = test, local_test, runner
         self.probe_batch, self.privacy, self.validation = probe_batch, privacy, validation
-        if privacy is None:
-            self.sampler = ClientSampler(federation, settings)
-        else:
-            self.sampler = ClientSampler(federation, settings, privacy.rate, privacy.secret)
+        self.sample_privacy = sample_privacy
+        self.sampler = sampler_of(federation, settings, privacy)
         self.attack = None if settings.attack is None else parse_attack(settings.attack)
         self.secure = None if settings.secure is None else parse_secure(settings.secure)
         self.robust = None if settings.robust is None else parse_robust(settings.robust)
@@ -153,6 +160,10 @@ class RoundLoop:
         payload = tensors_only(method.broadcast(server), method.name, "broadcast")
         sent = Broadcast(number, server.params, server.buffers, payload)
         jobs = [self._job(int(k), stage) for k in present]
+        spent = None
+        if self.sample_privacy is not None:
+            # Also of clients whose update is lost: they have computed it.
+            spent = self.sample_privacy.spend([job.client for job in jobs])
         overlap = Overlap(partial(self.upcoming, number + 1), self._test_last_model)
         if finish_last_round is not None:
             overlap = replace(overlap, finish_last_round=finish_last_round)
@@ -176,6 +187,8 @@ class RoundLoop:
             "incidents": [incident.record() for incident in incidents],
             **uploads.record(),
         }
+        if spent is not None:
+            record["sample_privacy"] = spent
         trained = time.perf_counter()
         if self.stream is not None and settings.evaluate_locals:
             record["stream"] = self.stream.after_round(number, local.clients)
@@ -216,8 +229,14 @@ class RoundLoop:
         payload = tensors_only(
             self.method.broadcast_to(self.server, client), self.method.name, "broadcast_to"
         )
+        account = self.sample_privacy
         return Job(
-            client, self.federation.client(client, stage), stage, payload, self.client_states.get(client)
+            client,
+            self.federation.client(client, stage),
+            stage,
+            payload,
+            self.client_states.get(client),
+            0.0 if account is None else account.noise_multiplier(client),
         )
 
     def _new_probe(self, number: int) -> Probe | None:
@@ -326,12 +345,14 @@ class RoundLoop:
 
     def updates_state(self) -> Tensors:
         """What the treatment of updates carries from round to round; saved in checkpoints."""
-        return {} if self.privacy is None else self.privacy.state()
+        accounts = (self.privacy, self.sample_privacy)
+        return {k: v for account in accounts if account is not None for k, v in account.state().items()}
 
     def restore_updates_state(self, state: Tensors) -> None:
         """Restore what ``updates_state`` returned."""
-        if self.privacy is not None and state:
-            self.privacy.restore(state)
+        for account in (self.privacy, self.sample_privacy):
+            if account is not None and state:
+                account.restore(state)
 
     def evaluation_state(self) -> dict[str, np.ndarray]:
         """The accuracies that the next round's record is compared with; saved in checkpoints."""

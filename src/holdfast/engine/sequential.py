@@ -27,9 +27,13 @@ from holdfast.engine.clients import (
 )
 from holdfast.engine.local_optimizer import LocalOptimizer, TorchOptimizer
 from holdfast.engine.optim import add_proximal_term, clip
+from holdfast.engine.sample_gradients import private_gradient
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree, weights_and_carry
 from holdfast.methods.context import RunContext
-from holdfast.models.network import Output
+from holdfast.models.network import Output, split_extra
+
+Protection = tuple[Tensor, Tensors, Tensor]
+"""In a step that protects samples: the dropout key, the noise on the sum of gradients, the expected batch size."""
 
 
 class SequentialEngine:
@@ -48,6 +52,9 @@ class SequentialEngine:
         self.params: Tensors = {k: p for k, p in self.net.named_parameters() if k in context.network.params}
         self.param_list = list(self.params.values())
         self.all_indices = list(range(len(self.params)))
+        self.flat = torch.empty(
+            sum(p.numel() for p in self.param_list), dtype=data.dtype, device=context.device
+        )
         self.optimizer = None if settings.optimizer_spec is None else LocalOptimizer(settings)
         self.optimizer_state: Tree = self.optimizer.new_state(self.params) if self.optimizer else {}
         self.own_optimizer: TorchOptimizer | None = None  # of the present client
@@ -67,9 +74,9 @@ class SequentialEngine:
         """Train each client in turn; a result's tensors are valid until the next one is requested."""
         for job in jobs:
             (prepared,) = self.runner.start([self.runner.plan(job, sent.round)], sent)
-            yield self._train_one(prepared, sent)
+            yield self._train_one(prepared, sent, job)
 
-    def _train_one(self, prepared: PreparedClient, sent: Broadcast) -> ClientResult:
+    def _train_one(self, prepared: PreparedClient, sent: Broadcast, job: Job) -> ClientResult:
         method, client = self.method, prepared.client
         with torch.no_grad():
             torch._foreach_copy_(self.param_list, [prepared.params[name] for name in self.params])
@@ -89,7 +96,11 @@ class SequentialEngine:
                 self.context.network.seed_dropout(
                     torch.tensor(int(plan.keys[index]), device=self.context.device)
                 )
-            loss, carry = step(batch, carry, sent.params, rates[index])
+            if self.runner.sample_dp is not None:
+                protection = self._protection(job, prepared, index)
+                loss, carry = self._standard_step(batch, carry, sent.params, rates[index], protection)
+            else:
+                loss, carry = step(batch, carry, sent.params, rates[index])
             total += loss
             if ends_epoch and method.overrides("after_epoch"):
                 with torch.no_grad():
@@ -150,10 +161,24 @@ class SequentialEngine:
         self.net.train()
         return out
 
-    def _standard_step(self, batch: Batch, carry: Tree, sent: Tensors, lr: float) -> tuple[Tensor, Tree]:
+    def _protection(self, job: Job, prepared: PreparedClient, step: int) -> Protection:
+        """What protects the samples in a client's step."""
+        samples, keys = prepared.client.samples, prepared.plan.keys
+        row = self.runner.noise(self.flat, job, samples, prepared.client.round, step)
+        parts = torch.split(row, [p.numel() for p in self.param_list])
+        noise = {k: part.view_as(p) for (k, p), part in zip(self.params.items(), parts, strict=True)}
+        key = torch.tensor(int(keys[step]) if len(keys) else 0, device=self.context.device)
+        return key, noise, self.runner.expected_batch(samples)
+
+    def _standard_step(
+        self, batch: Batch, carry: Tree, sent: Tensors, lr: float, protection: Protection | None = None
+    ) -> tuple[Tensor, Tree]:
         method, settings = self.method, self.settings
         local = Local(self.params, sent)
-        if method.overrides("perturb"):
+        out, grads = Output(batch.y, batch.y), []  # type: Output, Sequence[Tensor]
+        if protection is not None:
+            loss, grads, carry = self._private_gradient(batch, carry, local, protection)
+        elif method.overrides("perturb"):
             loss, out, grads, carry = self._perturbed_gradient(batch, carry, local)
         else:
             loss, out = self._forward(batch, carry, local)
@@ -182,6 +207,21 @@ class SequentialEngine:
                 params, carry = method.after_step(self.params, out, batch, carry)
                 self._assign(params)
         return loss.detach(), carry
+
+    def _private_gradient(
+        self, batch: Batch, carry: Tree, local: Local, protection: Protection
+    ) -> tuple[Tensor, Sequence[Tensor], Tree]:
+        """Loss, gradient and carry of a step that protects the samples."""
+        assert self.runner.sample_dp is not None
+        key, noise, expected = protection
+        point = {name: p.detach() for name, p in local.params.items()}
+        if self.method.overrides("perturb"):
+            point, carry = self.method.perturb({}, carry, Local(point, local.global_params))
+        grads, loss = private_gradient(
+            self.method, self.context.network, batch, key, Local(point, local.global_params), self.buffers, carry,
+            self.runner.sample_dp.clip, noise, expected,
+        )  # fmt: skip
+        return loss, [grads[name] for name in self.params], carry
 
     def _forward(
         self, batch: Batch, carry: Tree, local: Local, ascends: bool = False
@@ -321,12 +361,3 @@ def no_gradient(method: Method) -> HoldfastError:
         f"{method.name}: step returns weights without having called trainer.gradient; compute gradients with "
         "trainer.gradient(objective, params), or return None for the usual step"
     )
-
-
-def split_extra(out: Output, extras: int) -> Output:
-    """Separate the outputs of the extra inputs from those of the batch after them.
-
-    Extra inputs come first, so that padding of the batch does not change their positions in dropout masks.
-    """
-    extra = Output(out.features[:extras], out.logits[:extras])
-    return Output(out.features[extras:], out.logits[extras:], extra)

@@ -138,6 +138,8 @@ class AppConfig:
             )
         if experiment.secure is not None:
             raise HoldfastError("secure is for simulations so far; leave it out on Flower")
+        if experiment.dp_samples is not None:
+            raise HoldfastError("dp_samples is for simulations and engine ray; leave it out on Flower")
         values = {name: getattr(experiment, name) for name in SCHEDULE_SETTINGS}
         # Sites keep what they remember for the last checkpoint only, so there is one every round.
         self.settings = Settings(

@@ -32,6 +32,15 @@ class Output(NamedTuple):
     extra: Output | None = None
 
 
+def split_extra(out: Output, extras: int) -> Output:
+    """Separate the outputs of the extra inputs from those of the batch after them.
+
+    Extra inputs come first, so that padding of the batch does not change their positions in dropout masks.
+    """
+    extra = Output(out.features[:extras], out.logits[:extras])
+    return Output(out.features[extras:], out.logits[extras:], extra)
+
+
 @dataclass(frozen=True)
 class Head:
     """The names of the classifier's parameters (the last linear layer), and the width of its input."""

@@ -229,6 +229,12 @@ def _columns(target: float) -> list[LeaderboardColumn]:
             better="low",
         ),
         LeaderboardColumn(
+            "sample epsilon",
+            "privacy spent by all rounds: the largest ε of a client's samples",
+            lambda run: run.last("sample_privacy.epsilon"),
+            better="low",
+        ),
+        LeaderboardColumn(
             "seconds",
             "seconds of all rounds, including testing",
             lambda run: _total(run, "seconds.total"),

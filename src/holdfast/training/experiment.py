@@ -107,6 +107,7 @@ class Experiment(ExperimentSettings):
         from holdfast.updates.compression import parse_compression
         from holdfast.updates.privacy import parse_dp
         from holdfast.updates.robust import parse_robust
+        from holdfast.updates.sample_privacy import parse_dp_samples
         from holdfast.updates.secure import parse_secure
 
         self._refuse_unwritable()
@@ -135,6 +136,8 @@ class Experiment(ExperimentSettings):
             self._set("dp", parse_dp(self.dp).describe())
         if self.secure is not None:
             self._set("secure", parse_secure(self.secure).describe())
+        if self.dp_samples is not None:
+            self._set("dp_samples", parse_dp_samples(self.dp_samples).describe())
         if self.robust is not None:
             self._set("robust", parse_robust(self.robust).describe())
         if self.compress is not None:

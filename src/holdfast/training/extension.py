@@ -18,6 +18,7 @@ from holdfast.runs import Checkpoint, RunDirectory
 from holdfast.runs.tensors import State
 from holdfast.training.best_round import BestRound
 from holdfast.updates.privacy import parse_dp
+from holdfast.updates.sample_privacy import parse_dp_samples
 
 OF_A_TEST = ("loss", "forgetting", "attack_success", "validation", "local_validation")
 BY = ("", "class_", "label_", "site_", "domain_")
@@ -81,6 +82,8 @@ def _obstacle(
         return f"the learning rates of {settings.schedule.name} depend on the number of rounds"
     if settings.dp is not None and parse_dp(settings.dp).noise_multiplier is None:
         return "the noise of dp follows from the number of rounds"
+    if settings.dp_samples is not None and parse_dp_samples(settings.dp_samples).noise_multiplier is None:
+        return "the noise of dp_samples follows from the number of rounds"
     if federation.schedule is not None:
         return "the stages of a stream are distributed over its rounds"
     if finished and method.overrides("final_statistics"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 
@@ -12,11 +13,23 @@ from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.settings import Settings
 from holdfast.core.trees import Tensors, leaves, tensors_only
 from holdfast.data.federation import Federation
-from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Job, private_names
+from holdfast.engine.batching import local_steps
+from holdfast.engine.clients import (
+    Broadcast,
+    ClientResult,
+    ClientRunner,
+    DeviceData,
+    Job,
+    private_names,
+    teacher_outputs,
+)
+from holdfast.engine.rounds import sampler_of
 from holdfast.engine.sequential import SequentialEngine
-from holdfast.methods.base import Method, Server
+from holdfast.methods.base import Batch, Local, Method, Server
 from holdfast.methods.context import RunContext
+from holdfast.models.network import Output, split_extra
 from holdfast.updates.privacy import ClientPrivacy, parse_dp
+from holdfast.updates.sample_privacy import SampleAccount, parse_dp_samples, participations
 
 
 def client_privacy(
@@ -86,12 +99,140 @@ def _side_sums(method: Method, context: RunContext, data: DeviceData, settings: 
 
 def sample_upload(method: Method, context: RunContext, data: DeviceData, settings: Settings) -> ClientResult:
     """What a client with two of the samples would upload in the first round."""
+    context, sent, job = _first_job(method, context, data, 2)
+    return next(SequentialEngine(method, context, data, settings).train(sent, [job]))
+
+
+def _first_job(
+    method: Method, context: RunContext, data: DeviceData, samples: int
+) -> tuple[RunContext, Broadcast, Job]:
+    """A copy of the context, and what a client with so many of the samples would receive in the first round."""
     network = context.network.clone()
     context = replace(context, network=network)
     state = tensors_only(method.init_server_state(context), method.name, "init_server_state")
     server = Server(dict(network.params), dict(network.buffers), state, 1)
     payload = tensors_only(method.broadcast(server), method.name, "broadcast")
-    sent = Broadcast(1, server.params, server.buffers, payload)
-    ids = np.arange(max(0, len(data.x) - 2), len(data.x))
+    ids = np.arange(max(0, len(data.x) - samples), len(data.x))
     job = Job(0, ids, 0, tensors_only(method.broadcast_to(server, 0), method.name, "broadcast_to"))
-    return next(SequentialEngine(method, context, data, settings).train(sent, [job]))
+    return context, Broadcast(1, server.params, server.buffers, payload), job
+
+
+# Samples --------------------------------------------------------------------------------------------------
+
+
+def sample_privacy(
+    method: Method,
+    context: RunContext,
+    data: DeviceData,
+    settings: Settings,
+    federation: Federation,
+    clients: ClientPrivacy | None,
+) -> SampleAccount | None:
+    """The account of a run with ``settings.dp_samples``; raises where something could not be protected."""
+    if settings.dp_samples is None:
+        return None
+    dp = parse_dp_samples(settings.dp_samples)
+    _refuse_unprotected_samples(method, context, settings, federation)
+    sample_upload(
+        method, context, data, settings
+    )  # raises where the method reads samples outside of its loss
+    _refuse_mixed_losses(method, context, data, settings)
+    samples = federation.sizes(0)
+    largest = int(samples.max())
+    if dp.delta >= 1 / largest:
+        warnings.warn(
+            f"dp_samples: delta is {dp.delta:g}, which is not below 1 / {largest}, the samples of the largest client: "
+            "a mechanism that publishes one sample in full at random would satisfy it; choose a much smaller delta",
+            HoldfastWarning,
+            stacklevel=4,
+        )
+    sampler = sampler_of(federation, settings, clients)
+    rounds = range(1, settings.rounds + 1)
+    taken = participations(federation.clients, (sampler.sample(round)[0].tolist() for round in rounds))
+    steps = np.array(
+        [
+            local_steps(-(-int(n) // settings.batch_size), settings.local_epochs, settings.local_steps)
+            for n in samples
+        ]
+    )
+    return SampleAccount(dp, settings.batch_size, samples, steps, taken)
+
+
+def _refuse_unprotected_samples(
+    method: Method, context: RunContext, settings: Settings, federation: Federation
+) -> None:
+    """Raise if the clients would send something that depends on their samples in another way than by gradients."""
+    hooks = {
+        "step": "computes whole steps itself, so that the gradients of single samples are not known",
+        "after_step": "keeps what the model computes for a batch, which has no bound and no noise",
+        "final_statistics": "collects statistics of the clients' data after the last round, which have no bound and "
+        "no noise",
+    }
+    reason = next((why for hook, why in hooks.items() if method.overrides(hook)), None)
+    if reason is None and method.overrides("perturb") and method.ascends:
+        reason = (
+            "moves the weights by a gradient of the batch before the step, which has no bound and no noise"
+        )
+    if reason is None and method.holdout:
+        reason = "measures the model on held-out samples, which have no bound and no noise"
+    if reason is not None:
+        raise HoldfastError(f"dp_samples: {method.name} {reason}; choose another method")
+    if context.network.has_batch_norm or not context.network.ignores_padding:
+        raise HoldfastError(
+            "dp_samples: the model's output for a sample depends on the other samples of its batch, as with BatchNorm, "
+            "so that no single sample's gradient can be bounded; use a model with another norm, such as "
+            "resnet18:norm=group"
+        )
+    if federation.schedule is not None:
+        raise HoldfastError(
+            "dp_samples: the clients of a stream have other samples in each stage, and the account assumes the same in "
+            "every round; use a federation without stages"
+        )
+    if settings.drop_last:
+        raise HoldfastError(
+            "drop_last is given, but with dp_samples every batch is drawn from all samples; leave it out"
+        )
+
+
+def _refuse_mixed_losses(method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
+    """Raise unless the method's loss of a batch is the mean of its losses of single samples."""
+    context, sent, job = _first_job(method, context, data, 4)
+    runner = ClientRunner(method, context, data, settings)
+    (prepared,) = runner.start([runner.plan(job, 1)], sent)
+    rng = np.random.default_rng(0)
+    # Not the initial weights themselves, at which terms that pull towards them vanish.
+    params = {
+        k: w + 0.1 * torch.from_numpy(rng.normal(size=w.shape)).to(w) for k, w in prepared.params.items()
+    }
+    x, y = data.read_labelled(job.ids)
+    extra = method.extra_inputs(prepared.carry)
+    with torch.no_grad():
+        out = context.network.apply(params, dict(sent.buffers), x if extra is None else torch.cat([extra, x]))
+        if extra is not None:
+            out = split_extra(out, len(extra))
+        teachers = {
+            name: context.forward(weights, sent.buffers, x) for name, weights in prepared.teachers.items()
+        } | teacher_outputs(prepared.tables, method.teachers if runner.cache_teachers else ())
+
+        def loss(rows: slice) -> float:
+            batch = Batch(
+                x[rows],
+                y[rows],
+                torch.zeros((), dtype=torch.int64, device=x.device),
+                None,
+                {k: Output(t.features[rows], t.logits[rows]) for k, t in teachers.items()},
+                {k: v[rows] for k, v in prepared.tables.items()},
+                context.task,
+            )
+            outputs = Output(out.features[rows], out.logits[rows], out.extra)
+            value = method.task_loss(outputs, batch, prepared.carry)
+            term = method.loss(outputs, batch, prepared.carry, Local(params, sent.params))
+            return float(value if term is None else value + term)
+
+        whole = loss(slice(None))
+        mean = sum(loss(slice(i, i + 1)) for i in range(len(x))) / len(x)
+    if not math.isclose(whole, mean, rel_tol=1e-4, abs_tol=1e-6):
+        raise HoldfastError(
+            f"dp_samples: the loss of {method.name} compares the samples of a batch with each other, so that it is not "
+            "the mean of losses of single samples; choose another method"
+        )

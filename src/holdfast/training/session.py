@@ -78,7 +78,7 @@ from holdfast.training.description import describe_federation, machine, write_fe
 from holdfast.training.extension import with_rounds
 from holdfast.training.interrupt import deferred_interrupt, interruption
 from holdfast.training.outcome import failure
-from holdfast.training.privacy import client_privacy
+from holdfast.training.privacy import client_privacy, sample_privacy
 from holdfast.training.robustness import check_robustness, poisoned
 from holdfast.training.run import Run
 from holdfast.training.secrecy import check_secrecy
@@ -164,8 +164,8 @@ class Training:
         if settings.withholds_counts:
             if getattr(dataset.task, "class_weights", None) == "balanced":
                 raise HoldfastError(
-                    "class_weights is balanced, which needs the federation's label counts, and dp and secure withhold "
-                    "them; give one number for each class"
+                    "class_weights is balanced, which needs the federation's label counts, and dp, dp_samples and "
+                    "secure withhold them; give one number for each class"
                 )
             self.context = replace(
                 self.context,
@@ -187,6 +187,9 @@ class Training:
         check_robustness(self.method, self.context, settings, federation)
         check_secrecy(self.method, settings, federation)
         self.privacy = client_privacy(self.method, self.context, self.data, settings, federation)
+        self.sample_privacy = sample_privacy(
+            self.method, self.context, self.data, settings, federation, self.privacy
+        )
         if callable(engine):
             self.engine = engine(self.method, self.context, self.data)
         else:
@@ -297,6 +300,7 @@ class Training:
             probe,
             self.privacy,
             self.validation,
+            self.sample_privacy,
         )
 
     def run(

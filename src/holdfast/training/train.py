@@ -30,6 +30,7 @@ from holdfast.updates.attacks import Attack, parse_attack
 from holdfast.updates.compression import Compression, parse_compression
 from holdfast.updates.privacy import DP, parse_dp
 from holdfast.updates.robust import RobustMean, parse_robust
+from holdfast.updates.sample_privacy import SampleDP, parse_dp_samples
 from holdfast.updates.secure import SecAggPlus, parse_secure
 
 
@@ -59,6 +60,7 @@ def train(
     seed: int = 0,
     dp: DP | Mapping[str, Any] | str | None = None,
     secure: SecAggPlus | Mapping[str, Any] | str | None = None,
+    dp_samples: SampleDP | Mapping[str, Any] | str | None = None,
     robust: RobustMean | Mapping[str, Any] | str | None = None,
     attack: Attack | Mapping[str, Any] | str | None = None,
     compress: Compression | Mapping[str, Any] | str | None = None,
@@ -126,6 +128,8 @@ def train(
         min_clients: a round with fewer usable updates stops the run.
         dp: differential privacy of clients, such as ``hf.DP(epsilon=8, delta=1e-5)`` or ``"epsilon=8,delta=1e-5"``.
         secure: secure aggregation of the updates, ``"secagg+"`` or ``"secagg+:threshold=0.8"``.
+        dp_samples: differential privacy of each client's samples, by the client (DP-SGD), such as
+            ``hf.SampleDP(epsilon=8, delta=1e-5)``.
         robust: a robust mean in place of the mean of the updates, such as ``"median"`` or ``"krum:attackers=2"``.
         attack: an attack by some of the clients, such as ``"sign-flip:0.2"``, to try a defence with.
         compress: compression of the updates: ``"int8"``, ``"int4"``, ``"topk:0.01"`` or both, ``"topk:0.1+int8"``.
@@ -186,6 +190,7 @@ def train(
         seed=seed,
         dp=None if dp is None else parse_dp(dp).describe(),
         secure=None if secure is None else parse_secure(secure).describe(),
+        dp_samples=None if dp_samples is None else parse_dp_samples(dp_samples).describe(),
         robust=None if robust is None else parse_robust(robust).describe(),
         attack=None if attack is None else parse_attack(attack).describe(),
         compress=None if compress is None else parse_compression(compress).describe(),

@@ -1,15 +1,22 @@
-"""Label counts that a method may not read."""
+"""Label counts and samples that a method may not read."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
+from holdfast.methods.context import Client
+
+_OF_SAMPLES = {
+    "read", "ids", "labels", "targets", "y", "x", "label_counts", "owned",
+    "heldout_ids", "heldout_targets", "heldout_x", "heldout_y",
+}  # fmt: skip
 
 _READABLE = {
     Tensor.shape.__get__,  # type: ignore[attr-defined, unused-ignore]
@@ -34,6 +41,32 @@ def no_samples() -> np.ndarray:
         "the method sends samples of the clients to others, which neither dp nor secure protects; choose another "
         "method, or give the server's own samples by fedka:shared=..."
     )
+
+
+class WithheldClient(Client):
+    """A client whose samples a method may not read outside of its loss; their number is no secret."""
+
+    reader: str
+
+    @staticmethod
+    def of(client: Client, reader: str) -> Client:
+        """The client without its samples, for the method ``reader``; its notes are shared."""
+        shown = copy.copy(client)
+        shown.__class__ = WithheldClient
+        shown.reader = reader  # type: ignore[attr-defined]
+        return shown
+
+    @property
+    def samples(self) -> int:
+        return len(cast("np.ndarray", object.__getattribute__(self, "ids")))
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OF_SAMPLES:
+            raise HoldfastError(
+                f"dp_samples: {self.reader} reads a client's samples (client.{name}) outside of its loss, where "
+                "neither clipping nor noise reaches them; choose another method"
+            )
+        return super().__getattribute__(name)
 
 
 class WithheldCounts(Tensor):

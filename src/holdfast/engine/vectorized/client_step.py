@@ -13,10 +13,12 @@ from holdfast.core.settings import Settings
 from holdfast.core.trees import changes
 from holdfast.engine.clients import teacher_outputs
 from holdfast.engine.optim import add_proximal_term, clip
-from holdfast.engine.sequential import no_gradient, split_extra
+from holdfast.engine.sample_gradients import private_gradient
+from holdfast.engine.sequential import no_gradient
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree, weights_and_carry
 from holdfast.methods.context import RunContext
-from holdfast.models.network import Output
+from holdfast.models.network import Output, split_extra
+from holdfast.updates.sample_privacy import parse_dp_samples
 
 
 class ClientStep:
@@ -39,6 +41,8 @@ class ClientStep:
         self.method, self.context, self.settings = method, context, settings
         self.cache_teachers, self.global_params, self.lr = cache_teachers, global_params, lr
         self.loss_reads_weights = False  # whether the method's loss has read the weights themselves
+        dp = settings.dp_samples
+        self.sample_clip = None if dp is None else parse_dp_samples(dp).clip
 
     def _batch(
         self, x: Tensor, y: Tensor, mask: Tensor, epoch: Tensor, key: Tensor, tables: Tensors,
@@ -58,9 +62,12 @@ class ClientStep:
     def gradient(
         self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any
     ) -> tuple[Tensors, Tensor, Tensor, Tensor, Tensors, Tree]:
-        """Gradient, loss, features, logits, and the buffers and the carry that changed."""
+        """Gradient, loss, features, logits, and the buffers and the carry that changed.
+
+        Where samples are protected, ``lane`` ends with the step's noise and the expected size of a batch.
+        """
         method, settings = self.method, self.settings
-        batch, key = self._batch(*lane), lane[4]
+        batch, key = self._batch(*lane[:8]), lane[4]
         extra = method.extra_inputs(carry)
         x, mask = batch.x, batch.mask
         if extra is not None:
@@ -89,8 +96,16 @@ class ClientStep:
                     params, carry, True
                 )
             point, carry = method.perturb(ascent, carry, Local(params, self.global_params))
-        grads, (loss, (features, logits, changed)) = grad_and_value(objective, has_aux=True)(point, carry)
-        changed = changed if first_changed is None else first_changed
+        if self.sample_clip is not None:
+            grads, loss = private_gradient(
+                method, self.context.network, batch, key, Local(point, self.global_params), buffers, carry,
+                self.sample_clip, *lane[8:],
+            )  # fmt: skip
+            features = logits = loss  # which no method may read
+            changed: Tensors = {}
+        else:
+            grads, (loss, (features, logits, changed)) = grad_and_value(objective, has_aux=True)(point, carry)
+            changed = changed if first_changed is None else first_changed
         if method.overrides("edit_gradient"):
             grads = method.edit_gradient(grads, carry, Local(params, self.global_params))
         if settings.max_grad_norm is not None:

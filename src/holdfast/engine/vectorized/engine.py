@@ -107,6 +107,11 @@ class VectorizedEngine:
         epochs = settings.local_steps or math.ceil(settings.local_epochs)
         self.rates = self.lr.new_zeros((epochs, len(self.params)))
         self.cursor = torch.zeros(1, dtype=torch.int64, device=context.device)  # the current step's number
+        # The noise that protects samples, of every lane as one vector, and the expected sizes of their batches.
+        self.noise: Tensor | None = None
+        if self.runner.sample_dp is not None:
+            self.noise = self.loss.new_zeros((lanes, sum(p.numel() for p in context.network.params.values())))
+        self.expected = self.loss.new_ones(lanes)
         self.carry: Tree = {}
         self.teachers: dict[str, Tensors] = {}
         self.tables: Tensors = {}
@@ -141,9 +146,17 @@ class VectorizedEngine:
             by_epoch = [learning_rates(self.method, e, lr, self.context) for e in range(begun)]
             rates = torch.tensor(by_epoch, dtype=self.rates.dtype)
             self.rates[:begun].copy_(rates.pin_memory() if self.graphs else rates, non_blocking=True)
+        if schedule.width != self.width:
+            self.width = schedule.width
+            self.schedule_arrays.clear()
+            self.step_cache.clear()
         for name, values in schedule.arrays.items():
             self._load_schedule_array(name, values)
         self.cursor.zero_()
+        noisy: dict[int, list[tuple[LaneSlot, int]]] = {}
+        for slot in slots if self.noise is not None else ():
+            for number, at in enumerate(slot.at.tolist()):
+                noisy.setdefault(at, []).append((slot, number))
         starts, ends = {}, {}  # type: dict[int, list[LaneSlot]], dict[int, list[LaneSlot]]
         for slot in slots:
             starts.setdefault(slot.first, []).append(slot)
@@ -162,6 +175,8 @@ class VectorizedEngine:
         for step in range(final + 1):
             self._start_clients(starts.get(step, ()), sent, step == 0)
             active, width = int(schedule.active[step]), int(schedule.widths[step])
+            if self.noise is not None:
+                self._load_noise(sent.round, noisy.get(step, ()))
             self._compiled_step(active, width, bool(schedule.padded[step]))()
             if step in epochs:
                 self._end_epoch(epochs[step])
@@ -196,15 +211,17 @@ class VectorizedEngine:
 
     def _new_schedule(self, round: int, jobs: Sequence[Job]) -> RoundSchedule:
         planned = [self.runner.plan(job, round) for job in jobs]
+        widest = max(int(one.plan.sizes.max()) for one in planned)
         schedule = schedule_round(
             round,
             planned,
             self.lanes,
-            self.width,
+            self.width if self.noise is None else max(self.width, widest),
             self.data.preprocess.augments,
             allow_half_width=not self.graphs,
             pad=self.pad,
             lr_factors=self.settings.step_factors if self.settings.lr_varies_in_round else None,
+            granularity=None if self.noise is None else max(1, self.settings.batch_size // 4),
         )
         for name, dtype in (("mask", self.context.dtype), ("lr_factors", self.lr.dtype)):
             if name in schedule.arrays:
@@ -216,6 +233,15 @@ class VectorizedEngine:
                 for name, values in schedule.arrays.items()
             }
         return schedule
+
+    def _load_noise(self, round: int, steps: Sequence[tuple[LaneSlot, int]]) -> None:
+        """Draw the noise of this step of the lanes that take part; ``steps`` are the clients' own numbers of it."""
+        assert self.noise is not None
+        for slot, number in steps:
+            samples = len(slot.planned.ids)
+            self.noise[slot.lane] = self.runner.noise(self.noise[0], slot.planned.job, samples, round, number)
+            if number == 0:
+                self.expected[slot.lane] = self.runner.expected_batch(samples)
 
     def _load_schedule_array(self, name: str, values: Tensor) -> None:
         """Copy an array of the schedule to a buffer on the device, which keeps its address unless it must grow."""
@@ -437,7 +463,10 @@ class VectorizedEngine:
         return (rates * factors).expand(n, len(self.params)).contiguous()
 
     def _load_step(self, n: int, width: int, masked: bool, lanes: Tensor | None) -> tuple[Any, ...]:
-        """This step's samples, targets, masks, epochs, dropout keys, tables, teachers and their buffers, by lane."""
+        """This step's samples, targets, masks, epochs, dropout keys, tables, teachers and their buffers, by lane.
+
+        Where samples are protected, the noise and the expected batch sizes follow.
+        """
         x, y, rows, mask, epoch, key = self._load_batch(n, width, masked)
         tables = {}
         if self.tables:
@@ -445,7 +474,14 @@ class VectorizedEngine:
             tables = {k: v.index_select(0, flat).view(n, width, *v.shape[1:]) for k, v in self.tables.items()}
         teachers = {name: self._of_lanes(weights, n, lanes) for name, weights in self.teachers.items()}
         frozen = self._of_lanes(self.frozen_buffers, n, lanes) if self.method.teachers else {}
-        return x, y, mask, epoch, key, tables, teachers, frozen
+        protection: tuple[Any, ...] = ()
+        if self.noise is not None:
+            parts = torch.split(self.noise[:n], [p[0].numel() for p in self.params.values()], 1)
+            noise = {
+                k: part.view(n, *p.shape[1:]) for (k, p), part in zip(self.params.items(), parts, strict=True)
+            }
+            protection = noise, self.expected[:n]
+        return x, y, mask, epoch, key, tables, teachers, frozen, *protection
 
     def _load_batch(self, n: int, width: int, masked: bool) -> tuple[Tensor, ...]:
         """Preprocessed samples, targets, table rows and mask ``[n, B]``, epoch and dropout key ``[n]``."""

@@ -80,6 +80,7 @@ class RoundSchedule:
     active: np.ndarray  # [steps] how many lanes take part
     widths: np.ndarray  # [steps] samples per lane
     padded: np.ndarray  # [steps] bool: whether any lane's batch is padded
+    width: int  # the largest number of samples per lane for which the arrays have room
 
 
 def schedule_round(
@@ -91,12 +92,14 @@ def schedule_round(
     allow_half_width: bool = False,
     pad: bool = True,
     lr_factors: Callable[[int], Sequence[float]] | None = None,
+    granularity: int | None = None,
 ) -> RoundSchedule:
     """Assign the clients to lanes and lay out every lane's batches, each of at most ``width`` samples.
 
     With ``allow_half_width`` a step takes half as many samples per lane if no lane has more, which is often so at the
     end of an epoch. Without ``pad``, all batches of a step have the same number of samples. ``lr_factors`` are those of
-    the learning rate in a client's steps, by their number.
+    the learning rate in a client's steps, by their number. With ``granularity``, a step takes the smallest multiple of
+    it that suffices.
     """
     slots = assign_lanes(planned, lanes)
     where: list[Any]  # the steps and places of each slot's batches
@@ -105,9 +108,9 @@ def schedule_round(
     else:
         where = [(slot.at, place) for slot, place in zip(slots, _synchronise(slots, lanes), strict=True)]
     steps = max(slot.last for slot in slots) + 1
-    sizes = np.zeros((steps, lanes), np.int64)
+    sizes, taken = np.zeros((steps, lanes), np.int64), np.zeros((steps, lanes), bool)
     for slot, at in zip(slots, where, strict=True):
-        sizes[at] = slot.planned.plan.sizes
+        sizes[at], taken[at] = slot.planned.plan.sizes, True
     real = np.arange(width) < sizes[..., None]
     # Sample ids, table rows, epoch and dropout key are side by side, so that a step reads them at once.
     indices = np.zeros((steps, lanes, 2 * width + 2), np.int64)
@@ -129,7 +132,9 @@ def schedule_round(
             draws[at] = drawn
     half = -(-width // 2)
     widths = np.where(allow_half_width & (sizes.max(1) <= half), half, width) if pad else sizes.max(1)
-    padded = np.where(sizes, sizes, width).min(1) < widths
+    if granularity is not None:
+        widths = np.minimum(width, np.maximum(1, -(-sizes.max(1) // granularity)) * granularity)
+    padded = np.where(taken, sizes, width).min(1) < widths
     arrays: dict[str, np.ndarray] = {"indices": indices}
     if padded.any():
         arrays["mask"] = real.astype(np.float32)
@@ -142,7 +147,7 @@ def schedule_round(
         for slot, at in zip(slots, where, strict=True):
             arrays["lr_factors"][at] = lr_factors(slot.steps)
     tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
-    return RoundSchedule(round, planned, slots, tensors, (sizes > 0).sum(1), widths, padded)
+    return RoundSchedule(round, planned, slots, tensors, taken.sum(1), widths, padded, width)
 
 
 def _synchronise(slots: Sequence[LaneSlot], lanes: int) -> list[np.ndarray]:
