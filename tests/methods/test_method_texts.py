@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.core.errors import HoldfastError
 from holdfast.methods import METHODS, FedKA, parse_method
+from holdfast.methods.registry import method_from
 
 
 def test_a_list_may_stand_among_options():
@@ -94,3 +95,21 @@ def test_defaults_are_those_that_results_were_measured_with() -> None:
     assert {name: kind().describe() for name, kind in METHODS.items()} == {
         name: {"name": name} | options for name, options in PUBLISHED.items()
     }
+
+
+def test_an_option_of_a_stack_is_that_of_the_first_part_that_has_it() -> None:
+    described = {"name": "fedprox+fedntd+fedavgm", "beta": 3, "fedavgm": {"beta": 0.8}, "fedprox": {"mu": 2}}
+    assert method_from(described) == parse_method("fedprox:mu=2+fedntd:beta=3+fedavgm:beta=0.8")
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"gamma": 1}, "unknown option of fedntd.fedavgm 'gamma'"),
+        ({"fedntd": 1}, "fedntd in fedntd.fedavgm is 1; it must be a mapping"),
+        ({"damped": 3}, "fedavgm: damped is 3"),
+    ],
+)
+def test_options_that_no_part_of_a_stack_has(option: dict[str, object], said: str) -> None:
+    with pytest.raises(HoldfastError, match=said):
+        method_from({"name": "fedntd+fedavgm", **option})

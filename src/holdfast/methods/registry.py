@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 from holdfast.core import own
@@ -42,7 +43,7 @@ def method_from(description: Mapping[str, Any]) -> Method:
     """The method that `describe_method` described, or one written in an experiment file."""
     name = str(description.get("name", ""))
     if "+" in name:
-        return Stack(*(method_from({"name": part, **description.get(part, {})}) for part in name.split("+")))
+        return Stack(*map(method_from, _parts(name, description)))
     if name in METHODS or not name:
         return build(METHODS, description, "method")
     code = own.find(description, "method", _is_method_class)
@@ -50,6 +51,25 @@ def method_from(description: Mapping[str, Any]) -> Method:
         raise unknown("method", name, {*METHODS, *own.installed("method")})
     options = {key: value for key, value in description.items() if key not in own.RECORDED}
     return _own_method(code, options)
+
+
+def _parts(name: str, description: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The descriptions of a stack's parts; an option of the stack itself is that of the first part that has it."""
+    parts: list[dict[str, Any]] = []
+    for part in name.split("+"):
+        options = description.get(part, {})
+        if not isinstance(options, Mapping):
+            raise HoldfastError(f"{part} in {name} is {options!r}; it must be a mapping of its options")
+        parts.append({"name": part, **options})
+    for key, value in description.items():
+        if key in ("name", "own", *(part["name"] for part in parts)):
+            continue
+        known = [[field.name for field in fields(method_class(part["name"]))] for part in parts]
+        owner = next((part for part, options in zip(parts, known, strict=True) if key in options), None)
+        if owner is None:
+            raise unknown(f"option of {name}", str(key), chain(*known))
+        owner[key] = value
+    return parts
 
 
 def method_class(name: str) -> type[Method]:
