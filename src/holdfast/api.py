@@ -38,6 +38,7 @@ from holdfast.training.experiment import Experiment, resume
 from holdfast.training.method_check import MethodCheck, check_method
 from holdfast.training.run import Run
 from holdfast.training.train import train
+from holdfast.tuning.tune import FinalRun, TrialResult, Tuning, tune
 from holdfast.updates.privacy import DP
 from holdfast.updates.sample_privacy import SampleDP
 from holdfast.updates.secure import SecAggPlus
@@ -61,6 +62,7 @@ __all__ = [
     "Experiment",
     "FeatureSkew",
     "Federation",
+    "FinalRun",
     "GlobalEpochs",
     "Group",
     "HoldfastError",
@@ -79,6 +81,8 @@ __all__ = [
     "Shards",
     "StageSchedule",
     "Tracker",
+    "TrialResult",
+    "Tuning",
     "WriterTransfer",
     "check_method",
     "compare",
@@ -97,4 +101,5 @@ __all__ = [
     "resume",
     "stream",
     "train",
+    "tune",
 ]

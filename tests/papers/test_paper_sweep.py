@@ -13,12 +13,12 @@ import sweep_worker
 from paper_entries import entry
 
 from holdfast.core.errors import HoldfastError
-from holdfast.papers import sweep as sweeps
 from holdfast.papers.cells import plan
 from holdfast.papers.published import load_tables
 from holdfast.papers.results import Results
 from holdfast.papers.sweep import Sweep
 from holdfast.sweeps import queue as queues
+from holdfast.sweeps import workers
 from holdfast.sweeps.queue import STALE, Queue
 from holdfast.training.experiment import Experiment
 
@@ -249,7 +249,7 @@ def test_a_broken_cell_does_not_end_the_sweep(tmp_path):
 
 
 def test_a_long_cell_logs_its_progress(tmp_path, cell, monkeypatch):
-    monkeypatch.setattr(sweeps, "LOG_INTERVAL", 0.0)
+    monkeypatch.setattr(workers, "LOG_INTERVAL", 0.0)
     log = []
     Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([cell], 1, log.append)
     assert log[:2] == [f"{cell.label}: round 1 of 2", f"{cell.label}: round 2 of 2"]

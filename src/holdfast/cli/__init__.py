@@ -8,11 +8,12 @@ from holdfast.cli.inspect import export, figure, report, show, table, ui
 from holdfast.cli.reference import datasets, doctor, methods
 from holdfast.cli.reproduce import reproduce
 from holdfast.cli.train import compare, resume, run
+from holdfast.cli.tune import tune
 
 __all__ = ["app", "main"]
 
 COMMANDS = {
-    "Train": (run, compare, resume, check),
+    "Train": (run, compare, tune, resume, check),
     "Inspect": (show, report, figure, table, ui, export),
     "Data": (partition, stream, diagnose),
     "Reference": (methods, datasets, doctor),

@@ -108,7 +108,7 @@ def compare(
 
     _refuse_method_setting(methods, settings, changes)
     shared = experiment_from(experiment, settings, changes)
-    with _advice_on_interrupt("the same command continues from there"):
+    with advice_on_interrupt("the same command continues from there"):
         comparison = compare_methods(methods, shared, seeds, out=out, target=target)
     page = None
     if report:
@@ -145,7 +145,7 @@ def _trackers(names: list[str] | None, directory: Path) -> list[Tracker]:
 def _train(
     experiment: Experiment, out: Path, as_json: bool, resume: bool = False, trackers: Sequence[Tracker] = ()
 ) -> None:
-    with _advice_on_interrupt(f"continue with: holdfast resume {shlex.quote(str(out))}"):
+    with advice_on_interrupt(f"continue with: holdfast resume {shlex.quote(str(out))}"):
         run = experiment.run(out, resume=resume, trackers=trackers)
         if run.interrupted:
             raise KeyboardInterrupt
@@ -237,7 +237,7 @@ def _new_directory(experiment: Experiment) -> Path:
 
 
 @contextmanager
-def _advice_on_interrupt(advice: str) -> Iterator[None]:
+def advice_on_interrupt(advice: str) -> Iterator[None]:
     """On Ctrl-C, exit with a sentence on how to continue."""
     try:
         with warnings.catch_warnings():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from holdfast.core.errors import HoldfastError
 from holdfast.papers.cells import Cell
@@ -17,12 +17,7 @@ from holdfast.papers.cost import Estimates
 from holdfast.papers.results import Results, completed_entry, failed_entry
 from holdfast.runs import RunDirectory
 from holdfast.sweeps.queue import Queue
-from holdfast.sweeps.workers import Log, run_jobs
-
-DIVERGED = re.compile(r"round \d+: no usable update")
-"""The error of a run whose training diverged, which is stored as a result. Any other error is a mistake to fix."""
-
-LOG_INTERVAL = 60.0  # seconds between two progress lines of a cell
+from holdfast.sweeps.workers import DIVERGED, Log, ProgressLog, run_jobs
 
 
 @dataclass(frozen=True)
@@ -122,7 +117,8 @@ class _Cells:
         try:
             experiment = Experiment.from_mapping({**cell.settings, "seed": cell.seed, "device": device})
             resume = (path / "experiment.yaml").exists()
-            run = experiment.run(path, resume=resume, on_round=_ProgressLog(cell, log), progress=False)
+            progress = ProgressLog(cell.label, cell.settings["rounds"], log)
+            run = experiment.run(path, resume=resume, on_round=progress, progress=False)
             if run.interrupted:
                 raise KeyboardInterrupt
             entry = completed_entry(cell, RunDirectory.open(path), self.workers)
@@ -138,15 +134,3 @@ class _Cells:
         outcome = entry.get("failed") or f"{entry['final']['accuracy']:.2%}"
         log(f"{cell.label}: {outcome}, {time.monotonic() - start:.0f} s")
         return True
-
-
-class _ProgressLog:
-    """An ``on_round`` callback that logs the progress of a cell at intervals."""
-
-    def __init__(self, cell: Cell, log: Log) -> None:
-        self.cell, self.log, self.logged_at = cell, log, time.monotonic()
-
-    def __call__(self, record: Mapping[str, Any]) -> None:
-        if time.monotonic() - self.logged_at >= LOG_INTERVAL:
-            self.logged_at = time.monotonic()
-            self.log(f"{self.cell.label}: round {record['round']} of {self.cell.settings['rounds']}")

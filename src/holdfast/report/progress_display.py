@@ -73,8 +73,13 @@ class LogLines(ProgressDisplay):
     seconds = LOG_SECONDS
 
     def show(self) -> None:
-        with suppress(OSError, ValueError):  # a closed stderr must not stop the run
-            print(self.line(), file=sys.stderr, flush=True)
+        log_line(self.line())
+
+
+def log_line(line: str) -> None:
+    """Print a line on stderr at once."""
+    with suppress(OSError, ValueError):  # a closed stderr must not stop the run
+        print(line, file=sys.stderr, flush=True)
 
 
 class NotebookLine(ProgressDisplay):

@@ -219,6 +219,11 @@ class RunDirectory:
         """
         return self._checkpoint.load()
 
+    def discard_checkpoint(self) -> None:
+        """Remove the checkpoint of an unfinished run, which then begins again with round 1 if it is continued."""
+        if not self.finished:
+            shutil.rmtree(self.path / CHECKPOINT, ignore_errors=True)
+
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Write the final model, which marks the run as finished."""
         self._need_lock()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.process import BaseProcess
 from threading import Thread
@@ -20,8 +21,25 @@ EXIT_JOB_FAILED = 20  # exit code of a worker that could not run a job and has l
 POLL_SECONDS = 0.2  # between two looks for new jobs while other workers are at work
 GRACE_SECONDS = 60.0  # after an interrupt, for workers to end their round and to write a checkpoint
 
+LOG_INTERVAL = 60.0  # seconds between two progress lines of a job
+
 Log = Callable[[str], None]
 """Receives one line at a time; with several workers it must be importable, since they are separate processes."""
+
+DIVERGED = re.compile(r"round \d+: no usable update")
+"""The error of a run whose training diverged, which is a result. Any other error is a mistake to fix."""
+
+
+class ProgressLog:
+    """An ``on_round`` callback that logs the progress of a run at intervals."""
+
+    def __init__(self, label: str, rounds: int, log: Log) -> None:
+        self.label, self.rounds, self.log, self.logged_at = label, rounds, log, time.monotonic()
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        if time.monotonic() - self.logged_at >= LOG_INTERVAL:
+            self.logged_at = time.monotonic()
+            self.log(f"{self.label}: round {record['round']} of {self.rounds}")
 
 
 class Work(Protocol):

@@ -148,7 +148,7 @@ def compare(
                 f"{next(iter(settings))} is given beside an Experiment, which contains it already"
             )
     else:
-        experiment = _experiment(model, federation, settings)
+        experiment = experiment_of(model, federation, settings)
     chosen = _chosen(seeds, experiment.seed)
     experiment, notes = _with_public(labelled, experiment)
     variants = {label: replace(experiment, method=method) for label, method in labelled.items()}
@@ -225,7 +225,8 @@ def _option(value: Any) -> str:
     return f"[{','.join(map(_option, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
-def _experiment(model: Any, federation: Any, settings: Mapping[str, Any]) -> Experiment:
+def experiment_of(model: Any, federation: Any, settings: Mapping[str, Any]) -> Experiment:
+    """The experiment with a model, a federation or what makes one, and the settings of `holdfast.train`."""
     known = [field.name for field in fields(Experiment) if field.name not in ("method", "model", "data")]
     for key in settings:
         if key not in known:

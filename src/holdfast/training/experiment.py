@@ -479,17 +479,22 @@ def changed(described: Mapping[str, Any], settings: Iterable[str]) -> dict[str, 
         path, equals, text = setting.partition("=")
         if not equals:
             raise HoldfastError(f"'{setting}' is not of the form key=value, such as method.beta=0.5")
-        *outer, last = path.strip().split(".")
-        inside = values
-        for key in outer:
-            if key not in inside:
-                raise unknown("setting", key, inside)
-            inside[key] = {} if inside[key] is None else inside[key]
-            inside = inside[key]
-            if not isinstance(inside, dict):
-                raise HoldfastError(f"'{path}' leads nowhere: {key} is {inside!r}")
-        inside[last] = parse_value(text.strip(), f"'{setting}'")
+        place(values, path.strip(), parse_value(text.strip(), f"'{setting}'"))
     return values
+
+
+def place(values: dict[str, Any], path: str, value: Any) -> None:
+    """Set the entry of nested settings to which a path such as ``method.beta`` leads."""
+    *outer, last = path.split(".")
+    inside = values
+    for key in outer:
+        if key not in inside:
+            raise unknown("setting", key, inside)
+        inside[key] = {} if inside[key] is None else inside[key]
+        inside = inside[key]
+        if not isinstance(inside, dict):
+            raise HoldfastError(f"'{path}' leads nowhere: {key} is {inside!r}")
+    inside[last] = value
 
 
 def _from_yaml(value: Any, hint: Any) -> Any:

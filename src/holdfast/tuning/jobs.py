@@ -1,0 +1,246 @@
+"""Short runs as jobs: trained up to a round on several workers, judged on validation samples, stored and continued."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from holdfast.core.errors import HoldfastError, HoldfastWarning
+from holdfast.core.measures import Measure
+from holdfast.core.settings import Role, settings_with
+from holdfast.data.federation import Federation
+from holdfast.runs import RunDirectory
+from holdfast.sweeps.queue import Queue
+from holdfast.sweeps.workers import DIVERGED, Log, ProgressLog
+from holdfast.training.experiment import Experiment
+from holdfast.tuning import results as stored
+from holdfast.tuning.results import Results
+from holdfast.tuning.validation import judged_on_validation
+
+CACHED_FEDERATIONS = 4
+OF_THE_DATA = (*settings_with(Role.SOURCE, Role.FEDERATION), "seed")
+NOT_OF_THE_RESULT = settings_with(Role.MACHINE, Role.LIMIT)
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A run, or its beginning.
+
+    Attributes:
+        name: the file of its result.
+        label: its name in messages.
+        folder: the name of its run directory, which the jobs of one run share.
+        experiment: its settings.
+        rounds: the round up to which it is trained.
+        validation: the share of each client's samples on which it is tested instead of the test set; 0 for a run on all
+            training samples.
+        data_seed: the seed of the federation, if that is not the run's.
+        note: what its result records besides, such as the settings of a trial.
+    """
+
+    name: str
+    label: str
+    folder: str
+    experiment: Experiment
+    rounds: int
+    validation: float
+    data_seed: int | None = None
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def hash(self) -> str:
+        """16 hexadecimal digits that identify the run and its last round."""
+        described = self.experiment.describe()
+        settings = {key: value for key, value in described.items() if key not in NOT_OF_THE_RESULT}
+        text = json.dumps([settings, self.rounds, self.validation, self.data_seed], sort_keys=True)
+        return sha256(text.encode()).hexdigest()[:16]
+
+
+class Plan(Protocol):
+    """Which runs there are; later ones may depend on the results of earlier ones."""
+
+    def jobs(self, results: Results) -> list[TrainingJob]:
+        """The jobs without a result that can be run now, the most urgent first."""
+        ...
+
+    def discarded(self, results: Results) -> list[str]:
+        """The folders of runs that are not continued, whose checkpoints can go."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingWork:
+    """The jobs of a plan, as the work of sweeps' workers.
+
+    Attributes:
+        plan: the jobs.
+        results: the folder of stored results.
+        work: the folder of run directories and leases.
+        device: auto, cpu or cuda.
+        workers: processes that share the device.
+        deadline: a ``time.time()`` at which runs are left, with checkpoints. None for no limit.
+    """
+
+    plan: Plan
+    results: Path
+    work: Path
+    device: str = "auto"
+    workers: int = 1
+    deadline: float | None = None
+    waits: ClassVar[bool] = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What worker processes receive, without what each of them loads itself."""
+        return {key: value for key, value in vars(self).items() if not key.startswith("_")}
+
+    def queue(self) -> Queue:
+        return Queue(self.work)
+
+    def pending(self) -> list[TrainingJob]:
+        """The jobs that can be run now; none after the deadline."""
+        if self._late:
+            return []
+        self._results.refresh()
+        return self.plan.jobs(self._results)
+
+    def run(self, job: TrainingJob, log: Log) -> bool:
+        """Run a job and store its result; False, with a line in the log, if that is impossible."""
+        start = time.monotonic()
+        try:
+            entry = self.train(job, log)
+        except HoldfastError as error:
+            log(f"{job.label}: {error}")
+            return False
+        except Exception:  # a bug in one method must not end a search of hours
+            log(f"{job.label}: {traceback.format_exc()}")
+            return False
+        if entry is not None:
+            self.store(job, entry)
+            log(f"{job.label}: {outcome(entry)}, {time.monotonic() - start:.0f} s")
+        return True
+
+    def train(self, job: TrainingJob, log: Log) -> stored.Entry | None:
+        """What is stored of a job, which is trained for it; None if it is left at the deadline."""
+        path = self.run_directory(job)
+        on_round = _Rounds(job, log, self.deadline)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", HoldfastWarning
+                )  # of runs that have not learned yet, and such
+                run = job.experiment.run(
+                    path,
+                    resume=(path / "experiment.yaml").exists(),
+                    federation=self.federation(job),
+                    on_round=on_round,
+                    progress=False,
+                    stop_after=job.rounds if job.rounds < job.experiment.rounds else None,
+                )
+        except HoldfastError as error:
+            if not DIVERGED.match(str(error)):
+                raise
+            found = stored.failed(RunDirectory.open(path), str(error))
+        else:
+            if len(run.records) < job.rounds:
+                if self._late:
+                    return None
+                raise KeyboardInterrupt
+            found = stored.completed(RunDirectory.open(path), job.rounds)
+        return dict(job.note) | {
+            "hash": job.hash,
+            "seed": job.experiment.seed,
+            "rounds": job.rounds,
+            "validation": job.validation,
+            **found,
+            "beside": self.workers,
+        }
+
+    def store(self, job: TrainingJob, entry: stored.Entry) -> None:
+        """Store a result, and remove the checkpoints that no job needs any more."""
+        self._results.add(job.name, entry)
+        for folder in self.plan.discarded(self._results):
+            RunDirectory(self.work / "runs" / folder).discard_checkpoint()
+
+    def run_directory(self, job: TrainingJob) -> Path:
+        """Where a job's run is kept."""
+        return self.work / "runs" / job.folder
+
+    def federation(self, job: TrainingJob) -> Federation:
+        """The federation that a job trains, loaded once for jobs with the same."""
+        run, seed = job.experiment, job.experiment.seed if job.data_seed is None else job.data_seed
+        described = run.describe() | {"seed": seed}
+        split = [job.validation, run.seed] if job.validation else []
+        key = json.dumps([*(described[name] for name in OF_THE_DATA), *split])
+        if key not in self._federations:
+            whole = replace(run, seed=seed).build_federation()
+            while len(self._federations) >= CACHED_FEDERATIONS:
+                del self._federations[next(iter(self._federations))]
+            self._federations[key] = (
+                judged_on_validation(whole, job.validation, run.seed) if job.validation else whole
+            )
+        return self._federations[key]
+
+    def refuse_early(self, jobs: Sequence[TrainingJob]) -> None:
+        """Raise the errors that a run of any method and model among the jobs would raise before its first round."""
+        from holdfast.core.device import choose_device
+
+        choose_device(self.device)
+        seen = set[str]()
+        for job in jobs:
+            described = job.experiment.describe()
+            kind = json.dumps([described["method"]["name"], described["model"]])
+            if kind not in seen:
+                job.experiment.refuse_early(self.federation(job))
+                seen.add(kind)
+
+    @property
+    def _late(self) -> bool:
+        return self.deadline is not None and time.time() >= self.deadline
+
+    @cached_property
+    def _results(self) -> Results:
+        return Results(self.results)
+
+    @cached_property
+    def _federations(self) -> dict[str, Federation]:
+        return {}
+
+
+class _Rounds:
+    """An ``on_round`` callback that logs progress, and leaves the run after the round at the deadline."""
+
+    def __init__(self, job: TrainingJob, log: Log, deadline: float | None) -> None:
+        self.progress, self.last, self.deadline = (
+            ProgressLog(job.label, job.rounds, log),
+            job.rounds,
+            deadline,
+        )
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        self.progress(record)
+        if self.deadline is not None and record["round"] < self.last and time.time() >= self.deadline:
+            self.deadline = None
+            signal.raise_signal(signal.SIGINT)  # as an interrupt: the run ends with a checkpoint
+
+
+def outcome(entry: stored.Entry) -> str:
+    """The result of a run in a few words: ``accuracy 61.25 % after 33 rounds``; a trial's is the mean of its last."""
+    if "failed" in entry:
+        return f"failed ({entry['failed']})"
+    of_run = stored.mean_of_last if entry["validation"] else stored.last_value
+    value = format_value(stored.measure_of(entry), of_run(entry))
+    return f"{entry['measure']} {value} after {entry['rounds']} rounds"
+
+
+def format_value(measure: Measure, value: float) -> str:
+    """A metric's value as text, in per cent where it is a share."""
+    return f"{100 * value:.2f} %" if measure.is_share else f"{value:.4g}"

@@ -1,0 +1,346 @@
+"""``tune``: search for settings of a method on a federation, judged on validation samples."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from holdfast.core import files, yaml12
+from holdfast.core.errors import HoldfastError
+from holdfast.core.measures import Measure
+from holdfast.core.settings import Role, settings_with
+from holdfast.data.dataset import Dataset
+from holdfast.data.federation import Federation
+from holdfast.methods.base import Method
+from holdfast.models.own import OwnModel
+from holdfast.models.registry import ModelSpec
+from holdfast.report.progress_display import log_line
+from holdfast.runs.metrics_file import plain
+from holdfast.sweeps.workers import Log, run_jobs
+from holdfast.training.checkpointing import is_same
+from holdfast.training.comparison import experiment_of
+from holdfast.training.experiment import Experiment
+from holdfast.tuning import halving
+from holdfast.tuning.jobs import TrainingJob, TrainingWork
+from holdfast.tuning.results import Entry, Results, last_value, mean_of_last, measure_of
+from holdfast.tuning.search import Search, Trial
+from holdfast.tuning.space import Choice, Interval, parse_space
+
+if TYPE_CHECKING:
+    import pandas
+
+IDENTITY = "search.yaml"
+BEST = "best.yaml"
+
+Given = Sequence[str] | Mapping[str, str | Sequence[Any] | Interval | Choice]
+"""A space as the command line has it, ``["lr=0.01..1:log"]``, or as a mapping, ``{"lr": "0.01..1:log"}``."""
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What one of the settings has reached.
+
+    Attributes:
+        trial: its number; 0 has the experiment's own settings.
+        settings: those that it changes.
+        rounds: how many it was trained for.
+        value: the mean of the metric over the last of these rounds, on validation samples; NaN if training diverged.
+        seconds: the time of these rounds.
+        failed: why it has no value, if it has none.
+        path: its run's directory; None if it was not kept.
+    """
+
+    trial: int
+    settings: dict[str, Any]
+    rounds: int
+    value: float
+    seconds: float
+    failed: str | None
+    path: Path | None
+
+
+@dataclass(frozen=True)
+class FinalRun:
+    """A run with the best settings on all training samples; ``value`` is the metric on the test set at its end."""
+
+    seed: int
+    value: float
+    path: Path | None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The result of a search.
+
+    Attributes:
+        table: all trials, the best first. Trials that were trained for more rounds come before those that were left.
+        measure: the metric by which they are judged, and its direction.
+        experiment: the experiment with the best settings.
+        final: its runs with seeds of their own, if they were asked for.
+    """
+
+    table: list[TrialResult]
+    measure: Measure
+    experiment: Experiment
+    final: list[FinalRun]
+
+    @property
+    def best(self) -> TrialResult:
+        """The best trial."""
+        return self.table[0]
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The table as a pandas frame, with a column for each setting of the space."""
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise HoldfastError("to_frame needs pandas: pip install pandas") from None
+
+        rows = [
+            {"trial": row.trial, **row.settings, "rounds": row.rounds, self.measure.name: row.value}
+            | {"seconds": row.seconds, "path": None if row.path is None else str(row.path)}
+            for row in self.table
+        ]
+        return pandas.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class TuningPlan:
+    """A search, and after it the final runs with the best settings."""
+
+    search: Search
+    final_seeds: int
+
+    def jobs(self, results: Results) -> list[TrainingJob]:
+        """The jobs without a result that can be run now."""
+        remaining = self.search.jobs(results)
+        if remaining or not self.final_seeds or not _is_complete(self.search, results):
+            return remaining
+        return [job for job in self.final_jobs(results) if results.get(job.hash) is None]
+
+    def final_jobs(self, results: Results) -> list[TrainingJob]:
+        """The runs with the best settings, with seeds that the search has not used, on the same federation."""
+        given, best = self.search.experiment, self.search.best(results)
+        experiment = as_given(best.experiment, given)
+        if isinstance(given.data, str) and given.federation is None and given.partition_seed is None:
+            experiment = replace(
+                experiment, partition_seed=given.seed
+            )  # the run's directory alone leads to its data
+        return [
+            TrainingJob(
+                name="final",
+                label=f"best settings, seed {seed}",
+                folder=f"final-{best.number:03d}-seed-{seed}",
+                experiment=replace(experiment, seed=seed),
+                rounds=given.rounds,
+                validation=0.0,
+                data_seed=given.seed,
+            )
+            for seed in range(given.seed + 1, given.seed + 1 + self.final_seeds)
+        ]
+
+    def discarded(self, results: Results) -> list[str]:
+        """The folders of trials that are out."""
+        return self.search.discarded(results)
+
+
+def _is_complete(search: Search, results: Results) -> bool:
+    return not halving.remaining(search.scores(results))
+
+
+def as_given(experiment: Experiment, given: Experiment) -> Experiment:
+    """A trial's experiment with the tests that its search has left out."""
+    return replace(experiment, evaluate_locals=given.evaluate_locals, probe_every=given.probe_every)
+
+
+def tune(
+    method: Method | str | Experiment,
+    model: ModelSpec | OwnModel | nn.Module | Callable[..., nn.Module] | str | None = None,
+    federation: Federation | Dataset | Callable[..., Federation | Dataset] | str | None = None,
+    *,
+    space: Given,
+    budget: int = 30,
+    validation: float = 0.1,
+    final_seeds: int = 0,
+    workers: int = 1,
+    out: str | Path | None = None,
+    progress: bool = True,
+    log: Log | None = None,
+    **settings: Any,
+) -> Tuning:
+    """Search for the best settings of a method on a federation.
+
+    Either ``tune(method, model, federation, space=..., rounds=100, ...)`` with the settings of `holdfast.train`, or
+    ``tune(experiment, space=...)`` with an `Experiment`.
+
+    Settings are drawn from the space, evenly spread; the first trial has the experiment's own. All are trained for a
+    ninth of the rounds, the best third of them for a third, and the best third of these for all. They are judged on a
+    share of each client's training samples, which they are not trained on; the test set is not used. The result
+    depends on the seed alone, not on the number of workers.
+
+    Args:
+        method: as for `holdfast.train`, or an `Experiment`.
+        model: as for `holdfast.train`.
+        federation: a `Federation`, or what `holdfast.compare` takes in its place.
+        space: the settings to vary and their values: ``["lr=0.003..0.1:log", "method.beta=[0.5,1,2]"]``, or a mapping
+            ``{"lr": "0.003..0.1:log", "method.beta": [0.5, 1, 2]}``. Two whole numbers, ``1..10``, are a range of whole
+            numbers; ``:log`` spreads the values evenly in their logarithm.
+        budget: the number of settings to try.
+        validation: the share of each client's samples on which they are judged.
+        final_seeds: how often the best settings are trained anew, on all training samples and with seeds that the
+            search has not used; these runs are tested on the test set.
+        workers: processes that share the device. A script that asks for several begins its work under
+            ``if __name__ == "__main__":``.
+        out: the directory of the search. Called again, it reads finished trials and continues others.
+        progress: print a line for each finished trial on stderr.
+        log: receives these lines instead.
+
+    An interrupt (Ctrl-C) raises KeyboardInterrupt; the same call continues the search.
+    """
+    if isinstance(method, Experiment):
+        if model is not None or federation is not None or settings:
+            given = (
+                "model"
+                if model is not None
+                else "federation"
+                if federation is not None
+                else next(iter(settings))
+            )
+            raise HoldfastError(f"{given} is given beside an Experiment, which contains it already")
+        experiment = method
+    else:
+        if model is None or federation is None:
+            missing = "model" if model is None else "federation"
+            raise HoldfastError(f"{missing} is missing: a search needs a method, a model and a federation")
+        experiment = replace(experiment_of(model, federation, settings), method=method)
+    if final_seeds < 0:
+        raise HoldfastError(f"final_seeds is {final_seeds}; it is a number of runs, 0 or more")
+    search = Search(experiment, parse_space(_written(space)), budget, validation)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory())) if out is None else Path(out)
+        plan = TuningPlan(search, final_seeds)
+        work = TrainingWork(plan, folder, folder, experiment.device, workers)
+        _begin(folder, search, work)
+        run_all(work, log or (log_line if progress else _silent))
+        return _summary(plan, work, kept=out is not None)
+
+
+def run_all(work: TrainingWork, log: Log) -> None:
+    """Run all jobs of a work; raises if one of them could not be run."""
+    if work.workers > 1:
+        try:
+            pickle.dumps(work)
+        except Exception as error:
+            raise HoldfastError(
+                f"workers is {work.workers}, and other processes cannot receive what is to be trained ({error}); name "
+                "methods, models and data by reference, such as net.py:make_net, or use 1 worker"
+            ) from error
+    if not run_jobs(work, log):
+        raise HoldfastError(
+            "a run was not possible, for the reason in its line above; finished runs are stored, and the same "
+            "command continues"
+        )
+
+
+def _written(space: Given) -> list[str]:
+    """A space in the form of the command line."""
+    if isinstance(space, str):
+        raise HoldfastError(f"space is '{space}'; it must be a list, such as ['{space}']")
+    if not isinstance(space, Mapping):
+        return list(space)
+    texts = []
+    for key, values in space.items():
+        if isinstance(values, (Interval, Choice)):
+            texts.append(f"{key}={values.describe()}")
+        elif isinstance(values, str):
+            texts.append(f"{key}={values}")
+        else:
+            texts.append(f"{key}={Choice(tuple(values)).describe()}")
+    return texts
+
+
+def _begin(folder: Path, search: Search, work: TrainingWork) -> None:
+    """Check that every trial can be run, and write what the search is, or compare it with what the folder holds."""
+    first = search.job(search.trials[0], 0)
+    here = {
+        "experiment": search.experiment.describe(),
+        "space": {key: values.describe() for key, values in search.space.items()},
+        "validation": search.validation,
+        "hash": work.federation(first).hash,
+    }
+    path = folder / IDENTITY
+    if path.exists():
+        _refuse_another(path, here)
+    work.refuse_early([search.job(trial, 0) for trial in search.trials])
+    with files.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    files.replace(path, yaml12.dump(plain(here)).encode())
+
+
+def _refuse_another(path: Path, here: Mapping[str, Any]) -> None:
+    with files.reading(path):
+        text = path.read_bytes()
+    try:
+        there = yaml12.load(text)
+        before = there["experiment"] | {key: there[key] for key in here if key != "experiment"}
+    except (ValueError, TypeError, KeyError):
+        raise HoldfastError(
+            f"{path} is damaged: it does not describe a search; choose another --out"
+        ) from None
+    now = plain(here["experiment"] | {key: here[key] for key in here if key != "experiment"})
+    for key, value in now.items():
+        if key not in settings_with(Role.MACHINE, Role.LIMIT) and not is_same(before.get(key), value):
+            other = (
+                "on another federation"
+                if key == "hash"
+                else f"with another {key}: {before.get(key)!r}, not {value!r}"
+            )
+            raise HoldfastError(f"{path.parent} holds a search {other}; choose another --out")
+
+
+def _summary(plan: TuningPlan, work: TrainingWork, kept: bool) -> Tuning:
+    results, search = Results(work.results), plan.search
+    entries = search.entries(results)
+    best = search.best(results)
+    table = [
+        _row(search, search.trials[trial], rung, entry, work if kept else None)
+        for trial, rung in halving.ranking(search.scores(results))
+        if (entry := entries[rung][trial]) is not None
+    ]
+    final = []
+    if plan.final_seeds:
+        for job in plan.final_jobs(results):
+            entry = results.get(job.hash)
+            assert entry is not None  # all jobs were run
+            final.append(
+                FinalRun(job.experiment.seed, last_value(entry), work.run_directory(job) if kept else None)
+            )
+    first = entries[0][0]
+    assert first is not None
+    own = as_given(best.experiment, search.experiment)
+    if kept:
+        files.replace(work.work / BEST, yaml12.dump(plain(own.describe())).encode())
+    return Tuning(table, measure_of(first), own, final)
+
+
+def _row(search: Search, trial: Trial, rung: int, entry: Entry, work: TrainingWork | None) -> TrialResult:
+    return TrialResult(
+        trial=trial.number,
+        settings=dict(trial.changes),
+        rounds=entry["rounds"],
+        value=mean_of_last(entry),
+        seconds=entry["seconds"],
+        failed=entry.get("failed"),
+        path=None if work is None else work.run_directory(search.job(trial, rung)),
+    )
+
+
+def _silent(line: str) -> None:
+    pass
