@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tune_worker import search
 
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
+from holdfast.data.validation import hold_out
 from holdfast.tuning.results import mean_of_last, score
 from holdfast.tuning.search import Search
 from holdfast.tuning.space import parse_space
@@ -73,12 +75,19 @@ def test_validation_samples_are_a_share_of_each_class_of_each_client() -> None:
     assert judged.hash != judged_on_validation(whole, 0.25, seed=4).hash
 
 
-def test_no_client_loses_its_only_sample() -> None:
-    whole = hf.federate(data(samples=20), [[0], [1], [2, 3], range(4, 20)])
-    judged = judged_on_validation(whole, 0.9, seed=0)
-    assert judged.sizes().tolist() == [1, 1, 1, 2]
-    with pytest.raises(HoldfastError, match="leaves no validation sample"):
-        judged_on_validation(hf.federate(data(), [[0], [1]]), 0.9, seed=0)
+def test_given_validation_samples_are_those_that_trials_are_judged_on() -> None:
+    given = hold_out(federation(), 0.2, seed=9)
+    judged = judged_on_validation(given, 0.1, seed=0)
+    assert judged.indices.tolist() == given.indices.tolist()
+    assert torch.equal(judged.dataset.x_test, given.dataset.x_train[given.validation])
+
+
+def test_final_runs_stop_early_if_the_experiment_does() -> None:
+    stopping = tune(budget=1, rounds=3, final_seeds=1, validation=0.2, patience=1)
+    assert (stopping.experiment.validation, stopping.experiment.patience) == (0.2, 1)
+    whole = tune(budget=1, rounds=3, validation=0.2)
+    assert (whole.experiment.validation, whole.experiment.patience) == (None, None)
+    assert whole.best.value == stopping.best.value
 
 
 def test_a_search_has_the_trials_and_scores_of_runs_made_one_by_one(tmp_path: Path) -> None:
@@ -148,7 +157,7 @@ def test_a_folder_holds_one_search(tmp_path: Path) -> None:
     for changes, told in (
         ({"batch_size": 8}, "another batch_size: 32, not 8"),
         ({"space": ["lr=0.01..2:log"]}, "another space"),
-        ({"validation": 0.2}, "another validation: 0.1, not 0.2"),
+        ({"validation": 0.2}, "another validation: None, not 0.2"),
         ({"seed": 1}, "another seed"),
     ):
         with pytest.raises(HoldfastError, match=told):
@@ -163,16 +172,9 @@ def test_a_folder_holds_one_search(tmp_path: Path) -> None:
 
 def plan(**changes: Any) -> Search:
     experiment = hf.Experiment(data="digits", clients=5, rounds=30, method="fedntd+fedavgm", device="cpu")
-    given: dict[str, Any] = {
-        "space": ["method.beta=0.1..10:log", "lr=0.01..1:log"],
-        "budget": 9,
-        "validation": 0.1,
-    }
-    given |= changes
-    settings = {key: given.pop(key) for key in list(given) if key not in ("space", "budget", "validation")}
-    return Search(
-        replace(experiment, **settings), parse_space(given["space"]), given["budget"], given["validation"]
-    )
+    space = changes.pop("space", ["method.beta=0.1..10:log", "lr=0.01..1:log"])
+    budget = changes.pop("budget", 9)
+    return Search(replace(experiment, **changes), parse_space(space), budget)
 
 
 def test_the_same_seed_has_the_same_trials() -> None:
@@ -192,8 +194,9 @@ def test_the_same_seed_has_the_same_trials() -> None:
     ("changes", "told"),
     [
         ({"budget": 0}, "budget is 0; it is the number of settings to try, at least 1"),
-        ({"validation": 0.0}, "validation is 0; it is the share"),
-        ({"validation": 1.0}, "validation is 1; it is the share"),
+        ({"validation": 0.0}, "validation is 0.0; it must be above 0 and below 1"),
+        ({"validation": 1.0}, "validation is 1.0; it must be above 0 and below 1"),
+        ({"space": ["validation=0.1..0.5"]}, "validation cannot be part of the space"),
         ({"space": ["momentun=0..0.9"]}, "unknown setting 'momentun'; did you mean momentum"),
         ({"space": ["momentum=0..1"]}, r"momentum=0..1 is not possible: momentum is 1.0; it must be from 0"),
         ({"space": ["method.gamma=0..1"]}, "gamma=0..1 is not possible: unknown option of fedntd.fedavgm 'gamma'"),

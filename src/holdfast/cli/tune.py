@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from holdfast.tuning.tune import Tuning
 
 Workers = Annotated[int, typer.Option(help="Number of parallel processes on the device.")]
-Validation = Annotated[
-    float, typer.Option(help="Share of each client's training samples on which runs are judged.")
-]
 SETTING = re.compile(r"^[\w.]+=")  # a method's text has a colon before its first equals sign
 
 
@@ -39,12 +36,6 @@ def tune(
     experiment: Annotated[Path | None, typer.Option(help="An experiment file; options add to it.")] = None,
     changes: Changes = None,
     budget: Annotated[int, typer.Option(help="Number of settings to try.")] = 30,
-    validation_share: Annotated[
-        float,
-        typer.Option(
-            "--validation", help="Share of each client's training samples on which trials are judged."
-        ),
-    ] = 0.1,
     final_seeds: Annotated[
         int, typer.Option(help="Runs with the best settings on all training samples, tested on the test set.")
     ] = 0,
@@ -57,11 +48,11 @@ def tune(
     """Search for the best settings of a method, judged on validation samples.
 
     All settings are trained for a ninth of the rounds, the best third of them for a third, the best third of these for
-    all. The test set is not used, but by --final-seeds. The command can be stopped at any time: repeated, it reads
-    finished trials and continues others.
+    all. They are judged on the share --validation of each client's samples, 0.1 by default; only --final-seeds uses the
+    test set. The command can be stopped at any time: repeated, it reads finished trials and continues others.
 
-    Example:  holdfast tune fedntd --space method.beta=0.1..10:log lr=0.01..1:log --data digits --clients 10
-    --rounds 27 --budget 20 --workers 2
+    Example:  holdfast tune fedntd --space method.beta=0.1..10:log lr=0.03..1:log
+    --data digits --clients 5 --model linear --rounds 18 --budget 9
     """
     from holdfast.report.progress_display import log_line
     from holdfast.tuning.tune import tune as search
@@ -79,7 +70,6 @@ def tune(
             given,
             space=[*(space or []), *more],
             budget=budget,
-            validation=validation_share,
             final_seeds=final_seeds,
             workers=workers,
             out=out,

@@ -150,7 +150,7 @@ class TrainingWork:
                 raise
             found = stored.failed(RunDirectory.open(path), str(error))
         else:
-            if len(run.records) < job.rounds:
+            if run.interrupted and len(run.records) < job.rounds:
                 if self._late:
                     return None
                 raise KeyboardInterrupt
@@ -158,7 +158,6 @@ class TrainingWork:
         return dict(job.note) | {
             "hash": job.hash,
             "seed": job.experiment.seed,
-            "rounds": job.rounds,
             "validation": job.validation,
             **found,
             "beside": self.workers,

@@ -103,6 +103,7 @@ def failed(directory: RunDirectory, reason: str) -> dict[str, Any]:
 def _common(experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     measure = primary_measure(experiment)
     return {
+        "rounds": len(records),
         "measure": measure.name,
         "less_is_better": measure.less_is_better,
         "seconds": round(sum(record["seconds"]["total"] for record in records), 2),

@@ -21,9 +21,12 @@ from holdfast.tuning.space import Choice, Interval, Space, draw_settings
 FIXED = (
     *settings_with(Role.SOURCE, Role.FEDERATION, Role.MACHINE, Role.LIMIT),
     "rounds", "seed", "metrics", "evaluate_every", "evaluate_locals", "local_test_samples", "probe_every",
-    "validation",
+    "validation", "patience",
 )  # fmt: skip
 """Settings that no search varies: they change what trials are judged on, or nothing."""
+
+
+DEFAULT_VALIDATION = 0.1
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,6 @@ class Search:
         experiment: the settings of all trials, apart from those in the space.
         space: the settings that trials change, as in ``--set``.
         budget: the number of trials.
-        validation: the share of each client's samples on which trials are judged.
         name: the file of its results.
         label: what precedes its trials' names, if results or runs of several searches are kept together.
         rungs: the rounds after which trials are compared; by default a ninth, a third and all.
@@ -54,7 +56,6 @@ class Search:
     experiment: Experiment
     space: Space
     budget: int
-    validation: float
     name: str = "trials"
     label: str = ""
     rungs: tuple[int, ...] = ()
@@ -62,11 +63,6 @@ class Search:
     def __post_init__(self) -> None:
         if self.budget < 1:
             raise HoldfastError(f"budget is {self.budget}; it is the number of settings to try, at least 1")
-        if not 0 < self.validation < 1:
-            raise HoldfastError(
-                f"validation is {self.validation:g}; it is the share of the training samples that settings are judged "
-                "on, above 0 and below 1, such as 0.1"
-            )
         _check_space(self.experiment, self.space)
         first = self.stops[0]
         if self.experiment.evaluate_every > first:
@@ -83,7 +79,7 @@ class Search:
     @cached_property
     def trials(self) -> list[Trial]:
         """All trials; the first ones do not depend on their number."""
-        own = replace(self.experiment, evaluate_locals=False, probe_every=0)
+        own = judged(self.experiment)
         trials = [Trial(0, {}, own)]
         if self.budget == 1:
             return trials
@@ -100,7 +96,7 @@ class Search:
             folder="-".join([*re.findall(r"[\w.+=]+", self.label), f"trial-{trial.number:03d}"]),
             experiment=trial.experiment,
             rounds=self.stops[rung],
-            validation=self.validation,
+            validation=validation_share(self.experiment),
             note={"search": self.label, "trial": trial.number, "changes": dict(trial.changes)},
         )
 
@@ -138,6 +134,16 @@ class Search:
                 f"{'' if reason is None else reason.get('failed')}; search smaller learning rates"
             )
         return self.trials[trial]
+
+
+def judged(experiment: Experiment) -> Experiment:
+    """The experiment as it is judged on validation samples: without tests and stops that no search reads."""
+    return replace(experiment, evaluate_locals=False, probe_every=0, validation=None, patience=None)
+
+
+def validation_share(experiment: Experiment) -> float:
+    """The share of each client's samples on which settings are judged."""
+    return DEFAULT_VALIDATION if experiment.validation is None else experiment.validation
 
 
 def _check_space(experiment: Experiment, space: Space) -> None:

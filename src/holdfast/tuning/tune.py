@@ -156,8 +156,17 @@ def _is_complete(search: Search, results: Results) -> bool:
 
 
 def as_given(experiment: Experiment, given: Experiment) -> Experiment:
-    """A trial's experiment with the tests that its search has left out."""
-    return replace(experiment, evaluate_locals=given.evaluate_locals, probe_every=given.probe_every)
+    """A trial's experiment with the tests that its search has left out.
+
+    Only early stopping takes validation samples away from training.
+    """
+    return replace(
+        experiment,
+        evaluate_locals=given.evaluate_locals,
+        probe_every=given.probe_every,
+        validation=given.validation if given.patience is not None else None,
+        patience=given.patience,
+    )
 
 
 def tune(
@@ -167,7 +176,6 @@ def tune(
     *,
     space: Given,
     budget: int = 30,
-    validation: float = 0.1,
     final_seeds: int = 0,
     workers: int = 1,
     out: str | Path | None = None,
@@ -182,8 +190,9 @@ def tune(
 
     Settings are drawn from the space, evenly spread; the first trial has the experiment's own. All are trained for a
     ninth of the rounds, the best third of them for a third, and the best third of these for all. They are judged on a
-    share of each client's training samples, which they are not trained on; the test set is not used. The result
-    depends on the seed alone, not on the number of workers.
+    share of each client's training samples, ``validation`` (0.1 by default), which they are not trained on, or on the
+    validation samples that the clients have; the test set is not used. The result depends on the seed alone, not on
+    the number of workers.
 
     Args:
         method: as for `holdfast.train`, or an `Experiment`.
@@ -193,7 +202,6 @@ def tune(
             ``{"lr": "0.003..0.1:log", "method.beta": [0.5, 1, 2]}``. Two whole numbers, ``1..10``, are a range of whole
             numbers; ``:log`` spreads the values evenly in their logarithm.
         budget: the number of settings to try.
-        validation: the share of each client's samples on which they are judged.
         final_seeds: how often the best settings are trained anew, on all training samples and with seeds that the
             search has not used; these runs are tested on the test set.
         workers: processes that share the device. A script that asks for several begins its work under
@@ -222,7 +230,7 @@ def tune(
         experiment = replace(experiment_of(model, federation, settings), method=method)
     if final_seeds < 0:
         raise HoldfastError(f"final_seeds is {final_seeds}; it is a number of runs, 0 or more")
-    search = Search(experiment, parse_space(_written(space)), budget, validation)
+    search = Search(experiment, parse_space(_written(space)), budget)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory())) if out is None else Path(out)
         plan = TuningPlan(search, final_seeds)
@@ -272,7 +280,6 @@ def _begin(folder: Path, search: Search, work: TrainingWork) -> None:
     here = {
         "experiment": search.experiment.describe(),
         "space": {key: values.describe() for key, values in search.space.items()},
-        "validation": search.validation,
         "hash": work.federation(first).hash,
     }
     path = folder / IDENTITY
