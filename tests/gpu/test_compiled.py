@@ -102,6 +102,16 @@ def test_classifiers(outputs, compiled, monkeypatch):
     assert_no_operand_is_overwritten(compiled, "_linear_forward", "_linear_backward")
 
 
+def test_adam(compiled):
+    from holdfast.kernels.adam import adam_step_
+
+    tensors = [torch.empty(10, 5000), torch.empty(10, 512, 20)]
+    steps = [torch.empty(10) for _ in tensors]
+    options = ((0.9, 0.999), 1e-8, 0.01, True, [None, None])
+    adam_step_(tensors, tensors, tensors, tensors, steps, torch.tensor(0.1), *options)
+    assert [name for name, _ in compiled] == ["_adam_step"]
+
+
 @pytest.mark.parametrize("shape", [(10, 32, 64, 16, 16), (1, 2, 5, 9, 7), (2, 1, 6, 11, 13)])
 def test_pooling_with_overlapping_windows(shape, compiled):
     from holdfast.kernels import maxpool

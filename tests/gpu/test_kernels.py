@@ -433,6 +433,63 @@ def test_sgd_step_with_learning_rates_per_tensor(momentum):
         assert relative(v[i], step) < 1e-6 or not momentum
 
 
+def adam_by_torch(w, g, m, v, t, lr, decoupled):
+    """One step of ``torch.optim`` in float64, from the state m and v after t - 1 steps."""
+    w, g, m, v = (tensor.double() for tensor in (w, g, m, v))
+    param = torch.nn.Parameter(w.clone())
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    optimizer = kind([param], lr=float(lr), betas=(0.8, 0.99), eps=1e-6, weight_decay=0.01)
+    optimizer.state[param] = {
+        "step": torch.tensor(float(t) - 1),
+        "exp_avg": m.clone(),
+        "exp_avg_sq": v.clone(),
+    }
+    param.grad = g
+    optimizer.step()
+    state = optimizer.state[param]
+    return param.detach(), state["exp_avg"], state["exp_avg_sq"]
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("by_tensor", [False, True])
+def test_adam_step(decoupled, by_tensor):
+    from holdfast.engine.optim import adam_
+    from holdfast.kernels.conv import copy_to_fp16_, empty_filters
+
+    shapes = [(2, 3000), (2, 5, 7), (2, 16, 8, 3, 3), *((2, 3 + i) for i in range(15))]
+    w, g, m, v = ([torch.randn(shape, device=DEVICE) for shape in shapes] for _ in range(4))
+    w[2], m[2], v[2] = (empty_filters(shapes[2], t.device).copy_(t) for t in (w[2], m[2], v[2]))
+    v = [square.abs_() for square in v]
+    done = torch.tensor([0.0, 6.0], device=DEVICE)
+    t = [done.clone() for _ in shapes]
+    lr = torch.tensor(0.1, device=DEVICE)
+    if by_tensor:
+        lr = torch.rand(2, len(shapes), device=DEVICE)
+        lr[1, 2] = lr[0, 4] = 0  # these keep everything
+    expected = {}
+    for i in range(len(shapes)):
+        for lane in range(2):
+            rate = lr[lane, i] if by_tensor else lr
+            old = tuple(tensors[i][lane] for tensors in (w, g, m, v))
+            kept = tuple(tensor.double() for tensor in (old[0], *old[2:]))
+            expected[i, lane] = adam_by_torch(*old, done[lane] + 1, rate, decoupled) if rate else kept
+    copy = torch.zeros(2, 16, 3, 24, device=DEVICE).half()
+    copies = None if by_tensor else [copy if i == 2 else None for i in range(len(shapes))]
+    adam_(
+        w, g, m, v, t, lr=lr, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.01, decoupled=decoupled, kernels=True,
+        fp16_copies=copies,
+    )  # fmt: skip
+    for (i, lane), want in expected.items():
+        for tensors, one in zip((w, m, v), want, strict=True):
+            assert relative(tensors[i][lane], one) < 2e-6
+        skipped = by_tensor and lr[lane, i] == 0
+        assert t[i][lane] == done[lane] + (0 if skipped else 1)
+    if not by_tensor:
+        cast = torch.empty_like(copy)
+        copy_to_fp16_(cast, w[2], range(3))
+        assert torch.equal(copy, cast)
+
+
 def test_block_amax():
     from holdfast.kernels import padded_images
 

@@ -33,6 +33,8 @@ class LocalOptimizer:
         self.weight_decay = settings.weight_decay
         self.is_sgd = isinstance(self.spec, SGD) and not self.spec.nesterov
         """Whether its step is SGD as Holdfast's kernels compute it."""
+        self.writes_fp16 = self.is_sgd or isinstance(self.spec, Adam)
+        """Whether Holdfast's kernel for its step can write fp16 copies of weights."""
 
     def new_state(self, params: Mapping[str, Tensor], lanes: int | None = None) -> Tree:
         """The state before the first step; ``lanes`` is their number if ``params`` are stacked."""
@@ -54,21 +56,24 @@ class LocalOptimizer:
         lr: float | Tensor,
         proximal_mu: float = 0.0,
         global_params: Sequence[Tensor] = (),
-        **for_sgd: Any,
+        kernels: bool = False,
+        taps: Sequence[range | None] | None = None,
+        fp16_copies: Sequence[Tensor | None] | None = None,
     ) -> None:
         """Update the parameters and their ``state`` in place. The arguments are those of `sgd_`."""
         spec, decay = self.spec, self.weight_decay
         if isinstance(spec, SGD):
             sgd_(
                 params, grads, state.get("momentum", []), lr=lr, momentum=self.momentum, weight_decay=decay,
-                nesterov=spec.nesterov, proximal_mu=proximal_mu, global_params=global_params, **for_sgd,
+                nesterov=spec.nesterov, proximal_mu=proximal_mu, global_params=global_params,
+                kernels=kernels, taps=taps, fp16_copies=fp16_copies,
             )  # fmt: skip
             return
         grads = add_proximal_term(params, grads, global_params, proximal_mu)
         if isinstance(spec, Adam):
             adam_(
                 params, grads, state["mean"], state["square"], state[STEPS], lr=lr, betas=spec.betas, eps=spec.eps,
-                weight_decay=decay, decoupled=isinstance(spec, AdamW),
+                weight_decay=decay, decoupled=isinstance(spec, AdamW), kernels=kernels, fp16_copies=fp16_copies,
             )  # fmt: skip
         elif isinstance(spec, RMSprop):
             rmsprop_(

@@ -84,6 +84,8 @@ def adam_(
     eps: float,
     weight_decay: float,
     decoupled: bool,
+    kernels: bool = False,
+    fp16_copies: Sequence[Tensor | None] | None = None,
 ) -> None:
     """t <- t + 1;  m <- β₁ m + (1 - β₁) g;  v <- β₂ v + (1 - β₂) g²;  w <- w - lr m̂ / (√v̂ + eps).
 
@@ -92,9 +94,22 @@ def adam_(
     w <- (1 - lr weight_decay) w comes first. ``lr`` as in `sgd_`.
 
     The step is PyTorch's fused kernel for the tensors of all lanes, or unfused operations where `sgd_` uses them.
+    ``kernels`` selects Holdfast's kernel for lanes, which alone can write ``fp16_copies``.
     """
     grads = [_with_strides_of(w, g) for w, g in zip(params, grads, strict=True)]
     beta1, beta2 = betas
+    if kernels and isinstance(lr, Tensor):
+        from holdfast.kernels.adam import adam_step_
+        from holdfast.kernels.sgd import supported
+
+        if supported(params, [*grads, *means, *squares]):
+            torch._foreach_add_(list(steps), 1.0 if lr.dim() == 0 else list((lr != 0).to(lr.dtype).unbind(1)))
+            adam_step_(
+                params, grads, means, squares, steps, lr, betas, eps, weight_decay, decoupled,
+                fp16_copies or [None] * len(params),
+            )  # fmt: skip
+            return
+    assert fp16_copies is None, "only Holdfast's kernel supports fp16_copies"
     if isinstance(lr, Tensor) and (lr.dim() > 0 or (lr.is_cuda and lr.dtype == torch.float64)):
         for i, (w, g, m, v, t) in enumerate(zip(params, grads, means, squares, steps, strict=True)):
             rate = _rate_of(lr, i, w)

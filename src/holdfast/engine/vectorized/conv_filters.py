@@ -14,6 +14,7 @@ from torch import Tensor
 
 from holdfast.core.settings import Settings
 from holdfast.engine.clients import proximal_mu_of
+from holdfast.engine.local_optimizer import STEPS, LocalOptimizer
 from holdfast.kernels.fp16_weights import Fp16Filters, fp16_filters
 from holdfast.kernels.padding_taps import (
     FilterGradients,
@@ -22,7 +23,7 @@ from holdfast.kernels.padding_taps import (
     recording_filter_gradients,
     update_padding_taps_,
 )
-from holdfast.methods.base import Method, Tensors
+from holdfast.methods.base import Method, Tensors, Tree
 
 
 class ConvFilters:
@@ -33,14 +34,21 @@ class ConvFilters:
         method: Method,
         settings: Settings,
         params: Tensors,
-        momentum: Tensors,
         global_params: Tensors,
-        is_sgd: bool,
+        optimizer: LocalOptimizer,
+        optimizer_state: Tree,
     ) -> None:
-        """``global_params`` are not stacked: all lanes share them. ``is_sgd``: the optimiser is the kernels' SGD."""
-        self.method, self.settings, self.is_sgd = method, settings, is_sgd
+        """``global_params`` are not stacked: all lanes share them."""
+        self.method, self.settings, self.optimizer = method, settings, optimizer
         self.proximal_mu = proximal_mu_of(method, settings)
-        self.params, self.momentum, self.global_params = params, momentum, global_params
+        self.params, self.global_params = params, global_params
+        # What the optimiser keeps for each value of a parameter.
+        self.moments = [
+            moment
+            for name, by_name in optimizer_state.items()
+            if name != STEPS
+            for moment in by_name.values()
+        ]
         self.used_taps: UsedTaps | None = None  # of the filters whose padding taps the optimiser skips
         self.fp16_copies: dict[str, tuple[range, Tensor]] | None = (
             None  # of filters at these taps, for all lanes
@@ -72,7 +80,7 @@ class ConvFilters:
     ) -> UsedTaps:
         """The filters whose padding taps have no gradient and are not read while a client trains."""
         hooks = ("perturb", "edit_gradient", "learning_rate", "after_step", "after_epoch")
-        if not self.is_sgd or self.settings.keep_optimizer or self.settings.lr_varies_in_round:
+        if not self.optimizer.is_sgd or self.settings.keep_optimizer or self.settings.lr_varies_in_round:
             return {}
         if loss_reads_weights or any(map(self.method.overrides, hooks)):
             return {}
@@ -86,14 +94,14 @@ class ConvFilters:
 
     def _allocate_fp16_copies(self, fp16: Fp16Filters, n: int) -> dict[str, tuple[range, Tensor]]:
         """Uninitialised copies of the requested filters that only the optimiser changes while a client trains."""
-        if not self.is_sgd or not fp16.requested:
+        if not self.optimizer.writes_fp16 or not fp16.requested:
             return {}
         if any(map(self.method.overrides, ("perturb", "after_step", "after_epoch"))):
             return {}
         from holdfast.kernels.sgd import supported
 
-        params, momentum = (list(tensors.values()) for tensors in (self.params, self.momentum))
-        if not supported(params, momentum, [self.global_params[k] for k in self.params]):
+        params = list(self.params.values())
+        if not supported(params, self.moments, [self.global_params[k] for k in self.params]):
             return {}
         copies = {}
         for name, w in self.params.items():

@@ -99,9 +99,8 @@ class VectorizedEngine:
         self.client_step = ClientStep(
             method, context, settings, self.runner.cache_teachers, self.global_params, self.lr
         )
-        momentum = self.optimizer_state.get("momentum", {})
         self.conv_filters = ConvFilters(
-            method, settings, self.params, momentum, self.global_params, self.optimizer.is_sgd
+            method, settings, self.params, self.global_params, self.optimizer, self.optimizer_state
         )
         # The learning rate of each epoch and parameter, if the method sets them.
         epochs = settings.local_steps or math.ceil(settings.local_epochs)
