@@ -102,6 +102,20 @@ def test_classifiers(outputs, compiled, monkeypatch):
     assert_no_operand_is_overwritten(compiled, "_linear_forward", "_linear_backward")
 
 
+def test_recurrent_layers(compiled):
+    from holdfast.kernels import recurrent
+
+    torch.backends.cuda.matmul.allow_tf32 = True  # set back by the next test
+    w, x = torch.empty(10, 4 * 256, 256), torch.empty(10, 2, 32, 4 * 256)
+    y, c, gates = recurrent._lstm(False, x, w)
+    recurrent._lstm_grad(False, y, c[:, 0], w, y, c, gates)
+    y, gates = recurrent._gru(False, x[..., : 3 * 256], w[:, : 3 * 256], w[:, 0])
+    recurrent._gru_grad(False, y, w[:, : 3 * 256], y, gates)
+    assert_no_operand_is_overwritten(
+        compiled, "_lstm_forward", "_lstm_backward", "_gru_forward", "_gru_backward"
+    )
+
+
 def test_adam(compiled):
     from holdfast.kernels.adam import adam_step_
 

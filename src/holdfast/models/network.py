@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from holdfast import kernels
 from holdfast.core.errors import HoldfastError
 from holdfast.models.layers import CHANNEL_DROPOUTS, BatchNorm, CounterDropout, VmapLinear, pool_before_relu
+from holdfast.models.recurrent import replace_recurrent
 
 BatchNormPolicy = Literal["average", "local", "drop"]
 
@@ -359,4 +360,6 @@ class Network:
             for module in lanes.modules():
                 if type(module) is nn.Linear:
                     module.__class__ = VmapLinear
+        else:
+            replace_recurrent(lanes, self.uses_kernels)
         return lanes
