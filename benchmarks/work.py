@@ -37,7 +37,9 @@ def prepare(
 ) -> Training:
     """A run that evaluates nothing, so that only training is timed."""
     method = parse_method(method) if isinstance(method, str) else method
-    schedule = Settings(**{"rounds": MANY, "evaluate_every": MANY, "evaluate_locals": False} | settings)
+    schedule = Settings(
+        **{"rounds": MANY, "lr": 0.01, "evaluate_every": MANY, "evaluate_locals": False} | settings
+    )
     return Training(
         method, parse_model(model), federation, schedule, engine=engine, device=device,
         parallel_clients=parallel_clients, ray_address=ray_address,

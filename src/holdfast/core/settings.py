@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, auto
+from functools import cached_property
 from typing import Annotated, Any, Literal, cast
 
 from holdfast.core.errors import HoldfastError
@@ -208,7 +209,7 @@ class Settings:
                 "which keeps no state"
             )
 
-    @property
+    @cached_property
     def optimizer_spec(self) -> OptimizerSpec | None:
         """The named optimiser; None for a factory of PyTorch optimisers."""
         return optimizer_from(self.optimizer) if isinstance(self.optimizer, (str, Mapping)) else None
@@ -227,7 +228,7 @@ class Settings:
         """The factors of the learning rate in each of a client's local steps in a round, if it varies within rounds."""
         return [self.schedule.factor(step, steps) for step in range(steps)]
 
-    @property
+    @cached_property
     def schedule(self) -> LRSchedule:
         """The schedule of the learning rate besides ``lr_decay``."""
         return lr_schedule_from(self.lr_schedule)
@@ -341,7 +342,7 @@ SCHEDULE_SETTINGS = tuple(f.name for f in fields(Settings))
 
 FEDERATION_SETTINGS = settings_with(Role.FEDERATION)
 MACHINE_SETTINGS = settings_with(Role.MACHINE)
-DEFAULTS = vars(ExperimentSettings())
+DEFAULTS = {f.name: getattr(ExperimentSettings(), f.name) for f in fields(ExperimentSettings)}
 
 
 # Former names -----------------------------------------------------------------------------------------------

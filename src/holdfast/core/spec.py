@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from numbers import Integral, Real
 from types import FunctionType, NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -98,7 +99,8 @@ def validate_fields(instance: object, owner: str = "") -> None:
         object.__setattr__(instance, key, value)
 
 
-def field_hints(kind: Any) -> dict[str, Any]:
+@cache
+def field_hints(kind: Any) -> Mapping[str, Any]:
     """The annotations of a dataclass's fields, ``Annotated`` included."""
     names = [field.name for field in fields(kind)]
     try:

@@ -209,8 +209,8 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all tensors as one vector, in double precision; 0 without any."""
     if not tensors:
         return torch.zeros((), dtype=torch.float64)
-    norms = torch.stack([n.double() for n in torch._foreach_norm(list(tensors))])
-    return norms.square().sum().sqrt()
+    norms = torch.stack(torch._foreach_norm(list(tensors)))
+    return torch.linalg.vector_norm(norms, dtype=torch.float64)
 
 
 def _number(value: float) -> Tensor:
