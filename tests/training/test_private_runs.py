@@ -150,6 +150,12 @@ def test_running_statistics_are_refused_unless_they_stay_with_the_clients() -> N
     assert run.records[-1]["epsilon"] > 0
 
 
+def test_a_limit_by_the_median_is_refused() -> None:
+    with pytest.raises(hf.HoldfastError, match="one client would move the median"):
+        train(max_update_ratio=3.0)
+    assert train(max_update_norm=3.0, rounds=1).records
+
+
 def test_streams_are_refused() -> None:
     data = federation().dataset
     streamed = hf.stream(data, "iid", clients=4, tasks_per_client=2)

@@ -113,6 +113,9 @@ class ClientResult:
     client_state: Tree
     loss: float  # mean objective over its steps
     finite: bool  # whether all trained parameters are finite
+    protected_rounds: int = (
+        0  # rounds that the client itself has counted for the privacy of its samples; 0: unknown
+    )
 
 
 @dataclass(frozen=True)

@@ -160,10 +160,9 @@ class RoundLoop:
         payload = tensors_only(method.broadcast(server), method.name, "broadcast")
         sent = Broadcast(number, server.params, server.buffers, payload)
         jobs = [self._job(int(k), stage) for k in present]
-        spent = None
         if self.sample_privacy is not None:
             # Also of clients whose update is lost: they have computed it.
-            spent = self.sample_privacy.spend([job.client for job in jobs])
+            self.sample_privacy.spend([job.client for job in jobs])
         overlap = Overlap(partial(self.upcoming, number + 1), self._test_last_model)
         if finish_last_round is not None:
             overlap = replace(overlap, finish_last_round=finish_last_round)
@@ -187,8 +186,8 @@ class RoundLoop:
             "incidents": [incident.record() for incident in incidents],
             **uploads.record(),
         }
-        if spent is not None:
-            record["sample_privacy"] = spent
+        if self.sample_privacy is not None:
+            record["sample_privacy"] = self.sample_privacy.record(record["participants"])
         trained = time.perf_counter()
         if self.stream is not None and settings.evaluate_locals:
             record["stream"] = self.stream.after_round(number, local.clients)
@@ -262,6 +261,8 @@ class RoundLoop:
             if isinstance(result, Incident):
                 incidents.append(result)
                 continue
+            if self.sample_privacy is not None:
+                self.sample_privacy.correct(result.client, result.protected_rounds)
             defect = validate_update(result, self.server)
             if defect is not None:
                 incidents.append(Incident(result.client, defect))

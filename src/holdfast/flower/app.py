@@ -23,6 +23,7 @@ from holdfast.models.own import OwnModel, initial_weights
 from holdfast.models.registry import ModelSpec, model_from
 from holdfast.training.experiment import Experiment
 from holdfast.updates.privacy import parse_dp
+from holdfast.updates.sample_privacy import parse_dp_samples
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -138,12 +139,15 @@ class AppConfig:
             )
         if experiment.secure is not None:
             raise HoldfastError("secure is for simulations so far; leave it out on Flower")
-        if experiment.dp_samples is not None:
-            raise HoldfastError("dp_samples is for simulations and engine ray; leave it out on Flower")
         values = {name: getattr(experiment, name) for name in SCHEDULE_SETTINGS}
         # Sites keep what they remember for the last checkpoint only, so there is one every round.
         self.settings = Settings(
-            **values | {"checkpoint_seconds": 0.0, "dp": _with_secret_noise(experiment.dp)}
+            **values
+            | {
+                "checkpoint_seconds": 0.0,
+                "dp": _with_secret_noise("dp", experiment.dp),
+                "dp_samples": _with_secret_noise("dp_samples", experiment.dp_samples),
+            }
         )
         self.described = experiment.describe()
 
@@ -188,14 +192,15 @@ class AppConfig:
         return value
 
 
-def _with_secret_noise(dp: Described | None) -> dict[str, Any] | None:
-    """The options of `DP` with noise from a secret: every site has the run's seed, and could subtract the noise."""
-    if dp is None:
+def _with_secret_noise(name: str, given: Described | None) -> dict[str, Any] | None:
+    """The options of ``dp`` or ``dp_samples`` with noise from a secret: all sites know the run's seed."""
+    if given is None:
         return None
-    described = parse_dp(dp).describe()
+    described = parse_dp(given).describe() if name == "dp" else parse_dp_samples(given).describe()
     if described["noise_seed"] == "run":
         raise HoldfastError(
-            "dp: noise_seed is 'run', but every site knows the run's seed and could subtract the noise; leave it out"
+            f"{name}: noise_seed is 'run', but every site knows the run's seed and could subtract the noise; leave it "
+            "out"
         )
     return described | {"noise_seed": "system"}
 

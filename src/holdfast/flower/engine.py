@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -134,6 +135,7 @@ class FlowerEngine:
             class_counts=class_counts.tolist(),
             bounds=self.population.value_bounds(self.nodes.dataset),
             stages=counts.shape[1],
+            noise_multipliers=[job.noise_multiplier for job in jobs],
         )
 
     def _read_reply(
@@ -242,6 +244,7 @@ class FlowerEngine:
             shared=shared,
             sums=tree.get("sums", {}),
             client_state=memory,
-            loss=fields.number("loss"),
+            loss=math.nan if self.app_config.settings.dp_samples is not None else fields.number("loss"),
             finite=bool(torch.isfinite(torch.stack(numbers).sum())),
+            protected_rounds=fields.integer("protected-rounds"),
         )

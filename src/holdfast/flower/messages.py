@@ -102,6 +102,7 @@ class RoundRequest:
     class_counts: Sequence[int]
     bounds: tuple[float, float]  # the smallest and largest value of any sample in the federation
     stages: int
+    noise_multipliers: Sequence[float]  # for each client, of the noise that protects its samples; 0: none
 
     def to_record(self) -> ConfigRecord:
         return ConfigRecord(
@@ -115,6 +116,7 @@ class RoundRequest:
                 "class-counts": list(self.class_counts),
                 "bounds": [float(value) for value in self.bounds],
                 "stages": self.stages,
+                "noise-multipliers": [float(value) for value in self.noise_multipliers],
             }
         )
 
@@ -135,6 +137,7 @@ class RoundRequest:
             class_counts=config.integers("class-counts", num_classes),
             bounds=(bounds[0], bounds[1]),
             stages=config.integer("stages", 1),
+            noise_multipliers=config.numbers("noise-multipliers", len(clients)),
         )
 
 

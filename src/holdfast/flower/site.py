@@ -24,6 +24,7 @@ from holdfast.engine.clients import Broadcast, ClientResult, Job, private_names
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.sequential import SequentialEngine
 from holdfast.engine.uploads import compressed
+from holdfast.flower.accounts import SiteAccount
 from holdfast.flower.app import AppConfig, Config, FlowerApp
 from holdfast.flower.client_states import SiteClientStates
 from holdfast.flower.messages import (
@@ -39,6 +40,7 @@ from holdfast.flower.wire import spec_of
 from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
 from holdfast.models.wrapping import build_network, fit_samples
+from holdfast.training.privacy import refuse_unprotected_samples
 from holdfast.updates.compression import parse_compression
 from holdfast.updates.withheld import WithheldCounts
 
@@ -81,6 +83,15 @@ class Site:
         return [float(low), float(high)]
 
 
+def _in_first_class(counts: np.ndarray, protected: bool) -> np.ndarray:
+    """Label counts ``[..., C]`` as they leave the site: where samples are protected, only how many there are."""
+    if not protected:
+        return counts
+    withheld = np.zeros_like(counts)
+    withheld[..., 0] = counts.sum(-1)
+    return withheld
+
+
 def _node_number(node: Config, key: str) -> int:
     value = node.get(key)
     if not isinstance(value, int) or value < 0:
@@ -96,12 +107,13 @@ def _node_number(node: Config, key: str) -> int:
 def describe(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
     """Report the clients at this site and their samples of each class."""
     site = Site(app, app_config, node)
-    leaves = site.federation.leaves
-    arrays = {"clients": torch.tensor(list(site.local_index)), "counts": torch.from_numpy(site.counts())}
+    leaves, protected = site.federation.leaves, app_config.settings.dp_samples is not None
+    counts = _in_first_class(site.counts(), protected)
+    arrays = {"clients": torch.tensor(list(site.local_index)), "counts": torch.from_numpy(counts)}
     if len(leaves):
         arrays["leaves"] = torch.from_numpy(leaves[list(site.local_index.values())])
     properties = {
-        "bounds": site.bounds(),
+        "bounds": [0.0, 1.0] if protected else site.bounds(),
         "shape": list(site.dataset.shape),
         "cumulative": int(site.federation.cumulative),
         "preprocess": json.dumps(asdict(site.dataset.preprocess), sort_keys=True),
@@ -201,6 +213,8 @@ class RoundWork:
         if settings.withholds_counts:
             self.context = replace(self.context, class_counts=WithheldCounts.like(self.context.class_counts))
         self.method = app_config.method
+        if settings.dp_samples is not None:  # a site does not rely on the server's checks
+            refuse_unprotected_samples(self.method, self.context)
         self.engine = SequentialEngine(self.method, self.context, data, settings)
         self.client_states = SiteClientStates(node, request.run)
         self.content = message.content
@@ -210,7 +224,13 @@ class RoundWork:
         """Train one client; returns the records of its reply."""
         request = self.request
         memory = self.client_states.get(client, memory_round) if memory_round else None
-        job = Job(client, self.site.ids(client, request.stage), request.stage, self._payload(client), memory)
+        ids = self.site.ids(client, request.stage)
+        multiplier, protected_rounds = 0.0, 0
+        if self.app_config.settings.dp_samples is not None:
+            multiplier = request.noise_multipliers[request.clients.index(client)]
+            account = SiteAccount(self.client_states.root, client, self.app_config.settings)
+            protected_rounds = account.spend(len(ids), multiplier)
+        job = Job(client, ids, request.stage, self._payload(client), memory, multiplier)
         result = next(self.engine.train(self.sent, [job]))
         result, sent = compressed_upload(
             result, self.method, self.context, self.app_config, self.sent, memory
@@ -220,8 +240,10 @@ class RoundWork:
             "round": request.round,
             "samples": result.samples,
             "weight": float(result.weight),
-            "loss": float(result.loss),
-            "label-counts": result.label_counts.tolist(),
+            # Neither is protected by the noise on the gradients.
+            "loss": 0.0 if multiplier else float(result.loss),
+            "label-counts": _in_first_class(result.label_counts, bool(multiplier)).tolist(),
+            "protected-rounds": protected_rounds,
             "has-memory": int(bool(result.client_state)),
             "memory-lost": int(bool(memory_round) and memory is None),
         }

@@ -39,6 +39,11 @@ def client_privacy(
     if settings.dp is None:
         return None
     dp = parse_dp(settings.dp)
+    if settings.max_update_ratio is not None:
+        raise HoldfastError(
+            "max_update_ratio cannot be combined with dp: one client would move the median, and by it the updates of "
+            "others in and out of the sum; clipping bounds every client's influence, or use max_update_norm"
+        )
     _refuse_unprotected(method, context, federation)
     sums = _side_sums(method, context, data, settings)
     if sums and dp.clip_sums is None:
@@ -132,7 +137,16 @@ def sample_privacy(
     if settings.dp_samples is None:
         return None
     dp = parse_dp_samples(settings.dp_samples)
-    _refuse_unprotected_samples(method, context, settings, federation)
+    refuse_unprotected_samples(method, context)
+    if federation.schedule is not None:
+        raise HoldfastError(
+            "dp_samples: the clients of a stream have other samples in each stage, and the account assumes the same in "
+            "every round; use a federation without stages"
+        )
+    if settings.drop_last:
+        raise HoldfastError(
+            "drop_last is given, but with dp_samples every batch is drawn from all samples; leave it out"
+        )
     sample_upload(
         method, context, data, settings
     )  # raises where the method reads samples outside of its loss
@@ -158,9 +172,7 @@ def sample_privacy(
     return SampleAccount(dp, settings.batch_size, samples, steps, taken)
 
 
-def _refuse_unprotected_samples(
-    method: Method, context: RunContext, settings: Settings, federation: Federation
-) -> None:
+def refuse_unprotected_samples(method: Method, context: RunContext) -> None:
     """Raise if the clients would send something that depends on their samples in another way than by gradients."""
     hooks = {
         "step": "computes whole steps itself, so that the gradients of single samples are not known",
@@ -182,15 +194,6 @@ def _refuse_unprotected_samples(
             "dp_samples: the model's output for a sample depends on the other samples of its batch, as with BatchNorm, "
             "so that no single sample's gradient can be bounded; use a model with another norm, such as "
             "resnet18:norm=group"
-        )
-    if federation.schedule is not None:
-        raise HoldfastError(
-            "dp_samples: the clients of a stream have other samples in each stage, and the account assumes the same in "
-            "every round; use a federation without stages"
-        )
-    if settings.drop_last:
-        raise HoldfastError(
-            "drop_last is given, but with dp_samples every batch is drawn from all samples; leave it out"
         )
 
 

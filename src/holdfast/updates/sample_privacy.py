@@ -107,18 +107,27 @@ class SampleAccount:
         steps = rounds * int(self.steps[client])
         return epsilon_after(steps, self.dp.delta, self.noise_multiplier(client), sampling)
 
-    def spend(self, clients: Sequence[int]) -> dict[str, Any]:
-        """Account for one more round of these clients; returns the entries of the round's record."""
-        spent = []
+    def spend(self, clients: Sequence[int]) -> None:
+        """Account for one more round of these clients."""
         for client in clients:
-            self.taken[client] = self.taken.get(client, 0) + 1
-            spent.append(self.epsilon(client, self.taken[client]))
-        self.largest = max([self.largest, *spent])
+            self._set(client, self.taken.get(client, 0) + 1)
+
+    def correct(self, client: int, rounds: int) -> None:
+        """Take over a client's own count of its rounds if it is larger: some may have been repeated."""
+        if rounds > self.taken.get(client, 0):
+            self._set(client, rounds)
+
+    def record(self, clients: Sequence[int]) -> dict[str, Any]:
+        """The entries of a round's record, with the ``clients`` that took part."""
         return {
             "epsilon": self.largest,
-            "epsilons": spent,
+            "epsilons": [self.epsilon(client, self.taken[client]) for client in clients],
             "noise_multipliers": [self.noise_multiplier(client) for client in clients],
         }
+
+    def _set(self, client: int, rounds: int) -> None:
+        self.taken[client] = rounds
+        self.largest = max(self.largest, self.epsilon(client, rounds))
 
     def _check_rounds(self) -> None:
         """Raise if a client would spend more than the budget."""
