@@ -99,16 +99,9 @@ def validate_fields(instance: object, owner: str = "") -> None:
         object.__setattr__(instance, key, value)
 
 
-@cache
 def field_hints(kind: Any) -> Mapping[str, Any]:
     """The annotations of a dataclass's fields, ``Annotated`` included."""
-    names = [field.name for field in fields(kind)]
-    try:
-        hints = get_type_hints(kind, include_extras=True)
-    except NameError:  # a class within a function, whose annotations name what only that function has
-        builtin = {"bool": bool, "int": int, "float": float, "str": str}
-        hints = {field.name: builtin.get(str(field.type), Any) for field in fields(kind)}
-    return {name: hints[name] for name in names}
+    return _field_hints(kind)
 
 
 def choices(hint: Any) -> tuple[str, ...]:
@@ -136,6 +129,17 @@ def named(value: object) -> str:
     if isinstance(value, FunctionType):
         return f"the function {value.__name__}"
     return f"a {type(value).__name__}"
+
+
+@cache
+def _field_hints(kind: Any) -> Mapping[str, Any]:
+    names = [field.name for field in fields(kind)]
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError:  # a class within a function, whose annotations name what only that function has
+        builtin = {"bool": bool, "int": int, "float": float, "str": str}
+        hints = {field.name: builtin.get(str(field.type), Any) for field in fields(kind)}
+    return {name: hints[name] for name in names}
 
 
 def _alternatives(hint: Any) -> tuple[tuple[Any, ...], list[Range]]:

@@ -210,7 +210,8 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros((), dtype=torch.float64)
     norms = torch.stack(torch._foreach_norm(list(tensors)))
-    return torch.linalg.vector_norm(norms, dtype=torch.float64)
+    total: Tensor = torch.linalg.vector_norm(norms, dtype=torch.float64)
+    return total
 
 
 def _number(value: float) -> Tensor:
