@@ -38,6 +38,7 @@ from holdfast.training.experiment import Experiment, resume
 from holdfast.training.method_check import MethodCheck, check_method
 from holdfast.training.run import Run
 from holdfast.training.train import train
+from holdfast.tuning.recommend import Judgement, Recommendation, recommend
 from holdfast.tuning.tune import FinalRun, TrialResult, Tuning, tune
 from holdfast.updates.privacy import DP
 from holdfast.updates.sample_privacy import SampleDP
@@ -67,12 +68,14 @@ __all__ = [
     "Group",
     "HoldfastError",
     "HoldfastWarning",
+    "Judgement",
     "LongTail",
     "MethodCheck",
     "ModelSpec",
     "Partition",
     "Preprocess",
     "QuantitySkew",
+    "Recommendation",
     "Run",
     "RunDirectory",
     "RunSummary",
@@ -98,6 +101,7 @@ __all__ = [
     "parse_model",
     "parse_partition",
     "preprocess_for",
+    "recommend",
     "resume",
     "stream",
     "train",

@@ -69,6 +69,6 @@ def test_an_example_works_as_printed(example, workplace, monkeypatch):
     made = [path.parent for path in set(runs.rglob("experiment.yaml")) - before]
     if command == "tune":  # most trials are left after a few rounds
         made = [path for path in made if hf.RunDirectory.open(path).finished]
-    assert bool(made) == (command in ("run", "compare", "tune"))
+    assert bool(made) == (command in ("run", "compare", "tune", "recommend"))
     for path in made:
         assert hf.Run.open(path).accuracy > GOOD

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy import stats
 from scipy.special import betainc
 from scipy.stats import ttest_rel
 
 from holdfast.core.errors import HoldfastError
-from holdfast.metrics import paired_test
+from holdfast.metrics import holm, paired_test
 
 results = arrays(np.float64, st.integers(2, 25), elements=st.floats(0, 1, width=16))
 
@@ -41,6 +42,24 @@ def test_too_few_seeds_allow_no_test():
     difference, p = paired_test([], [])
     assert np.isnan(difference)
     assert p is None
+
+
+def test_results_of_random_splits_depend_on_each_other():
+    """Nadeau and Bengio's corrected t: the variance is that of 1 / (1/S + r) pairs; degrees of freedom stay S - 1."""
+    a, b = np.array([0.61, 0.64, 0.60, 0.66]), np.array([0.60, 0.61, 0.61, 0.62])
+    d = a - b
+    t = d.mean() / np.sqrt((1 / 4 + 0.1 / 0.9) * d.var(ddof=1))
+    difference, p = paired_test(a, b, resampled=0.1 / 0.9)
+    assert difference == pytest.approx(d.mean())
+    assert p == pytest.approx(2 * stats.t.sf(t, 3))
+    assert p > paired_test(a, b)[1]
+
+
+def test_holm():
+    # By hand: 0.01 * 4, then 0.03 * 2 after 0.02 * 3, and 0.04 * 1 not below the one before.
+    assert holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.5, 0.6]).tolist() == [1.0, 1.0]
+    assert holm([]).tolist() == []
 
 
 def test_equal_differences():

@@ -1,10 +1,13 @@
 """The command line: commands parse their arguments, call the library and print."""
 
+from collections.abc import Callable
+
 from holdfast.cli.app import app
 from holdfast.cli.check import check
 from holdfast.cli.federations import diagnose, partition, stream
 from holdfast.cli.flower import flower
 from holdfast.cli.inspect import export, figure, report, show, table, ui
+from holdfast.cli.recommend import recommend
 from holdfast.cli.reference import datasets, doctor, methods
 from holdfast.cli.reproduce import reproduce
 from holdfast.cli.train import compare, resume, run
@@ -12,8 +15,8 @@ from holdfast.cli.tune import tune
 
 __all__ = ["app", "main"]
 
-COMMANDS = {
-    "Train": (run, compare, tune, resume, check),
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Train": (run, compare, tune, recommend, resume, check),
     "Inspect": (show, report, figure, table, ui, export),
     "Data": (partition, stream, diagnose),
     "Reference": (methods, datasets, doctor),

@@ -32,7 +32,7 @@ from holdfast.metrics.predictions import (
     r_squared,
 )
 from holdfast.metrics.progress import rounds_to_target
-from holdfast.metrics.significance import paired_test
+from holdfast.metrics.significance import holm, paired_test
 from holdfast.metrics.streams import (
     global_stream_accuracy,
     local_stream_accuracy,
@@ -60,6 +60,7 @@ __all__ = [
     "forward_transfer",
     "global_stream_accuracy",
     "gradient_diversity",
+    "holm",
     "in_out_local_accuracy",
     "linear_cka",
     "local_distribution",

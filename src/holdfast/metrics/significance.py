@@ -10,14 +10,16 @@ from holdfast.metrics.arrays import agree, as_array
 _ROUNDING = 1e-12
 
 
-def paired_test(a: ArrayLike, b: ArrayLike) -> tuple[float, float | None]:
+def paired_test(a: ArrayLike, b: ArrayLike, resampled: float = 0.0) -> tuple[float, float | None]:
     """Mean difference of two methods over shared seeds, and the p-value of a two-sided paired t-test.
 
-    d = a − b, t = mean(d) / (std(d) / √S) with S − 1 degrees of freedom
+    d = a − b, t = mean(d) / (std(d) √(1/S + r)) with S − 1 degrees of freedom
 
     Args:
         a: [S], one result for each seed.
         b: [S], the other method's results for the same seeds in the same order; pairs with NaN are left out.
+        resampled: r, the ratio of test to training samples where each seed has a random split of the same samples.
+            Such results depend on each other; the correction is that of Nadeau and Bengio, 2003.
 
     Returns:
         The mean of a − b (NaN without a pair), and the p-value: None for fewer than 2 pairs, which allow no
@@ -39,5 +41,25 @@ def paired_test(a: ArrayLike, b: ArrayLike) -> tuple[float, float | None]:
     if float(np.ptp(differences)) <= negligible:
         return mean, 1.0 if abs(mean) <= negligible else 0.0
     scaled = differences / np.abs(differences).max()  # leaves t as it is and prevents underflow
-    t = scaled.mean() / (scaled.std(ddof=1) / len(scaled) ** 0.5)
+    pairs = len(scaled) / (1 + resampled * len(scaled))  # independent ones: 1 / (1/S + r)
+    t = scaled.mean() / (scaled.std(ddof=1) / pairs**0.5)
     return mean, float(2 * stdtr(len(scaled) - 1, -abs(t)))
+
+
+def holm(p_values: ArrayLike) -> np.ndarray:
+    """p-values corrected for several tests at once (Holm, 1979).
+
+    The i-th smallest of m, p_(i), becomes max_{j ≤ i} min(1, (m − j + 1) p_(j)).
+
+    Args:
+        p_values: [m].
+
+    Returns:
+        [m], in the order of the arguments.
+    """
+    given = as_array(p_values, "p_values", "m")
+    order = np.argsort(given, kind="stable")
+    factors = np.arange(len(given), 0, -1)
+    corrected = np.empty(len(given))
+    corrected[order] = np.minimum(1, np.maximum.accumulate(factors * given[order]))
+    return corrected

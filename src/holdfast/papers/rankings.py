@@ -68,3 +68,24 @@ def similar_rankings(
     ranked.sort(key=lambda pair: pair[0])
     same = [pair for pair in ranked if pair[0] <= SAME_REGIME]
     return same or [pair for pair in ranked if pair[0] == ranked[0][0]]
+
+
+def nearest_methods(
+    measures: Mapping[str, float], *, streaming: bool = False
+) -> list[tuple[float, Ranking, str]]:
+    """Every ranked method with the nearest ranking in which it is, the nearest first, in each the best first.
+
+    A method that was run with several options has those with which it is first.
+    """
+    found: dict[str, tuple[float, Ranking, str]] = {}
+    for away, ranking in sorted(
+        (
+            (distance(ranking.measures, measures), ranking)
+            for ranking in load_rankings()
+            if ranking.streaming == streaming
+        ),
+        key=lambda pair: pair[0],
+    ):
+        for score in ranking.scores:
+            found.setdefault(score.method.partition(":")[0], (away, ranking, score.method))
+    return list(found.values())

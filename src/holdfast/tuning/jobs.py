@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
 import time
 import traceback
@@ -20,7 +21,7 @@ from holdfast.core.settings import Role, settings_with
 from holdfast.data.federation import Federation
 from holdfast.runs import RunDirectory
 from holdfast.sweeps.queue import Queue
-from holdfast.sweeps.workers import DIVERGED, Log, ProgressLog
+from holdfast.sweeps.workers import DIVERGED, Log, ProgressLog, run_jobs
 from holdfast.training.experiment import Experiment
 from holdfast.tuning import results as stored
 from holdfast.tuning.results import Results
@@ -243,3 +244,24 @@ def outcome(entry: stored.Entry) -> str:
 def format_value(measure: Measure, value: float) -> str:
     """A metric's value as text, in per cent where it is a share."""
     return f"{100 * value:.2f} %" if measure.is_share else f"{value:.4g}"
+
+
+def run_all(work: TrainingWork, log: Log) -> None:
+    """Run all jobs of a work; raises if one of them could not be run."""
+    if work.workers > 1:
+        try:
+            pickle.dumps(work)
+        except Exception as error:
+            raise HoldfastError(
+                f"workers is {work.workers}, and other processes cannot receive what is to be trained ({error}); name "
+                "methods, models and data by reference, such as net.py:make_net, or use 1 worker"
+            ) from error
+    if not run_jobs(work, log):
+        raise HoldfastError(
+            "a run was not possible, for the reason in its line above; finished runs are stored, and the same "
+            "command continues"
+        )
+
+
+def silent(line: str) -> None:
+    """A log that discards its lines."""

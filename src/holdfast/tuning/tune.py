@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from torch import nn
 from holdfast.core import files, yaml12
 from holdfast.core.errors import HoldfastError
 from holdfast.core.measures import Measure
-from holdfast.core.settings import Role, settings_with
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.methods.base import Method
@@ -23,12 +21,12 @@ from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec
 from holdfast.report.progress_display import log_line
 from holdfast.runs.metrics_file import plain
-from holdfast.sweeps.workers import Log, run_jobs
-from holdfast.training.checkpointing import is_same
+from holdfast.sweeps.workers import Log
 from holdfast.training.comparison import experiment_of
 from holdfast.training.experiment import Experiment
 from holdfast.tuning import halving
-from holdfast.tuning.jobs import TrainingJob, TrainingWork
+from holdfast.tuning.folder import claim
+from holdfast.tuning.jobs import TrainingJob, TrainingWork, run_all, silent
 from holdfast.tuning.results import Entry, Results, last_value, mean_of_last, measure_of
 from holdfast.tuning.search import Search, Trial
 from holdfast.tuning.space import Choice, Interval, parse_space
@@ -36,7 +34,6 @@ from holdfast.tuning.space import Choice, Interval, parse_space
 if TYPE_CHECKING:
     import pandas
 
-IDENTITY = "search.yaml"
 BEST = "best.yaml"
 
 Given = Sequence[str] | Mapping[str, str | Sequence[Any] | Interval | Choice]
@@ -235,26 +232,12 @@ def tune(
         folder = Path(stack.enter_context(TemporaryDirectory())) if out is None else Path(out)
         plan = TuningPlan(search, final_seeds)
         work = TrainingWork(plan, folder, folder, experiment.device, workers)
-        _begin(folder, search, work)
-        run_all(work, log or (log_line if progress else _silent))
+        trials = [search.job(trial, 0) for trial in search.trials]
+        work.refuse_early(trials)
+        spaces = {key: values.describe() for key, values in search.space.items()}
+        claim(folder, "search", experiment, {"space": spaces}, work.federation(trials[0]))
+        run_all(work, log or (log_line if progress else silent))
         return _summary(plan, work, kept=out is not None)
-
-
-def run_all(work: TrainingWork, log: Log) -> None:
-    """Run all jobs of a work; raises if one of them could not be run."""
-    if work.workers > 1:
-        try:
-            pickle.dumps(work)
-        except Exception as error:
-            raise HoldfastError(
-                f"workers is {work.workers}, and other processes cannot receive what is to be trained ({error}); name "
-                "methods, models and data by reference, such as net.py:make_net, or use 1 worker"
-            ) from error
-    if not run_jobs(work, log):
-        raise HoldfastError(
-            "a run was not possible, for the reason in its line above; finished runs are stored, and the same "
-            "command continues"
-        )
 
 
 def _written(space: Given) -> list[str]:
@@ -272,44 +255,6 @@ def _written(space: Given) -> list[str]:
         else:
             texts.append(f"{key}={Choice(tuple(values)).describe()}")
     return texts
-
-
-def _begin(folder: Path, search: Search, work: TrainingWork) -> None:
-    """Check that every trial can be run, and write what the search is, or compare it with what the folder holds."""
-    first = search.job(search.trials[0], 0)
-    here = {
-        "experiment": search.experiment.describe(),
-        "space": {key: values.describe() for key, values in search.space.items()},
-        "hash": work.federation(first).hash,
-    }
-    path = folder / IDENTITY
-    if path.exists():
-        _refuse_another(path, here)
-    work.refuse_early([search.job(trial, 0) for trial in search.trials])
-    with files.writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    files.replace(path, yaml12.dump(plain(here)).encode())
-
-
-def _refuse_another(path: Path, here: Mapping[str, Any]) -> None:
-    with files.reading(path):
-        text = path.read_bytes()
-    try:
-        there = yaml12.load(text)
-        before = there["experiment"] | {key: there[key] for key in here if key != "experiment"}
-    except (ValueError, TypeError, KeyError):
-        raise HoldfastError(
-            f"{path} is damaged: it does not describe a search; choose another --out"
-        ) from None
-    now = plain(here["experiment"] | {key: here[key] for key in here if key != "experiment"})
-    for key, value in now.items():
-        if key not in settings_with(Role.MACHINE, Role.LIMIT) and not is_same(before.get(key), value):
-            other = (
-                "on another federation"
-                if key == "hash"
-                else f"with another {key}: {before.get(key)!r}, not {value!r}"
-            )
-            raise HoldfastError(f"{path.parent} holds a search {other}; choose another --out")
 
 
 def _summary(plan: TuningPlan, work: TrainingWork, kept: bool) -> Tuning:
@@ -347,7 +292,3 @@ def _row(search: Search, trial: Trial, rung: int, entry: Entry, work: TrainingWo
         failed=entry.get("failed"),
         path=None if work is None else work.run_directory(search.job(trial, rung)),
     )
-
-
-def _silent(line: str) -> None:
-    pass
