@@ -94,6 +94,17 @@ def test_centred_the_logits_do_not_rise_together(logits: str, still: bool) -> No
     assert (abs(float(bias.sum() - net()[3].bias.detach().sum())) < 1e-6) == still
 
 
+def test_its_own_logit_is_discarded_for_each_sample() -> None:
+    _, carry = begun(prepared(FedKA(gamma=0.1, discard="own"), SKEWED))  # samples of classes 2 and 3
+    expected = np.zeros((4, 4))
+    expected[0, [0, 1, 3]] = expected[1, [0, 1, 2]] = 1 / 2
+    np.testing.assert_allclose(carry["counts"].numpy(), expected)
+
+
+def test_the_cross_entropy_alone_also_needs_the_anchor() -> None:
+    assert not close(learnt(FedKA(beta=0, anchor_ce=1), SKEWED), learnt(FedAvg(), SKEWED))
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 def test_one_sample_and_one_participant(classes: int) -> None:
     assert finite(learnt(FedKA(beta=0.5), world([1], range(classes), classes=classes), clients_per_round=1))
@@ -129,6 +140,8 @@ def test_a_class_nobody_holds_is_refused_unless_it_is_not_needed() -> None:
         {"sampling": "easy"},
         {"anchors": "all"},
         {"logits": "soft"},
+        {"discard": "all"},
+        {"anchor_ce": -0.1},
     ],
 )
 def test_bad_values_are_refused(wrong: dict[str, object]) -> None:

@@ -219,3 +219,19 @@ def test_one_participant_with_one_sample(clustering: str, classes: int) -> None:
 def test_bad_values_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(HoldfastError, match=f"fedmlp: {next(iter(wrong))} is"):
         FedMLP(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("clustering", "on_server"), [("kmeans", 3), ("fixed", 5)])
+def test_the_number_of_clusters(clustering: str, on_server: int) -> None:
+    """√C of the seven classes, rounded up, or 5; and at a client the same, or 2."""
+    method = FedMLP(clustering=clustering)  # type: ignore[arg-type]
+    training = prepared(method, world(list(range(7)) * 2, [6, 5], classes=7))
+    loop, states = rounds(training, 1)
+    assert len(loop.server.state["semantic"]) == on_server
+    carry = begun(training, state=states.get(0)["method"], round=2)[1]
+    assert int(carry["lengths"].isfinite().sum()) == (2 if clustering == "fixed" else 3)
+
+
+def test_epochs_of_the_classifier_leave_some_for_the_body() -> None:
+    with pytest.raises(HoldfastError, match="after the 2 epochs of the classifier; local_epochs is 2"):
+        prepared(FedMLP(head_epochs=2), world([0, 1], [2, 3]))

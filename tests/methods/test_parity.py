@@ -157,6 +157,15 @@ def test_strong_anchors(logits: Literal["raw", "centred"], distance: Literal["sq
     assert_parity(FedKA(beta=0.5, logits=logits, distance=distance), unequal(), mlp())
 
 
+@pytest.mark.parametrize("text", [
+    "fedka:beta=0.5,discard=own,anchor_ce=0.3",
+    "fedmlp:minority=sum,strength=0.5,head_epochs=1,weights=uniform",
+    "fedmlp:clustering=fixed",
+])  # fmt: skip
+def test_variants(text: str) -> None:
+    assert_parity(parse_method(text), unequal(), mlp())
+
+
 @pytest.mark.parametrize("name", ["fedsam", "fedsmoo", "ditto"])
 def test_perturbed_gradients_and_new_starts_with_another_optimizer(name: str) -> None:
     assert_parity(METHODS[name](), unequal(), mlp(), optimizer="adam")

@@ -99,10 +99,13 @@ def fedka_classes(k: int, gamma: float) -> tuple[list[int], list[int], list[int]
 
 def fedka_local(
     w: Weights, k: int, t: int, beta: float, gamma: float, anchor: list[int], centred: bool = False,
-    plain: bool = False,
+    plain: bool = False, own_logit: bool = False, entropy: float = 0.0,
 ) -> Weights:  # fmt: skip
-    kept = np.ones(CLASSES)
-    kept[fedka_classes(k, gamma)[0]] = 0
+    kept = np.ones((len(anchor), CLASSES))
+    if own_logit:
+        kept[np.arange(len(anchor)), LABELS[anchor]] = 0
+    else:
+        kept[:, fedka_classes(k, gamma)[0]] = 0
     x = SAMPLES[anchor]
     taught = forward(w, x).z
 
@@ -120,6 +123,7 @@ def fedka_local(
             dz /= 2 * len(anchor) * np.sqrt(size + 1e-6)
         if centred:  # the mean depends on every logit
             dz -= dz.mean(1, keepdims=True)
+        dz += entropy * cross_entropy_slope(f.z, LABELS[anchor])
         return combine((1, g), (1, backward(now, f, dz)))
 
     return descend(w, steps_of(k, t), gradient, lr_at(t))
@@ -132,13 +136,19 @@ def own(k: int, c: int) -> NDArray[np.int64]:
 SHARED = (1, 4, 11, 14)
 
 
+@pytest.mark.parametrize(
+    ("discard", "anchor_ce"), [("dominant", 0.0), ("own", 0.0), ("dominant", 0.4), ("own", 0.4)]
+)
 @pytest.mark.parametrize("distance", ["squared", "plain"])
 @pytest.mark.parametrize("logits", ["raw", "centred"])
 @pytest.mark.parametrize("anchors", ["both", "non-dominant", "missing"])
-def test_fedka(anchors: str, logits: str, distance: str) -> None:
+def test_fedka(anchors: str, logits: str, distance: str, discard: str, anchor_ce: float) -> None:
     """With γ = 0.2 the only non-dominant class, 2 at client 0, has one sample there: no chance is left."""
     beta, gamma, w = 0.3, 0.2, initial_weights()
-    method = FedKA(beta=beta, gamma=gamma, anchors=anchors, shared=SHARED, logits=logits, distance=distance)
+    method = FedKA(
+        beta=beta, gamma=gamma, anchors=anchors, shared=SHARED, logits=logits, distance=distance, discard=discard,
+        anchor_ce=anchor_ce,
+    )  # fmt: skip
     assert fedka_classes(0, gamma) == ([0, 1], [2], [3])
     for t, got in enumerate(run(method).rounds, start=1):
         local = []
@@ -146,7 +156,8 @@ def test_fedka(anchors: str, logits: str, distance: str) -> None:
             _, few, missing = fedka_classes(k, gamma)
             anchor = [int(own(k, c)[0]) for c in few if anchors != "missing"]
             anchor += [SHARED[c] for c in missing if anchors != "non-dominant"]
-            how = {"centred": logits == "centred", "plain": distance == "plain"}
+            how: dict[str, Any] = {"centred": logits == "centred", "plain": distance == "plain"}
+            how |= {"own_logit": discard == "own", "entropy": anchor_ce}
             local.append(fedka_local(w, k, t, beta, gamma, anchor, **how))
         w = weighted(local)
         assert_round_equal(got, local, w)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from reference.numpy_model import (
+    BODY,
     CLASSES,
     HEAD,
     HIDDEN,
@@ -332,9 +333,10 @@ def fedmlp_term(
     rare = [j for j, y in enumerate(step.y) if y in minority]
     for j, (h, y) in enumerate(zip(f.h, step.y, strict=True)):
         if method.use_prototype and y in shared.of:
-            dh[j] += smooth_l1_slope(h, shared.of[y], method) / len(step.y)
+            dh[j] += method.strength * smooth_l1_slope(h, shared.of[y], method) / len(step.y)
         if method.use_semantic and y in shared.of and j in rare:
-            dh[j] += method.alpha * smooth_l1_slope(h, semantic[y], method) / len(rare)
+            among = len(rare) if method.minority == "mean" else int((step.y == y).sum())
+            dh[j] += method.alpha * smooth_l1_slope(h, semantic[y], method) / among
         if method.use_inter_task and own_semantic:
             near = memory.of.get(y)
             if near is None:
@@ -342,9 +344,9 @@ def fedmlp_term(
             p, q = softmax(h), softmax(near)
             if method.inter_task_kl == "feature-memory":
                 ratio = np.log(p) - np.log(q)
-                dh[j] += p * (ratio - (p * ratio).sum()) / len(step.y)
+                dh[j] += method.strength * p * (ratio - (p * ratio).sum()) / len(step.y)
             else:
-                dh[j] += (p - q) / len(step.y)
+                dh[j] += method.strength * (p - q) / len(step.y)
     return 0.0, dh
 
 
@@ -354,6 +356,8 @@ FEDMLP = [
     {"use_prototype": False, "use_semantic": False, "inter_task_kl": "memory-feature", "memory": "ema"},
     {"head": "shared", "alpha": 0.1},
     {"smooth_l1": "sum", "alpha": 0.3},
+    {"strength": 0.5, "minority": "sum", "alpha": 3.0},
+    {"head_epochs": 1, "weights": "uniform"},
 ]
 
 
@@ -416,13 +420,14 @@ def test_fedmlp(options: dict[str, Any], stream: Stream) -> None:
             choices += len(clusters) > 1 and not set(labels[ids].tolist()) <= memory.of.keys()
             term = partial(fedmlp_term, method=method, shared=shared, memory=memory, minority=minority)
             start = w | (heads[k] if method.head == "personal" else {})
-            local.append(descend(start, steps_of(k, t, ids=ids, labels=labels), with_term(term), lr_at(t)))
+            steps = steps_of(k, t, ids=ids, labels=labels)
+            local.append(descend(start, steps, with_term(term), lr_at(t), only=partial(trained, method)))
             heads[k] = {name: local[k][name] for name in HEAD}
             means.append(class_means(forward(local[k], SAMPLES[ids]).h, labels[ids]))
             half = method.memory == "ema"
             mixed = {c: (memory.of[c] + m) / 2 if half and c in memory.of else m for c, m in means[k].items()}
             client_states[k] = Prototypes(memory.of | mixed)
-        w = mean(local, [float(len(ids)) for ids in parts])
+        w = mean(local, [1.0 if method.weights == "uniform" else float(len(ids)) for ids in parts])
         seen = {c for m in means for c in m}
         fresh = {c: np.mean([m[c] for m in means if c in m], axis=0) for c in seen}  # clients alike
         shared = Prototypes(shared.of | fresh)
@@ -433,6 +438,13 @@ def test_fedmlp(options: dict[str, Any], stream: Stream) -> None:
             for c, m in client_states[k].of.items():
                 np.testing.assert_allclose(got.clients[k].memory["memory"][c], m, rtol=1e-9, atol=1e-12)
     assert (choices > 0) == (stream is MANY_CLASSES)
+
+
+def trained(method: FedMLP, step: Step) -> tuple[str, ...]:
+    """The parameters that a step changes: with ``head_epochs`` either the classifier or the body."""
+    if not method.head_epochs:
+        return BODY + HEAD
+    return HEAD if step.epoch < method.head_epochs else BODY
 
 
 def check_shared(got: Ran, shared: Prototypes) -> None:

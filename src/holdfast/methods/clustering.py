@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import numpy as np
@@ -13,14 +12,14 @@ Points = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 
-def cluster(points: Points, how: Clustering, classes: int, rng: np.random.Generator) -> Labels:
+def cluster(points: Points, how: Clustering, clusters: int, rng: np.random.Generator) -> Labels:
     """The cluster of each point, numbered from 0: int64 ``[n]`` from ``[n, d]``.
 
-    ``finch`` determines the number of clusters; ``kmeans`` returns at most √``classes``, rounded up.
+    ``finch`` determines the number of clusters; ``kmeans`` returns at most ``clusters``.
     """
     if len(points) < 2:
         return np.zeros(len(points), np.int64)
-    return finch(points) if how == "finch" else k_means(points, math.ceil(math.sqrt(classes)), rng)
+    return finch(points) if how == "finch" else k_means(points, clusters, rng)
 
 
 def finch(points: Points) -> Labels:
@@ -52,9 +51,11 @@ def _link_nearest(points: Points) -> Labels:
 
 
 def k_means(points: Points, k: int, rng: np.random.Generator) -> Labels:
-    """k-means with at most k clusters, the best of ten initialisations."""
+    """k-means with at most k clusters, the best of ten initialisations; numbered in the order of the points."""
     from sklearn.cluster import KMeans
 
     distinct = len(np.unique(points, axis=0))
     found = KMeans(min(k, distinct), n_init=10, random_state=int(rng.integers(2**31))).fit_predict(points)
-    return np.asarray(found, np.int64)
+    # With as many clusters as points all initialisations are equally good, and rounding would choose the numbers.
+    _, first, number = np.unique(found, return_index=True, return_inverse=True)
+    return np.asarray(first.argsort().argsort()[number], np.int64)

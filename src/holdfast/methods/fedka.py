@@ -62,6 +62,8 @@ class FedKA(Method):
     shared: tuple[int, ...] = ()  # ids of the shared samples, one for each class in order; () draws them
     logits: Literal["raw", "centred"] = "raw"
     distance: Literal["squared", "plain"] = "squared"
+    discard: Literal["dominant", "own"] = "dominant"
+    anchor_ce: NonNegative = 0.0  # weight of the anchor's mean cross-entropy
 
     def prepare(self, context: RunContext) -> Self:
         """Raises unless the shared set has one sample of each class."""
@@ -82,8 +84,12 @@ class FedKA(Method):
         return self
 
     @property
+    def _has_anchor(self) -> bool:
+        return self.beta > 0 or self.anchor_ce > 0
+
+    @property
     def _shares(self) -> bool:
-        return self.beta > 0 and self.anchors != "non-dominant"
+        return self._has_anchor and self.anchors != "non-dominant"
 
     def init_server_state(self, context: RunContext) -> Tree:
         """The shared set."""
@@ -96,8 +102,8 @@ class FedKA(Method):
         return server.state
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The anchor, the global model's logits on it, and each logit's weight in the loss."""
-        if self.beta == 0:
+        """The anchor, the global model's logits on it, and each logit's weight in the distance and cross-entropy."""
+        if not self._has_anchor:
             return {}
         context, rng = client.context, client.generator("anchor")
         label_counts = np.bincount(client.labels, minlength=context.num_classes)
@@ -115,12 +121,14 @@ class FedKA(Method):
         borrowed = np.flatnonzero(~owned[classes])
         if len(borrowed):
             anchor[torch.from_numpy(borrowed)] = payload["shared"][torch.from_numpy(classes[borrowed])]
-        counts = np.outer(np.arange(places) < len(classes), ~dominant) / max(len(classes), 1)
-        return {
-            "anchor": anchor,
-            "global": client.forward(client.global_params, anchor).logits,
-            "counts": torch.from_numpy(counts).to(context.device, context.dtype),
-        }
+        own = np.zeros((places, context.num_classes), bool)
+        own[np.arange(len(classes)), classes] = True
+        kept = own.any(1, keepdims=True) & (~own if self.discard == "own" else ~dominant)
+        carry = {"anchor": anchor, "global": client.forward(client.global_params, anchor).logits}
+        for name, entries in (("counts", kept), ("targets", own)):
+            weights = torch.from_numpy(entries / max(len(classes), 1))
+            carry[name] = weights.to(context.device, context.dtype)
+        return carry
 
     def _representative(self, label: np.int64, client: Client, rng: np.random.Generator) -> int:
         """The row of the client's own sample that is chosen for a non-dominant class."""
@@ -135,17 +143,23 @@ class FedKA(Method):
         return carry.get("anchor")
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
-        """β times the distance of the anchor's logits from the global model's, without the dominant classes."""
-        if self.beta == 0 or out.extra is None:
+        """β times the distance of the anchor's logits from the global model's, and its cross-entropy."""
+        if out.extra is None:
             return None
-        apart: Tensor = out.extra.logits - carry["global"]
+        distance = self._distance(out.extra.logits - carry["global"], carry["counts"])
+        if self.anchor_ce == 0:
+            return self.beta * distance
+        entropy = -(F.log_softmax(out.extra.logits, dim=-1) * carry["targets"]).sum()
+        return self.beta * distance + self.anchor_ce * entropy
+
+    def _distance(self, apart: Tensor, counts: Tensor) -> Tensor:
+        """The distance of two sets of logits, of which ``counts`` are the weights."""
         if self.logits == "centred":
             apart = apart - apart.mean(-1, keepdim=True)
-        squared: Tensor = (apart.square() * carry["counts"]).sum()  # (1/|T|) ‖·‖²
+        squared: Tensor = (apart.square() * counts).sum()  # (1/|T|) ‖·‖²
         if self.distance == "squared":
-            return self.beta * squared
-        squared = squared * carry["counts"].amax()  # (1/|T|²) ‖·‖²
-        return self.beta * (squared + SMOOTHING).sqrt()
+            return squared
+        return (squared * counts.amax() + SMOOTHING).sqrt()  # (1/|T|²) ‖·‖²
 
 
 def _labels(context: RunContext, ids: tuple[int, ...]) -> list[int]:

@@ -1,15 +1,17 @@
 """FedMLP: prototypes on three levels that align features across clients and over a stream of tasks."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdfast.core.spec import NonNegative
+from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import Count, NonNegative
 from holdfast.data.skew import minority_classes
 from holdfast.methods.base import Batch, Local, Method, Server, Tensors, Tree, Upload
 from holdfast.methods.card import CLASS_MEANS, Card
@@ -17,6 +19,8 @@ from holdfast.methods.clustering import Clustering, cluster
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import class_means, kl_divergence, prototype_scores, smooth_l1
 from holdfast.models.network import Output
+
+GLOBAL_CLUSTERS, LOCAL_CLUSTERS = 5, 2  # with clustering='fixed'
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class FedMLP(Method):
     c_k: the mean feature of class k at a client after training, which is stored in the client's memory.
     g_k: the unweighted mean of the participants' c_k. P: the means of clusters of all g_k. O: the means of
     clusters of a client's memory.
-    Local: CE + L_P + L_I + α L_S, means over the batch; h is a sample's feature, y its class, σ the softmax
+    Local: CE + s (L_P + L_I) + α L_S, means over the batch; h is a sample's feature, y its class, σ the softmax
     over features. L_P = SmoothL1(h, g_y). L_S = SmoothL1(h, the P of y's cluster), over minority classes.
     L_I = KL(σ(h) ‖ σ(c̃)), c̃ the stored c_y or, for a class new to the client, the O nearest to h.
     A term without a prototype is 0.
@@ -35,12 +39,18 @@ class FedMLP(Method):
     half of the classes over all clients; there are none if all are equally frequent.
 
     ``smooth_l1``: the ``mean`` over feature dimensions, or their ``sum``, as in the work cited by the paper.
-    ``clustering``: ``finch``, or ``kmeans`` with √C clusters. ``inter_task_kl``: ``feature-memory`` as above,
+    ``strength``: s, 1 in the paper; 0.5 in the options of FedPRP, by the same authors. ``minority``: L_S is the
+    ``mean`` over the minority samples of the batch, or the ``sum`` of the means of its minority classes (Eq. 6).
+    ``clustering``: ``finch``, ``kmeans`` with √C clusters, or ``fixed``: k-means with 5 clusters on the server and 2 at
+    a client, as in the options of FedPRP. ``inter_task_kl``: ``feature-memory`` as above,
     ``memory-feature`` for KL(σ(c̃) ‖ σ(h)). ``memory``: new prototypes ``overwrite`` the stored ones or are
     averaged with them (``ema``).
     ``use_prototype``, ``use_inter_task``, ``use_semantic``: whether to use L_P, L_I, L_S.
     ``head``: ``personal``; ``epoch``, also personal, but reset to the average of all clients' whenever the stages
     of a stream restart, as in the authors' code of FedPRP; or ``shared``, averaged as the other layers.
+    ``head_epochs``: of the local epochs, the first ones train the classifier alone and the others then the body
+    alone, as in the code of FedPRP; 0 to train both in all. ``weights``: clients count by their ``samples`` or are
+    ``uniform``.
     """
 
     name: ClassVar[str] = "fedmlp"
@@ -55,18 +65,36 @@ class FedMLP(Method):
 
     alpha: NonNegative = 1.0  # α: weight of L_S
     smooth_l1: Literal["mean", "sum"] = "mean"
-    clustering: Clustering = "finch"
+    clustering: Literal["finch", "kmeans", "fixed"] = "finch"
     inter_task_kl: Literal["feature-memory", "memory-feature"] = "feature-memory"
     memory: Literal["overwrite", "ema"] = "overwrite"
     use_prototype: bool = True
     use_inter_task: bool = True
     use_semantic: bool = True
     head: Literal["personal", "epoch", "shared"] = "personal"
+    strength: NonNegative = 1.0  # s: weight of L_P and L_I
+    minority: Literal["mean", "sum"] = "mean"
+    head_epochs: Count = 0  # local epochs that train the classifier alone, before those of the body
+    weights: Literal["samples", "uniform"] = "samples"
 
     def overrides(self, hook: str) -> bool:
         """Whether this method defines a hook itself, which depends on its hyper-parameters."""
-        has = {"initial_params": self.head != "shared", "prototype_logits": self._from_server}
+        has = {
+            "initial_params": self.head != "shared",
+            "prototype_logits": self._from_server,
+            "learning_rate": self.head_epochs > 0,
+            "client_weight": self.weights == "uniform",
+        }
         return super().overrides(hook) and has.get(hook, True)
+
+    def prepare(self, context: RunContext) -> Self:
+        """Raises if no local epoch would train the body."""
+        if self.head_epochs and context.whole_epochs(self.name) <= self.head_epochs:
+            raise HoldfastError(
+                f"fedmlp trains the body after the {self.head_epochs} epochs of the classifier; local_epochs is "
+                f"{context.local_epochs} and must be at least {self.head_epochs + 1}"
+            )
+        return self
 
     @property
     def _semantic(self) -> bool:
@@ -120,7 +148,9 @@ class FedMLP(Method):
         if not self.use_inter_task:
             return {}
         memory, remembered = state["memory"], state["remembered"]
-        means, _ = self._clusters(memory[remembered], client.context, client.generator("clusters"))
+        means, _ = self._clusters(
+            memory[remembered], client.context, client.generator("clusters"), LOCAL_CLUSTERS
+        )
         neighbours, exists = _nothing(client.context)
         neighbours[: len(means)], exists[: len(means)] = means, True
         # Padding is never nearest.
@@ -132,10 +162,12 @@ class FedMLP(Method):
         }  # fmt: skip
 
     def _clusters(
-        self, prototypes: Tensor, context: RunContext, rng: np.random.Generator
+        self, prototypes: Tensor, context: RunContext, rng: np.random.Generator, fixed: int
     ) -> tuple[Tensor, Tensor]:
-        """Semantic prototypes ``[V, d]`` and each prototype's cluster ``[n]``."""
-        found = cluster(prototypes.double().cpu().numpy(), self.clustering, context.num_classes, rng)
+        """Semantic prototypes ``[V, d]`` and each prototype's cluster ``[n]``; ``fixed`` clusters if they are so."""
+        how: Clustering = "finch" if self.clustering == "finch" else "kmeans"
+        wanted = fixed if self.clustering == "fixed" else math.ceil(math.sqrt(context.num_classes))
+        found = cluster(prototypes.double().cpu().numpy(), how, wanted, rng)
         labels = torch.from_numpy(found).to(context.device)
         count = int(found.max()) + 1 if len(found) else 0
         members = labels.unsqueeze(1) == torch.arange(count, device=context.device)
@@ -148,13 +180,22 @@ class FedMLP(Method):
             counts = carry["counts"][:, y]
             distances = counts * self._distance(h - carry["targets"][:, y])  # [terms, B]
         if self.use_prototype:
-            terms.append(batch.mean(distances[0]))
+            terms.append(self.strength * batch.mean(distances[0]))
         if self.use_inter_task:
-            terms.append(batch.mean(self._inter_task(h, y, carry)))
+            terms.append(self.strength * batch.mean(self._inter_task(h, y, carry)))
         if self._semantic:
-            share = batch.mean(counts[-1])  # of minority samples: the mean over the batch is divided by it
-            terms.append(self.alpha * batch.mean(distances[-1]) / torch.where(share > 0, share, 1.0))
+            terms.append(
+                self.alpha * self._minority_mean(distances[-1], counts[-1], batch, carry["counts"].shape[-1])
+            )
         return torch.stack(terms).sum() if terms else None
+
+    def _minority_mean(self, distances: Tensor, minority: Tensor, batch: Batch, classes: int) -> Tensor:
+        """Over the samples of minority classes, or over those of each class, summed; ``distances`` of others are 0."""
+        if self.minority == "sum":
+            members = batch.members(classes)
+            return (members * distances.unsqueeze(-1)).sum(0).div(members.sum(0).clamp(min=1)).sum()
+        share = batch.mean(minority)  # the mean over the batch is divided by it
+        return batch.mean(distances) / torch.where(share > 0, share, 1.0)
 
     def _distance(self, difference: Tensor) -> Tensor:
         """SmoothL1 of each sample: ``[..., B]`` from ``[..., B, d]``."""
@@ -193,6 +234,13 @@ class FedMLP(Method):
     def is_shared(self, name: str, context: RunContext) -> bool:
         return self.head != "personal" or name not in context.network.head.names
 
+    def learning_rate(self, name: str, epoch: int, lr: float, context: RunContext) -> float:
+        """0 for the body in the first epochs and for the classifier in the others."""
+        return lr if (name in context.network.head.names) == (epoch < self.head_epochs) else 0.0
+
+    def client_weight(self, client: Client) -> float:
+        return 1.0 if self.weights == "uniform" else super().client_weight(client)
+
     def prototype_logits(self, out: Output, server: Server) -> Tensor:
         """Scores by distance to g."""
         return prototype_scores(out.features, server.state["prototypes"], server.state["known"])
@@ -205,7 +253,7 @@ class FedMLP(Method):
         prototypes = torch.where(owners > 0, sums["prototypes"] / owners.clamp(min=1), old)
         known = server.state["known"] | (sums["owners"] > 0)
         semantic, labels = self._clusters(
-            prototypes[known], context, context.generator("clusters", server.round)
+            prototypes[known], context, context.generator("clusters", server.round), GLOBAL_CLUSTERS
         )
         clusters = torch.zeros_like(server.state["cluster"])
         clusters[known] = labels
