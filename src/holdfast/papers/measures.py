@@ -152,6 +152,7 @@ MEASURES: dict[str, Measure] = {
     "A_sel": Measure("A_sel %", 2, "points", _stream("A_sel")),
     "A_loc": Measure("A_loc %", 2, "points", _stream("A_loc")),
     "A_glo": Measure("A_glo %", 2, "points", _stream("A_glo")),
+    "A_pro": Measure("A_pro %", 2, "points", _stream("A_pro")),
     "A_loc_t": Measure("A_loc-t %", 2, "points", _stream("A_loc_t")),
     "A_glo_t": Measure("A_glo-t %", 2, "points", _stream("A_glo_t")),
     "alignment-local": Measure("fc 512, local", 3, "higher", _final("alignment_local")),
