@@ -36,7 +36,13 @@ from work import prepare
 ROOT = Path(__file__).resolve().parent.parent
 RUN_AS = {
     "scaffold": ("scaffold:variant=ntd",),
-    "fedka": ("fedka", "fedka:beta=0.01", "fedka:logits=centred,beta=0.01", "fedka:logits=centred,beta=0.1"),
+    "fedka": (
+        "fedka",
+        "fedka:discard=dominant",
+        "fedka:discard=dominant,beta=0.01",
+        "fedka:discard=dominant,logits=centred,beta=0.01",
+        "fedka:discard=dominant,logits=centred,beta=0.1",
+    ),
     "fedmlp": ("fedmlp", "fedmlp:head=shared"),
     "ccvr": ("fedavg+ccvr",),
 }

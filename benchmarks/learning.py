@@ -53,7 +53,8 @@ BASELINES = [
     "feddf", "fedreg", "fedrep", "fedproto", "creff", "fedavg+ccvr", "fedala", "fedrod", "fedfomo", "fedpac",
 ]  # fmt: skip
 FIVE = [
-    "fedntd", "fedka", "fedka:beta=0.01", "fedka:logits=centred,beta=0.01", "fedka:logits=centred,beta=0.1",
+    "fedntd", "fedka", "fedka:discard=dominant", "fedka:discard=dominant,beta=0.01",
+    "fedka:discard=dominant,logits=centred,beta=0.01", "fedka:discard=dominant,logits=centred,beta=0.1",
     "flashback", "fedfa", "fedmlp", "fedmlp:head=shared",
 ]  # fmt: skip
 STACKS = ["fedntd+fedfa", "fedfa+ccvr"]

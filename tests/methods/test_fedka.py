@@ -29,7 +29,7 @@ def test_an_empty_anchor_adds_nothing() -> None:
 
 
 def test_dominant_columns_are_left_out_and_missing_classes_borrowed() -> None:
-    training = prepared(FedKA(gamma=0.1), SKEWED)
+    training = prepared(FedKA(gamma=0.1, discard="dominant"), SKEWED)
     client, carry = begun(training)
     # Class 1 has exactly the share gamma, so it is dominant; class 2 is not, class 3 is missing.
     expected = np.zeros((4, 4))
@@ -43,13 +43,16 @@ def test_dominant_columns_are_left_out_and_missing_classes_borrowed() -> None:
 
 @pytest.mark.parametrize(("anchors", "kept"), [("both", 2), ("non-dominant", 1), ("missing", 1)])
 def test_which_classes_the_anchor_is_built_from(anchors: str, kept: int) -> None:
-    _, carry = begun(prepared(FedKA(gamma=0.1, anchors=anchors), SKEWED))  # type: ignore[arg-type]
+    method = FedKA(gamma=0.1, anchors=anchors, discard="dominant")  # type: ignore[arg-type]
+    _, carry = begun(prepared(method, SKEWED))
     assert (carry["counts"].sum(1) > 0).sum() == kept
     assert torch.equal(carry["counts"].any(0), torch.tensor([False, False, True, True]))
 
 
 def test_the_anchor_is_cut_to_mu_anew_each_round() -> None:
-    training = prepared(FedKA(mu=2, gamma=1.0), world([0, 0, 1, 2], range(12), classes=12))
+    training = prepared(
+        FedKA(mu=2, gamma=1.0, discard="dominant"), world([0, 0, 1, 2], range(12), classes=12)
+    )
     anchors = [begun(training, round=round)[1] for round in (1, 2)]
     for carry in anchors:
         assert carry["counts"].shape == (2, 12)
@@ -69,7 +72,7 @@ def test_hard_and_proficient_samples(sampling: str) -> None:
 
 
 def test_the_term_is_zero_where_training_starts_and_as_the_equation_says_elsewhere() -> None:
-    method = FedKA(beta=0.3, gamma=0.1)
+    method = FedKA(beta=0.3, gamma=0.1, discard="dominant")
     training = prepared(method, SKEWED)
     client, carry = begun(training)
     start = client.forward(client.global_params, carry["anchor"])
@@ -89,16 +92,28 @@ def test_the_term_is_zero_where_training_starts_and_as_the_equation_says_elsewhe
 
 @pytest.mark.parametrize(("logits", "still"), [("raw", False), ("centred", True)])
 def test_centred_the_logits_do_not_rise_together(logits: str, still: bool) -> None:
-    method = FedKA(beta=0.5, gamma=0.1, logits=logits)  # type: ignore[arg-type]
+    method = FedKA(beta=0.5, gamma=0.1, logits=logits, discard="dominant")  # type: ignore[arg-type]
     bias = learnt(method, SKEWED)["3.bias"]
     assert (abs(float(bias.sum() - net()[3].bias.detach().sum())) < 1e-6) == still
 
 
 def test_its_own_logit_is_discarded_for_each_sample() -> None:
-    _, carry = begun(prepared(FedKA(gamma=0.1, discard="own"), SKEWED))  # samples of classes 2 and 3
+    _, carry = begun(prepared(FedKA(gamma=0.1), SKEWED))  # samples of classes 2 and 3
     expected = np.zeros((4, 4))
     expected[0, [0, 1, 3]] = expected[1, [0, 1, 2]] = 1 / 2
     np.testing.assert_allclose(carry["counts"].numpy(), expected)
+
+
+@pytest.mark.parametrize(("discard", "rises"), [("dominant", True), ("own", False)])
+def test_to_the_letter_all_logits_rise(discard: str, rises: bool) -> None:
+    """Each of three clients lacks a class and has another as its dominant one."""
+    federation = world([0] * 12 + [1], [1] * 12 + [2], [2] * 12 + [0], classes=3)
+    method = FedKA(beta=0.5, gamma=0.5, discard=discard)  # type: ignore[arg-type]
+    training = prepared(method, federation, rounds=20, lr=0.1)
+    loop, _ = rounds(training, 20)
+    x = training.data.read(np.arange(len(federation.dataset.y_train)))[0]
+    logits = training.context.forward(loop.server.params, loop.server.buffers, x).logits
+    assert (float(logits.mean()) > 3) == rises
 
 
 def test_the_cross_entropy_alone_also_needs_the_anchor() -> None:

@@ -41,7 +41,7 @@ PUBLISHED = {
     "scaffold": {"variant": "original"},
     "fedntd": {"beta": 1.0, "tau": 1.0},
     "fedka": {"beta": 0.001, "gamma": 0.05, "mu": 10, "sampling": "random", "anchors": "both", "shared": (),
-              "logits": "raw", "distance": "squared", "discard": "dominant", "anchor_ce": 0.0},
+              "logits": "raw", "distance": "squared", "discard": "own", "anchor_ce": 0.0},
     "flashback": {"gamma": 0.1, "server_epochs": 1, "half": "both"},
     "fedfa": {"mu": 0.1, "lam": 0.5, "anchor_loss": "code", "calibration": "adam", "calibrate_each": "step",
               "update_anchors": True, "anchor_init": "orthogonal", "class_means": "faithful", "warmup": False},

@@ -25,19 +25,23 @@ class FedKA(Method):
     A class is missing at a client (C_m), non-dominant (C_n: its share of the samples is below γ) or dominant
     (C_d). The anchor T, drawn anew each round, contains one of the client's own samples for each class of C_n
     and the shared set S's sample for each class of C_m; of more than μ classes, μ are chosen at random.
-    Local: CE + β (1/|T|) Σ_{x∈T} Σ_{c∉C_d} (z_g(x)_c - z_k(x)_c)², with logits z_k of the local and z_g of the global
-    model.
+    Local: CE + β (1/|T|) Σ_{(x,y)∈T} Σ_{c≠y} (z_g(x)_c - z_k(x)_c)², with logits z_k of the local and z_g of the
+    global model.
     Server: as FedAvg; it also sends the shared set: one training sample of each class, fixed for the run.
-    Chen et al., ACM MM 2023, Eq. 3. There μ = 10 and β is tuned over 0.5, 0.1, 0.01, 0.001; γ is not given,
-    but section 3.2 reports collapse at a share of about 0.05.
+    Chen et al., ACM MM 2023. There μ = 10 and β is tuned over 0.5, 0.1, 0.01, 0.001; γ is not given, but section 3.2
+    reports collapse at a share of about 0.05.
 
+    ``discard``: which logits of an anchor the distance leaves out: its ``own``, as in FedNTD, from which the paper
+    takes the idea, or those of all ``dominant`` classes, c ∈ C_d, as in Eq. 3. To the letter, with ``dominant``,
+    training breaks down: the term keeps the logits of rare classes from falling, but nothing keeps those of dominant
+    classes from rising, and each class is dominant somewhere. All logits then rise from round to round until a step
+    overshoots, sooner with larger β and learning rate. With ``own``, logits of dominant classes are held as well.
+    ``anchor_ce``: weight of the anchor's mean cross-entropy, a further reading, which opposes dominant classes too.
     ``sampling``: how the sample for a class of C_n is chosen: ``random``, ``hard`` or ``proficient`` (largest or
     smallest cross-entropy under w^{t-1}). ``anchors``: of ``both``, ``non-dominant`` or ``missing`` classes.
     ``shared``: the ids of the samples of S; drawn with the run's seed if none are given.
     ``logits``: ``raw`` as in Eq. 3, or ``centred``: z minus its mean over all classes, which leaves the softmax
-    unchanged. With raw logits, the term stops the logits of missing classes from falling but not those of dominant
-    classes from rising, so all logits grow from round to round until training diverges, sooner with larger β and
-    learning rate. Centred logits do not grow, and β may be about ten times as large.
+    unchanged. Centred logits do not rise together, and β may be about ten times as large.
     ``distance``: ``squared`` as in Eq. 3, or ``plain``: the "L2 distance" of the paper's text,
     β (1/|T|) (Σ_{x∈T} Σ_{c∉C_d} (z_g(x)_c - z_k(x)_c)²)^½, whose gradient does not grow with the distance.
     The anchor is never augmented; it passes through the model with each batch.
@@ -62,7 +66,7 @@ class FedKA(Method):
     shared: tuple[int, ...] = ()  # ids of the shared samples, one for each class in order; () draws them
     logits: Literal["raw", "centred"] = "raw"
     distance: Literal["squared", "plain"] = "squared"
-    discard: Literal["dominant", "own"] = "dominant"
+    discard: Literal["own", "dominant"] = "own"
     anchor_ce: NonNegative = 0.0  # weight of the anchor's mean cross-entropy
 
     def prepare(self, context: RunContext) -> Self:
