@@ -153,7 +153,7 @@ class FedKA(Method):
         distance = self._distance(out.extra.logits - carry["global"], carry["counts"])
         if self.anchor_ce == 0:
             return self.beta * distance
-        entropy = -(F.log_softmax(out.extra.logits, dim=-1) * carry["targets"]).sum()
+        entropy: Tensor = -(F.log_softmax(out.extra.logits, dim=-1) * carry["targets"]).sum()
         return self.beta * distance + self.anchor_ce * entropy
 
     def _distance(self, apart: Tensor, counts: Tensor) -> Tensor:
