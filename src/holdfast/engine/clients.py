@@ -116,6 +116,7 @@ class ClientResult:
     protected_rounds: int = (
         0  # rounds that the client itself has counted for the privacy of its samples; 0: unknown
     )
+    validation: Mapping[str, float] | None = None  # of its own model, if the client tests it itself
 
 
 @dataclass(frozen=True)

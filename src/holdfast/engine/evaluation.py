@@ -17,7 +17,7 @@ from holdfast.data.dataset import Dataset
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.clients import PREPROCESSED_BYTES
 from holdfast.kernels.amax import record_amax_bound, recording_amax
-from holdfast.methods.base import Tensors
+from holdfast.methods.base import Method, Server, Tensors
 from holdfast.methods.context import RunContext
 from holdfast.metrics.by_task import Metric, Scorer
 from holdfast.models.network import Output
@@ -318,6 +318,12 @@ class TestSet:
         for group, scores in model.group_accuracy.items():
             record[f"{group}_{name}"] = {one: self.measured(score) for one, score in scores.items()}
         return record | model.more
+
+
+def evaluated_model(method: Method, server: Server) -> tuple[Tensors, Tensors]:
+    """The parameters and the buffers of the model that is tested as the global one and handed out at the end."""
+    model = {**server.buffers, **(server.params if server.final else method.eval_params(server))}
+    return {k: model[k] for k in server.params}, {k: model[k] for k in server.buffers}
 
 
 class DeviceTimer:

@@ -15,7 +15,7 @@ from holdfast import metrics
 from holdfast.core.trees import copy_to_device
 from holdfast.engine.clients import ClientResult
 from holdfast.engine.evaluation import Evaluation
-from holdfast.engine.validation import PendingValidation
+from holdfast.engine.validation import ClientMetrics, PendingMetrics
 from holdfast.methods.base import Method, Server, Tensors, Tree
 from holdfast.models.network import Output
 
@@ -36,7 +36,7 @@ class LocalRecords:
         self.label_counts: list[np.ndarray] = []
         self.pending: list[tuple[int, Tensors, Tensors, Callable[[Any], Tensor]]] = []
         self.tested: list[Evaluation] = []
-        self.validation: list[PendingValidation] = []
+        self.validation: list[PendingMetrics] = []
         self.seconds = 0.0
 
     def add(self, result: ClientResult, server: Server) -> None:
@@ -46,6 +46,10 @@ class LocalRecords:
         self.samples.append(result.samples)
         self.losses.append(result.loss)
         self.label_counts.append(result.label_counts)
+        if self.validates and result.validation is not None and loop.validation is not None:
+            samples = loop.validation.sizes[[result.client]]
+            values = {name: np.array([value]) for name, value in result.validation.items()}
+            self.validation.append(ClientMetrics(np.array([result.client]), samples, values))
         if not (loop.settings.evaluate_locals or self.validates):
             return
         began = time.perf_counter()

@@ -19,14 +19,14 @@ from holdfast.data.federation import Federation
 from holdfast.engine.aggregation import PrivateSums, UploadSums, too_few_updates, validate_update
 from holdfast.engine.base import ClientStateStore, Engine, Overlap
 from holdfast.engine.clients import Broadcast, ClientRunner, Incident, Job
-from holdfast.engine.evaluation import Evaluation, PendingEvaluation, TestSet
+from holdfast.engine.evaluation import Evaluation, PendingEvaluation, TestSet, evaluated_model
 from holdfast.engine.local_records import LocalRecords
 from holdfast.engine.probe import Probe
 from holdfast.engine.sampling import ClientSampler
 from holdfast.engine.secure_sums import SecureSums
 from holdfast.engine.stream_evaluation import StreamEvaluation
 from holdfast.engine.uploads import RobustSums, RoundUploads
-from holdfast.engine.validation import PendingValidation, ValidationSet, wait_for_all
+from holdfast.engine.validation import PendingMetrics, Validation, validation_record
 from holdfast.methods.base import Method, Server, Tensors
 from holdfast.methods.context import RunContext
 from holdfast.updates.attacks import Backdoor, marked_test, parse_attack
@@ -43,8 +43,8 @@ class Tests:
 
     __test__ = False  # not a pytest class
 
-    test: PendingEvaluation
-    validation: PendingValidation | None
+    test: PendingEvaluation | None  # None without test samples
+    validation: PendingMetrics | None
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class PendingRound:
     seconds: float  # so far
     test_seconds: float  # of these, spent on completed tests
     server: Server  # after the round
-    local_validation: Sequence[PendingValidation] = ()
+    local_validation: Sequence[PendingMetrics] = ()
     tests: Tests | None = None
 
     def test(self) -> None:
@@ -88,7 +88,7 @@ class RoundLoop:
         runner: ClientRunner,
         probe_batch: TestSet | None = None,
         privacy: ClientPrivacy | None = None,
-        validation: ValidationSet | None = None,
+        validation: Validation | None = None,
         sample_privacy: SampleAccount | None = None,
     ) -> None:
         self.method, self.context, self.federation = method, context, federation
@@ -208,18 +208,18 @@ class RoundLoop:
         began = time.perf_counter()
         pending.test()
         record, tests, tested = pending.record, pending.tests, pending.test_seconds
-        if tests is not None:
+        if tests is None:
+            self.local_test_accuracy = None  # outdated: the next round tests the model that it sends
+        elif tests.test is not None:
             record |= self._compare_with_last(tests.test.wait())
             if "locals" in record and self.local_test_accuracy is not None:
                 record["locals"]["global_after"] = self.local_test.measured(self.local_test_accuracy).tolist()
             tested += tests.test.seconds
-            if tests.validation is not None:
-                record["validation"] = tests.validation.wait()
-                tested += tests.validation.seconds
-        else:
-            self.local_test_accuracy = None  # outdated: the next round tests the model that it sends
+        if tests is not None and tests.validation is not None:
+            record["validation"] = self._validation_record([tests.validation])
+            tested += tests.validation.seconds
         if pending.local_validation:
-            record["local_validation"] = wait_for_all(pending.local_validation)
+            record["local_validation"] = self._validation_record(pending.local_validation)
         total = pending.seconds + time.perf_counter() - began
         record["seconds"] = {"train": total - tested, "evaluate": tested, "total": total}
         return record
@@ -313,9 +313,12 @@ class RoundLoop:
 
     def evaluate_final(self) -> dict[str, Any]:
         """Test the model that a method has changed after the last round."""
-        tests = self._start_tests(self.server)
-        record = self.test.record(tests.test.wait())
-        return record if tests.validation is None else record | {"validation": tests.validation.wait()}
+        tests, record = self._start_tests(self.server), {}
+        if tests.test is not None:
+            record = self.test.record(tests.test.wait())
+        if tests.validation is not None:
+            record["validation"] = self._validation_record([tests.validation])
+        return record
 
     def _test_last_model(self) -> None:
         """Start the test of the last round's model, unless it has started."""
@@ -327,11 +330,12 @@ class RoundLoop:
         return test.start(params, buffers, lambda out: self.method.global_logits(out, server))
 
     def _start_tests(self, server: Server) -> Tests:
-        validation = None
-        if self.validation is not None:
-            model = evaluated_model(self.method, server)
-            validation = self.validation.start(*model, lambda out: self.method.global_logits(out, server))
+        validation = None if self.validation is None else self.validation.start(self.method, server)
         return Tests(self._start_test(self.test, server), validation)
+
+    def _validation_record(self, tests: Sequence[PendingMetrics]) -> dict[str, Any]:
+        assert self.validation is not None
+        return validation_record(tests, self.validation.errors)
 
     def _compare_with_last(self, now: Evaluation) -> dict[str, Any]:
         """The metrics of a new global model, and its forgetting since the last test."""
@@ -366,9 +370,3 @@ class RoundLoop:
         self.last_class_accuracy, self.local_test_accuracy = state.get("all"), state.get("local")
         if self.stream is not None:
             self.stream.restore(state)
-
-
-def evaluated_model(method: Method, server: Server) -> tuple[Tensors, Tensors]:
-    """The parameters and the buffers of the model that is tested as the global one and handed out at the end."""
-    model = {**server.buffers, **(server.params if server.final else method.eval_params(server))}
-    return {k: model[k] for k in server.params}, {k: model[k] for k in server.buffers}

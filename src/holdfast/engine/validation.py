@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,25 +16,134 @@ from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.measures import LESS_IS_BETTER
 from holdfast.data.federation import Federation
 from holdfast.data.indexing import offsets_of, ranges
-from holdfast.engine.evaluation import DeviceTimer, TestSet, copied_to_host
-from holdfast.methods.base import Tensors
+from holdfast.engine.evaluation import DeviceTimer, TestSet, copied_to_host, evaluated_model
+from holdfast.methods.base import Method, Server, Tensors
 from holdfast.methods.context import RunContext
 from holdfast.metrics.by_task import NEEDS, Metric, Predictions
 from holdfast.metrics.over_sites import sample_mean, site_mean, site_spread, worst_site
 from holdfast.models.network import Output
+from holdfast.tasks.base import Task
 
 MAX_SITES = 1000  # up to this number, the values of each site are recorded
 
 Scores = Callable[[Output], Tensor]
 
 
+@dataclass(eq=False)
+class ClientMetrics:
+    """Metrics that K clients measured on their own validation samples; NaN where one is not defined."""
+
+    clients: np.ndarray  # [K]
+    samples: np.ndarray  # [K]
+    values: Mapping[str, np.ndarray]  # [K] each
+    seconds: float = 0.0
+
+    def wait(self) -> ClientMetrics:
+        return self
+
+
+class PendingMetrics(Protocol):
+    """Tests by clients that may be running; ``seconds`` is set by ``wait``."""
+
+    seconds: float
+
+    def wait(self) -> ClientMetrics:
+        """Wait for the tests; returns their metrics."""
+
+
+class Validation(Protocol):
+    """The clients' tests of a model on their own validation samples, here or at their sites."""
+
+    sizes: np.ndarray
+    """``[clients]``: the validation samples of each client."""
+    errors: frozenset[str]
+    """The metrics of which less is better."""
+
+    def start(self, method: Method, server: Server) -> PendingMetrics:
+        """Start the test of the global model."""
+
+    def start_each(
+        self, clients: Sequence[int], models: Sequence[tuple[Tensors, Tensors]], scores: Sequence[Scores]
+    ) -> PendingMetrics | None:
+        """Start the tests of clients' own models; None if they have no samples, or test their models themselves."""
+
+
+def validation_record(pending: Sequence[PendingMetrics], errors: Collection[str]) -> dict[str, Any]:
+    """Wait for tests of one round; returns their common entry of its record."""
+    done = [one.wait() for one in pending]
+    clients, samples = (np.concatenate([getattr(one, key) for one in done]) for key in ("clients", "samples"))
+    values = {name: np.concatenate([one.values[name] for one in done]) for name in done[0].values}
+    record: dict[str, Any] = {name: sample_mean(each, samples) for name, each in values.items()}
+    worst = {name: worst_site(each, name in errors) for name, each in values.items()}
+    record |= {
+        "site_mean": {name: site_mean(each) for name, each in values.items()},
+        "spread": {name: site_spread(each) for name, each in values.items()},
+        "worst": {name: float(values[name][at]) for name, at in worst.items() if at is not None},
+        "worst_client": {name: int(clients[at]) for name, at in worst.items() if at is not None},
+    }
+    if len(clients) <= MAX_SITES:
+        record |= {
+            "clients": clients.tolist(),
+            "samples": samples.tolist(),
+            "values": {name: each.tolist() for name, each in values.items()},
+        }
+    return record
+
+
+# Which metrics are measured -----------------------------------------------------------------------------------
+
+
+def errors_among(metrics: Iterable[Metric]) -> frozenset[str]:
+    """The metrics of which less is better."""
+    return LESS_IS_BETTER | {metric.name for metric in metrics if metric.less_is_better}
+
+
+def metric_names(task: Task, metrics: Iterable[Metric]) -> list[str]:
+    """What a client measures: the loss, the task's score if it is a mean over samples, and the metrics."""
+    score = [] if task.compares_samples else [task.score]
+    return list(dict.fromkeys(["loss", *score, *(metric.name for metric in metrics)]))
+
+
+def measurable(
+    metrics: Sequence[Metric], clients: np.ndarray, defined: np.ndarray, required: bool
+) -> list[Metric]:
+    """The metrics without those that no client's samples define, of which it warns; it raises for the primary one.
+
+    ``defined`` [K, metrics]: which clients' samples define which metric. If the metrics were asked for
+    (``required``), each that no client's samples define raises. Warns of clients that do not define one.
+    """
+    kept = []
+    for number, metric in enumerate(metrics):
+        undefined = clients[~defined[:, number]]
+        what = f"{metric.name} cannot be measured on the validation samples of"
+        if len(undefined) == len(clients):
+            sentence = f"{what} any client: it needs {NEEDS[metric.base_name]} at one client"
+            if required or number == 0:
+                raise HoldfastError(f"{sentence}; hold out more samples, or choose other metrics")
+            warnings.warn(f"{sentence}; it is left out", HoldfastWarning, stacklevel=5)
+            continue
+        kept.append(metric)
+        if len(undefined):
+            some = "client " + ", ".join(map(str, undefined[:5])) + (", …" if len(undefined) > 5 else "")
+            warnings.warn(
+                f"{what} {len(undefined)} of {len(clients)} clients ({some}): it needs "
+                f"{NEEDS[metric.base_name]}; means are over the others",
+                HoldfastWarning,
+                stacklevel=5,
+            )
+    return kept
+
+
+# Tests on this machine ----------------------------------------------------------------------------------------
+
+
 class ValidationSet:
     """The clients' validation samples on the device, ordered by client."""
 
     def __init__(self, federation: Federation, context: RunContext, metrics: Sequence[Metric]) -> None:
-        sizes = federation.validation_sizes()
-        self.clients = np.flatnonzero(sizes)
-        self.samples = sizes[self.clients]
+        self.sizes = federation.validation_sizes()
+        self.clients = np.flatnonzero(self.sizes)
+        self.samples = self.sizes[self.clients]
         self.starts = offsets_of(self.samples)
         self.places = {int(client): place for place, client in enumerate(self.clients)}
         self.context, self.task = context, context.task
@@ -49,51 +158,28 @@ class ValidationSet:
         )
         self.test = TestSet(held, context)
         self.metrics = list(metrics)
+        self.errors = errors_among(metrics)
         y = self.test.y
         self.y = (y.double() if y.is_floating_point() else y).cpu()
 
-    def check_metrics(self, required: bool) -> None:
-        """Leave out metrics that no client's samples define, with a warning; raise if it is the primary one.
-
-        If metrics were asked for (``required``), each of them raises. Warns of clients that do not define one.
-        """
-        outputs = torch.zeros(
-            (1, *self.test.output_shape), dtype=self.context.dtype, device=self.test.y.device
-        )
-        shape = self.task.reduce(outputs, self.test.y[:1]).shape[1:]
+    def defined_metrics(self) -> np.ndarray:
+        """Which clients' samples define which metric, ``[K, metrics]``; raises if one of the user's own fails."""
+        outputs = self.context.dtype, self.test.y.device
+        zeros = torch.zeros((1, *self.test.output_shape), dtype=outputs[0], device=outputs[1])
+        shape = self.task.reduce(zeros, self.test.y[:1]).shape[1:]
         noise = torch.from_numpy(np.random.default_rng(0).random((len(self.y), *shape)))
         sizes = self.samples.tolist()
         trials = [
             Predictions(self.task, kept.numpy(), y.numpy())
             for kept, y in zip(torch.split(noise, sizes), torch.split(self.y, sizes), strict=True)
         ]
-        kept_metrics = []
-        for number, metric in enumerate(self.metrics):
-            undefined = [k for k, trial in zip(self.clients, trials, strict=True) if not metric.try_on(trial)]
-            what = f"{metric.name} cannot be measured on the validation samples of"
-            if len(undefined) == len(trials):
-                sentence = f"{what} any client: it needs {NEEDS[metric.base_name]} at one client"
-                if required or number == 0:
-                    raise HoldfastError(f"{sentence}; hold out more samples, or choose other metrics")
-                warnings.warn(f"{sentence}; it is left out", HoldfastWarning, stacklevel=5)
-                continue
-            kept_metrics.append(metric)
-            if undefined:
-                some = "client " + ", ".join(map(str, undefined[:5]))
-                warnings.warn(
-                    f"{what} {len(undefined)} of {len(trials)} clients ({some}{', …' if len(undefined) > 5 else ''}): "
-                    f"it needs {NEEDS[metric.base_name]}; means are over the others",
-                    HoldfastWarning,
-                    stacklevel=5,
-                )
-        self.metrics = kept_metrics
+        return np.array([[metric.try_on(trial) for metric in self.metrics] for trial in trials])
 
-    # Tests ----------------------------------------------------------------------------------------------
-
-    def start(self, params: Tensors, buffers: Tensors, scores: Scores) -> PendingValidation:
-        """Start the test of one model by all clients. A GPU runs it asynchronously."""
+    def start(self, method: Method, server: Server) -> PendingValidation:
+        """Start the test of the global model by all clients, in one pass. A GPU runs it asynchronously."""
         timer = DeviceTimer(self.context.device)
-        return self._pending(self.test.kept(params, buffers, scores), np.arange(len(self.clients)), timer)
+        kept = self.test.kept(*evaluated_model(method, server), lambda out: method.global_logits(out, server))
+        return self._pending(kept, np.arange(len(self.clients)), timer)
 
     def start_each(
         self,
@@ -101,7 +187,7 @@ class ValidationSet:
         models: Sequence[tuple[Tensors, Tensors]],
         scores: Sequence[Scores],
     ) -> PendingValidation | None:
-        """Start the tests of clients' own models, the models side by side; None if none has validation samples."""
+        """Start the tests of clients' own models, the models side by side; None if they have no samples."""
         timer = DeviceTimer(self.context.device)
         chosen = [at for at, client in enumerate(clients) if client in self.places]
         if not chosen:
@@ -138,7 +224,7 @@ class ValidationSet:
         weights: Tensor | None,
         kept: Tensor | None,
     ) -> dict[str, np.ndarray]:
-        """The loss, the score and the run's metrics at each of these clients: ``[K]`` each.
+        """The `metric_names` at each of these clients: ``[K]`` each.
 
         ``losses``, ``scores`` and ``weights`` are columns with one number a sample; None where a sample has none.
         """
@@ -162,29 +248,7 @@ class ValidationSet:
             for metric in self.metrics:
                 if metric.name not in values:
                     values[metric.name] = np.array([metric.measure(one) for one in predictions])
-        return values
-
-    def record(self, places: np.ndarray, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """The entry of a round's record."""
-        samples, clients = self.samples[places], self.clients[places]
-        record: dict[str, Any] = {name: sample_mean(each, samples) for name, each in values.items()}
-        worst = {name: worst_site(each, self._less_is_better(name)) for name, each in values.items()}
-        record |= {
-            "site_mean": {name: site_mean(each) for name, each in values.items()},
-            "spread": {name: site_spread(each) for name, each in values.items()},
-            "worst": {name: float(values[name][at]) for name, at in worst.items() if at is not None},
-            "worst_client": {name: int(clients[at]) for name, at in worst.items() if at is not None},
-        }
-        if len(clients) <= MAX_SITES:
-            record |= {
-                "clients": clients.tolist(),
-                "samples": samples.tolist(),
-                "values": {name: each.tolist() for name, each in values.items()},
-            }
-        return record
-
-    def _less_is_better(self, name: str) -> bool:
-        return name in LESS_IS_BETTER or any(m.less_is_better for m in self.metrics if m.name == name)
+        return {name: values[name] for name in metric_names(self.task, self.metrics)}
 
     def _rows(self, places: np.ndarray) -> np.ndarray:
         """The rows of these clients' samples, by client."""
@@ -209,18 +273,9 @@ class PendingValidation:
     timer: DeviceTimer
     seconds: float = 0.0
 
-    def wait(self) -> dict[str, Any]:
-        """Wait for the tests; returns the entry of a round's record."""
-        return wait_for_all([self])
-
-    def values(self) -> dict[str, np.ndarray]:
-        """Wait for the tests; returns the metrics at each client."""
+    def wait(self) -> ClientMetrics:
+        """Wait for the tests; returns their metrics."""
         self.seconds = self.timer.wait()
-        return self.validation.values(self.places, self.losses, self.scores, self.weights, self.kept)
-
-
-def wait_for_all(pending: Sequence[PendingValidation]) -> dict[str, Any]:
-    """Wait for tests of one round; returns their common entry of its record."""
-    of_each = [one.values() for one in pending]
-    values = {name: np.concatenate([each[name] for each in of_each]) for name in of_each[0]}
-    return pending[0].validation.record(np.concatenate([one.places for one in pending]), values)
+        held, places = self.validation, self.places
+        values = held.values(places, self.losses, self.scores, self.weights, self.kept)
+        return ClientMetrics(held.clients[places], held.samples[places], values)

@@ -32,14 +32,14 @@ from holdfast.data.validation import hold_out
 from holdfast.engine.aggregation import too_few_updates
 from holdfast.engine.base import Engine
 from holdfast.engine.clients import Broadcast, ClientRunner, DeviceData, Incident, Job
-from holdfast.engine.evaluation import TestSet
+from holdfast.engine.evaluation import TestSet, evaluated_model
 from holdfast.engine.factory import choose_engine
 from holdfast.engine.probe import PER_CLASS
-from holdfast.engine.rounds import PendingRound, RoundLoop, evaluated_model
+from holdfast.engine.rounds import PendingRound, RoundLoop
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.secure_sums import masked_sum
 from holdfast.engine.state_cache import StateCache
-from holdfast.engine.validation import ValidationSet
+from holdfast.engine.validation import ValidationSet, measurable
 from holdfast.kernels.building import KernelBuilder, can_build, marker_of, trial
 from holdfast.methods.base import Method, Tree, check_public, check_task
 from holdfast.methods.context import RunContext
@@ -179,8 +179,9 @@ class Training:
         self.metrics = [metric for metric in wanted if metric.name not in undefined]
         self.validation = None
         if len(federation.validation):
-            self.validation = ValidationSet(federation, self.context, self.metrics)
-            self.validation.check_metrics(required=metrics is not None)
+            held = ValidationSet(federation, self.context, self.metrics)
+            held.metrics = measurable(held.metrics, held.clients, held.defined_metrics(), metrics is not None)
+            self.validation = held
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
