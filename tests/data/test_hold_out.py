@@ -109,3 +109,33 @@ def test_validation_data_are_part_of_the_hash_and_never_training_data():
         )  # fmt: skip
     with pytest.raises(HoldfastError, match="validation data of their own"):
         hold_out(held, 0.1, seed=0)
+
+
+def test_given_samples_are_held_out_where_they_are():
+    federation = federate(dataset_of(np.arange(20) % 2), [[3, 1, 4, 15], [9, 2, 6, 5], []])
+    held = federation.holding_out([5, 1, 9])
+    assert [held.client(k).tolist() for k in range(3)] == [[3, 4, 15], [2, 6], []]
+    assert held.validation.tolist() == [1, 9, 5]
+    assert held.validation_sizes().tolist() == [1, 2, 0]
+    for ids, sentence in (
+        ([5], "client 0 would have no validation samples"),
+        ([5, 1, 3, 4, 15], "client 0 would have no training samples; of its 4 samples, 4"),
+        ([5, 1, 0], "sample 0 of the validation data belongs to no client"),
+        ([5, 1, 1], "sample 1 is given 2 times"),
+        ([5, 1, 99], "must be between 0 and 19"),
+    ):
+        with pytest.raises(HoldfastError, match=sentence):
+            federation.holding_out(ids)
+    with pytest.raises(HoldfastError, match="validation data of their own"):
+        held.holding_out([3])
+
+
+def test_a_file_keeps_validation_data(tmp_path):
+    held = hold_out(uneven(), 0.2, seed=0)
+    held.save(tmp_path / "held.json")
+    loaded = Federation.load(tmp_path / "held.json", held.dataset)
+    assert loaded.hash == held.hash
+    assert (loaded.validation == held.validation).all()
+    assert (loaded.validation_offsets == held.validation_offsets).all()
+    uneven().save(tmp_path / "plain.json")
+    assert "validation" not in (tmp_path / "plain.json").read_text()

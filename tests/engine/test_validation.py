@@ -213,3 +213,14 @@ def test_a_share_that_leaves_a_client_without_data_is_refused_before_training():
         hf.train("fedavg", "linear", small, **SETTINGS)
     with pytest.raises(HoldfastError, match=r"validation is 1\.0; it must be above 0 and below 1"):
         hf.train("fedavg", "linear", small, **SETTINGS | {"validation": 1})
+
+
+def test_given_validation_data_are_used_and_exclude_a_share():
+    given = federation()
+    held = hold_out(given, 0.3, 0)
+    own = given.holding_out(held.validation)
+    drawn = hf.train("fedavg", "linear", given, **SETTINGS).records
+    used = hf.train("fedavg", "linear", own, **SETTINGS | {"validation": None}).records
+    assert [r["validation"] for r in used] == [r["validation"] for r in drawn]
+    with pytest.raises(HoldfastError, match="validation data of their own"):
+        hf.train("fedavg", "linear", own, **SETTINGS)

@@ -48,7 +48,7 @@ def test_replies(tmp_path: Path) -> None:
     dataset = world.app.server_data(plan.config)
     nodes = Nodes(world.grid, dataset)
     population = Population.from_reports("0" * 32, nodes.wait_for(len(SIZES), len(SIZES), 0))
-    training = FlowerTraining(plan, nodes, population, dataset)
+    training = FlowerTraining(plan, nodes, population)
     loop = training.loop(StateCache(None, None))
     server, engine = loop.server, training.engine
     assert isinstance(engine, FlowerEngine)

@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError
@@ -37,6 +37,9 @@ _KEYS: dict[str, type | tuple[type, ...]] = {
     "offsets": list,
     "indices": list,
 }
+
+_OF_VALIDATION = ("validation", "validation_offsets")
+"""Lists that a file has where clients have validation data."""
 
 
 def _none() -> Ints:
@@ -209,6 +212,48 @@ class Federation:
             return first[:, 0], np.where(self.leaves > stage, last[:, stage], first[:, 0])
         return first[:, 0], last[:, stage]
 
+    def holding_out(self, ids: ArrayLike) -> Federation:
+        """The federation in which these samples are validation data of the clients that hold them.
+
+        Clients do not train on them, and test models on them. Every client keeps at least one sample of each kind.
+        """
+        chosen = _as_ids(ids, "validation data")
+        _need_once(chosen, "validation data", len(self.dataset.y_train))
+        held = np.isin(self.indices, chosen)
+        if int(held.sum()) != len(chosen):
+            stray = np.setdiff1d(chosen, self.indices)
+            raise HoldfastError(
+                f"sample {stray[0]} of the validation data belongs to no client's training samples"
+            )
+        return self.with_held_out(held)
+
+    def with_held_out(self, held: NDArray[np.bool_]) -> Federation:
+        """The federation in which those of ``indices`` that ``held`` [M] marks are validation data.
+
+        Raises if a client would have training samples but no validation samples, or the other way round.
+        """
+        if len(self.validation):
+            raise HoldfastError(
+                "the clients have validation data of their own already; leave one of them out"
+            )
+        cell = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+        owner = cell // self.stages
+        sizes, held_sizes = (np.bincount(of, minlength=self.clients) for of in (owner, owner[held]))
+        for lacking, kind in ((held_sizes == 0, "validation"), (held_sizes == sizes, "training")):
+            found = np.flatnonzero(lacking & (sizes > 0))
+            if len(found):
+                raise HoldfastError(
+                    f"client {found[0]} would have no {kind} samples; of its {sizes[found[0]]} samples, "
+                    f"{held_sizes[found[0]]} are validation data"
+                )
+        return replace(
+            self,
+            indices=self.indices[~held],
+            offsets=offsets_of(np.bincount(cell[~held], minlength=len(self.offsets) - 1)),
+            validation=self.indices[held],
+            validation_offsets=offsets_of(held_sizes),
+        )
+
     def save(self, path: str | Path) -> None:
         """Write the federation as JSON, with the name of the data set but without its samples."""
         content = {
@@ -222,6 +267,7 @@ class Federation:
             "partition": self.partition,
             "leaves": self.leaves.tolist(),
             "public": self.public.tolist(),
+            **({} if not len(self.validation) else self._validation_lists()),
             "offsets": self.offsets.tolist(),
             "indices": self.indices.tolist(),
         }
@@ -231,6 +277,9 @@ class Federation:
             path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
+    def _validation_lists(self) -> dict[str, list[int]]:
+        return {key: getattr(self, key).tolist() for key in _OF_VALIDATION}
+
     @classmethod
     def load(cls, path: str | Path, dataset: Dataset, *, schedule: StageSchedule | None = None) -> Federation:
         """Read a federation of ``dataset`` and check its hash; synthetic feature skew is applied again.
@@ -238,7 +287,14 @@ class Federation:
         ``schedule`` replaces the one in the file; it is required if that was a class of the user's own.
         """
         content = _read(path)
-        arrays = {key: _numbers(content, key, path) for key in ("indices", "offsets", "public", "leaves")}
+        keys = (
+            "indices",
+            "offsets",
+            "public",
+            "leaves",
+            *(_OF_VALIDATION if "validation" in content else ()),
+        )
+        arrays = {key: _numbers(content, key, path) for key in keys}
         described = content["schedule"]
         federation = cls(
             dataset,
@@ -266,7 +322,8 @@ def _read(path: str | Path) -> dict[str, Any]:
         content = None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise HoldfastError(f"'{path}' is not a complete federation file ('format' must be '{_FORMAT}')")
-    for key, kind in _KEYS.items():
+    known = _KEYS | (dict.fromkeys(_OF_VALIDATION, list) if "validation" in content else {})
+    for key, kind in known.items():
         if key not in content or not isinstance(content[key], kind):
             raise HoldfastError(f"'{path}' is not a complete federation file: '{key}' is missing or damaged")
     return content

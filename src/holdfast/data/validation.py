@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
@@ -39,13 +37,7 @@ def hold_out(federation: Federation, share: float, seed: int, clients: Ints | No
     first = (keys[owner] % np.maximum(n, 1).astype(np.uint64)).astype(np.int64)
     held = np.empty(len(owner), bool)
     held[order] = ((position + 1) * m + first) // n > (position * m + first) // n
-    return replace(
-        federation,
-        indices=federation.indices[~held],
-        offsets=offsets_of(np.bincount(cell[~held], minlength=len(cell_sizes))),
-        validation=federation.indices[held],
-        validation_offsets=offsets_of(held_sizes),
-    )
+    return federation.with_held_out(held)
 
 
 def _refuse_single_samples(sizes: Ints, share: float, numbers: Ints) -> None:

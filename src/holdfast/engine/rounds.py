@@ -153,7 +153,7 @@ class RoundLoop:
             self.privacy.check_budget(number)
         if self.local_test_accuracy is None and settings.evaluate_locals:
             self.local_test_accuracy = self.evaluate_global(self.local_test).class_accuracy
-        if self.stream is not None and number == 1:
+        if self.stream is not None and number == 1 and len(self.test):
             self.stream.before_training()
         stage = self.stage(number)
         present, lost = self.sampler.sample(number)
@@ -331,7 +331,7 @@ class RoundLoop:
 
     def _start_tests(self, server: Server) -> Tests:
         validation = None if self.validation is None else self.validation.start(self.method, server)
-        return Tests(self._start_test(self.test, server), validation)
+        return Tests(self._start_test(self.test, server) if len(self.test) else None, validation)
 
     def _validation_record(self, tests: Sequence[PendingMetrics]) -> dict[str, Any]:
         assert self.validation is not None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.measures import LESS_IS_BETTER
+from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.data.indexing import offsets_of, ranges
 from holdfast.engine.evaluation import DeviceTimer, TestSet, copied_to_host, evaluated_model
@@ -104,6 +105,15 @@ def metric_names(task: Task, metrics: Iterable[Metric]) -> list[str]:
     return list(dict.fromkeys(["loss", *score, *(metric.name for metric in metrics)]))
 
 
+def defined_metrics(dataset: Dataset, y: Tensor, metrics: Sequence[Metric]) -> list[bool]:
+    """Which metrics these targets define, from made-up outputs; raises if a metric of the user's own fails."""
+    outputs = torch.from_numpy(np.random.default_rng(0).random((len(y), *dataset.output_shapes[0])))
+    kept = dataset.task.reduce(outputs.to(y.dtype if y.is_floating_point() else torch.float32), y)
+    y = y.double() if y.is_floating_point() else y
+    trial = Predictions(dataset.task, kept.double().numpy(), y.numpy())
+    return [metric.try_on(trial) for metric in metrics]
+
+
 def measurable(
     metrics: Sequence[Metric], clients: np.ndarray, defined: np.ndarray, required: bool
 ) -> list[Metric]:
@@ -156,24 +166,16 @@ class ValidationSet:
             y_test=dataset.y_train[ids],
             groups=MappingProxyType({}),
         )
-        self.test = TestSet(held, context)
+        self.dataset, self.test = held, TestSet(held, context)
         self.metrics = list(metrics)
         self.errors = errors_among(metrics)
         y = self.test.y
         self.y = (y.double() if y.is_floating_point() else y).cpu()
 
     def defined_metrics(self) -> np.ndarray:
-        """Which clients' samples define which metric, ``[K, metrics]``; raises if one of the user's own fails."""
-        outputs = self.context.dtype, self.test.y.device
-        zeros = torch.zeros((1, *self.test.output_shape), dtype=outputs[0], device=outputs[1])
-        shape = self.task.reduce(zeros, self.test.y[:1]).shape[1:]
-        noise = torch.from_numpy(np.random.default_rng(0).random((len(self.y), *shape)))
-        sizes = self.samples.tolist()
-        trials = [
-            Predictions(self.task, kept.numpy(), y.numpy())
-            for kept, y in zip(torch.split(noise, sizes), torch.split(self.y, sizes), strict=True)
-        ]
-        return np.array([[metric.try_on(trial) for metric in self.metrics] for trial in trials])
+        """Which clients' samples define which metric: bool ``[K, metrics]``."""
+        targets = torch.split(self.test.y.cpu(), self.samples.tolist())
+        return np.array([defined_metrics(self.dataset, y, self.metrics) for y in targets], bool)
 
     def start(self, method: Method, server: Server) -> PendingValidation:
         """Start the test of the global model by all clients, in one pass. A GPU runs it asynchronously."""

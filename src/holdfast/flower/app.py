@@ -48,7 +48,8 @@ class FlowerApp:
             it may return a `Federation`, of which the site serves the clients ``partition-id``, ``partition-id`` +
             ``num-partitions``, and so on.
         server_data: called at the server with the run's config; returns the samples on which models are tested
-            and, as the training part, the server's own training samples (`for_server`).
+            and, as the training part, the server's own training samples (`for_server`). None if the server has no data:
+            then the sites test models on validation samples, and describe what their data are like.
         model: makes the ``torch.nn.Module``; by default the run's config names it, ``model = "cnn"``.
         method: the `Method`; by default the run's config names it, ``method = "fedntd:beta=1"``.
 
@@ -61,7 +62,7 @@ class FlowerApp:
     """
 
     site_data: Callable[[Config, Config], Dataset | Federation]
-    server_data: Callable[[Config], Dataset]
+    server_data: Callable[[Config], Dataset] | None = None
     model: Callable[[], nn.Module] | None = None
     method: Method | None = None
 

@@ -19,8 +19,10 @@ from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Incident, Job
 from holdfast.engine.sequential import SequentialEngine
 from holdfast.engine.uploads import received
+from holdfast.engine.validation import metric_names
 from holdfast.flower.app import AppConfig
 from holdfast.flower.messages import (
+    EVALUATE,
     STATISTICS,
     TRAIN,
     ConfigReader,
@@ -39,6 +41,7 @@ from holdfast.flower.site import (
 from holdfast.flower.wire import TreeSpec, WireError, spec_of
 from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
+from holdfast.metrics.by_task import Metric, metrics_of
 from holdfast.updates.compression import parse_compression
 
 MAX_ATTEMPTS = 3  # to get enough replies for a round
@@ -65,9 +68,14 @@ class FlowerEngine:
         method: Method,
         context: RunContext,
         data: DeviceData,
+        metrics: Sequence[Metric],
     ) -> None:
+        """``metrics`` are those that are recorded of what clients measure on their validation samples."""
         self.app_config, self.nodes, self.population = app_config, nodes, population
         self.method, self.context, self.data = method, context, data
+        wanted = metrics_of(context.task, app_config.described["metrics"])
+        self.measured = metric_names(context.task, wanted)  # what a client sends
+        self.recorded = metric_names(context.task, metrics)
         self._specs: dict[tuple[str, int], TreeSpec] = {}  # of clients' tensors, by message kind and samples
 
     def train(
@@ -79,6 +87,17 @@ class FlowerEngine:
     def statistics(self, sent: Broadcast, jobs: Sequence[Job]) -> Iterator[Tree | Incident]:
         """Each client's statistics under the final model, in the order of ``jobs``."""
         return self._collect(STATISTICS, sent, jobs, self._read_statistics)
+
+    def evaluate(
+        self, sent: Broadcast, jobs: Sequence[Job]
+    ) -> Iterator[tuple[int, dict[str, float]] | Incident]:
+        """Each client, and what it measured of the model on its validation samples."""
+
+        def read(job: Job, sent: Broadcast, content: RecordDict) -> Iterator[tuple[int, dict[str, float]]]:
+            fields = self._fields(job, sent, content, f"metrics {job.client}")
+            yield job.client, self._metrics(fields, "values")
+
+        return self._collect(EVALUATE, sent, jobs, read)
 
     def _collect(
         self, kind: str, sent: Broadcast, jobs: Sequence[Job], read: Reader[Result]
@@ -163,13 +182,18 @@ class FlowerEngine:
             seconds = self.app_config.settings.deadline
             yield Incident(client, "late", "" if seconds is None else f"after {seconds:g} s")
 
+    def _fields(self, job: Job, sent: Broadcast, content: RecordDict, name: str) -> ConfigReader:
+        """The values that a client sent in a record of this name; of another round they raise a `WireError`."""
+        _raise_failure(job, content)
+        fields = ConfigReader(content, name)
+        if fields.integer("round") != sent.round:
+            raise WireError("wrong round", f"it answers round {fields.integer('round')}")
+        return fields
+
     def _read_tree(self, kind: str, sent: Broadcast, job: Job, content: RecordDict) -> Tree:
         """The tensors that a client sent."""
-        client = job.client
-        if f"failed {client}" in content:
-            detail = ConfigReader(content, f"failed {client}").text("detail")
-            raise WireError("failed", last_line(detail))
-        tree = tree_from_record(content, f"client {client}", self._expected_spec(kind, sent, job))
+        _raise_failure(job, content)
+        tree = tree_from_record(content, f"client {job.client}", self._expected_spec(kind, sent, job))
         return to_device(tree, self.context.device)
 
     def _expected_spec(self, kind: str, sent: Broadcast, job: Job) -> TreeSpec:
@@ -215,9 +239,7 @@ class FlowerEngine:
         self, job: Job, sent: Broadcast, content: RecordDict
     ) -> Iterator[ClientResult | Incident]:
         tree = self._read_tree(TRAIN, sent, job, content)
-        fields = ConfigReader(content, f"result {job.client}")
-        if fields.integer("round") != sent.round:
-            raise WireError("wrong round", f"it answers round {fields.integer('round')}")
+        fields = self._fields(job, sent, content, f"result {job.client}")
         if fields.integer("memory-lost", 0, 1):
             yield Incident(job.client, "memory lost", "it started without a memory")
         shared = sent.params | tree.get("params", {}) | self._decompressed(tree, sent)
@@ -247,4 +269,17 @@ class FlowerEngine:
             loss=math.nan if self.app_config.settings.dp_samples is not None else fields.number("loss"),
             finite=bool(torch.isfinite(torch.stack(numbers).sum())),
             protected_rounds=fields.integer("protected-rounds"),
+            validation=self._metrics(fields, "validation") if fields.has("validation") else None,
         )
+
+    def _metrics(self, fields: ConfigReader, key: str) -> dict[str, float]:
+        """The metrics that a client sent under a key, as far as they are recorded."""
+        values = dict(zip(self.measured, fields.numbers(key, len(self.measured)), strict=True))
+        return {name: values[name] for name in self.recorded}
+
+
+def _raise_failure(job: Job, content: RecordDict) -> None:
+    """Raise a `WireError` if the client sent an error in place of a result."""
+    if f"failed {job.client}" in content:
+        detail = ConfigReader(content, f"failed {job.client}").text("detail")
+        raise WireError("failed", last_line(detail))

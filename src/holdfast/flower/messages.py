@@ -14,6 +14,7 @@ from holdfast.flower.wire import PackedArray, TreeSpec, WireError, pack, unpack
 
 DESCRIBE = "query"  # report the site's clients
 TRAIN = "train"  # train clients for one round
+EVALUATE = "evaluate"  # test the global model on the clients' validation samples
 STATISTICS = "query.statistics"  # compute statistics of clients under the final model
 SAMPLES = "query.samples"  # send single samples
 
@@ -50,6 +51,9 @@ class ConfigReader:
         if not isinstance(record, ConfigRecord):
             raise WireError("wrong keys", f"there is no config record called '{name}'")
         self._record, self._name = record, name
+
+    def has(self, key: str) -> bool:
+        return key in self._record
 
     def integer(self, key: str, low: int = 0, high: int = 2**62) -> int:
         value = self._record.get(key)

@@ -15,8 +15,9 @@ from flwr.serverapp import Grid
 from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast.engine.clients import Incident
+from holdfast.flower.description import described_dataset
 from holdfast.flower.messages import DESCRIBE, make_message
-from holdfast.flower.population import SiteReport, format_clients
+from holdfast.flower.population import MAX_DESCRIPTION, SiteReport, format_clients
 from holdfast.flower.sealing import check_seal, new_binding
 from holdfast.flower.wire import WireError
 
@@ -30,13 +31,24 @@ _log = logging.getLogger("flwr")  # the logger whose records Flower displays
 class Nodes:
     """The connected nodes and their clients; each node is asked for a report when it first connects."""
 
-    def __init__(self, grid: Grid, dataset: Dataset, code: Mapping[str, str] | None = None) -> None:
-        """``code`` are the hashes of files with methods and models, which every site must have."""
-        self.grid, self.dataset = grid, dataset
+    def __init__(self, grid: Grid, dataset: Dataset | None, code: Mapping[str, str] | None = None) -> None:
+        """``code`` are the hashes of files with methods and models, which every site must have.
+
+        ``dataset`` is the server's; None if the server has no data, and learns from the sites what theirs are like.
+        """
+        self.grid, self.described = grid, dataset
+        self.description: str | None = None  # which all sites must have, if the server has no data
         self.code = {"code": ConfigRecord(dict(code))} if code else {}
         self.refusals: dict[int, str] = {}  # why connected nodes have no report
         self.reports: dict[int, SiteReport] = {}  # by node, in the order of arrival
         self.of_client: dict[int, int] = {}  # the node of each client
+
+    @property
+    def dataset(self) -> Dataset:
+        """The server's data set, or one without samples that is like those of the sites."""
+        if self.described is None:
+            raise HoldfastError("no site has described its data set yet")
+        return self.described
 
     def refresh(self, seconds: float = DESCRIBE_SECONDS) -> None:
         """Update the connected nodes; if the SuperLink cannot be reached, they stay as they are."""
@@ -53,7 +65,7 @@ class Nodes:
             _log.warning("Holdfast: node %s: %s", node, refusal)
         for node, reply in replies.items():
             try:
-                report = SiteReport.from_message(reply, self.dataset.num_classes)
+                report = self._read_report(reply)
             except WireError as error:
                 _log.warning("Holdfast: node %s sends an invalid report: %s", node, error)
                 continue
@@ -61,9 +73,26 @@ class Nodes:
             self.reports[node] = report
         self.of_client = {client: node for node, report in self.reports.items() for client in report.clients}
 
+    def _read_report(self, reply: Message) -> SiteReport:
+        """The report in a node's reply; the first one describes the data set of a server without data."""
+        if self.described is not None:
+            return SiteReport.from_message(reply, self.described.num_classes)
+        found = SiteReport.properties(reply)
+        dataset = described_dataset(
+            found.text("dataset", MAX_DESCRIPTION), found.integers("shape"), found.text("preprocess")
+        )
+        report = SiteReport.from_message(reply, dataset.num_classes)
+        self.described, self.description = dataset, report.dataset
+        return report
+
     def _check(self, report: SiteReport) -> None:
         """Refuse a site whose samples differ in kind from the server's."""
         site = f"the site of client {format_clients(report.clients)}"
+        if self.description is not None and report.dataset != self.description:
+            raise HoldfastError(
+                f"{site} has another data set than the first site: {report.dataset[:300]}, not "
+                f"{self.description[:300]}; name, types, classes (or bins) and task must be the same at all sites"
+            )
         if report.shape != list(self.dataset.shape):
             raise HoldfastError(
                 f"{site} has samples of shape {report.shape}, the server of {list(self.dataset.shape)}"

@@ -20,6 +20,8 @@ from holdfast.data.schedules import StageSchedule
 from holdfast.flower.messages import ConfigReader, tree_from_record
 from holdfast.flower.wire import WireError
 
+MAX_DESCRIPTION = 1 << 20  # characters
+
 
 @dataclass(frozen=True, eq=False)
 class SiteReport:
@@ -32,6 +34,14 @@ class SiteReport:
     bounds: tuple[float, float]
     shape: list[int]
     preprocess: str
+    dataset: str  # described by `describe_dataset`
+    validation: np.ndarray  # int64 [clients]: the validation samples of each
+    defined: np.ndarray  # int64 [clients, metrics]: whether these define a metric
+
+    @staticmethod
+    def properties(reply: Message) -> ConfigReader:
+        """The report's values that are no arrays."""
+        return ConfigReader(reply.content, "properties")
 
     @classmethod
     def from_message(cls, reply: Message, num_classes: int) -> Self:
@@ -51,7 +61,15 @@ class SiteReport:
         # The sum is taken in floating point, which does not wrap around.
         if counts.sum(dtype=np.float64) >= 1 << 40 or len(set(clients.tolist())) < len(clients):
             raise WireError("absurd size", "a site's report counts more samples or clients than there can be")
-        properties = ConfigReader(reply.content, "properties")
+        nothing = np.zeros((len(clients), 0), np.int64)
+        validation, defined = found.get("validation", np.zeros_like(clients)), found.get("defined", nothing)
+        if validation.shape != clients.shape or defined.ndim != 2 or len(defined) != len(clients):
+            raise WireError(
+                "wrong shape", "a site's validation samples must be counted for each of its clients"
+            )
+        if validation.min(initial=0) < 0 or validation.sum(dtype=np.float64) >= 1 << 40:
+            raise WireError("absurd size", "a site's report counts more samples or clients than there can be")
+        properties = cls.properties(reply)
         low, high = properties.numbers("bounds", 2)
         return cls(
             clients.tolist(),
@@ -61,6 +79,9 @@ class SiteReport:
             (low, high),
             properties.integers("shape"),
             properties.text("preprocess"),
+            properties.text("dataset", MAX_DESCRIPTION),
+            validation,
+            defined,
         )
 
 
@@ -73,6 +94,8 @@ class Population:
     leaves: np.ndarray
     cumulative: bool
     bounds: tuple[float, float]
+    validation: np.ndarray  # int64 [clients]
+    defined: np.ndarray  # int64 [clients, metrics]
 
     @classmethod
     def from_reports(cls, run: str, reports: Mapping[int, SiteReport]) -> Self:
@@ -86,7 +109,12 @@ class Population:
         leaves = np.array([report.leaves[row] for report, row in rows] if len(first.leaves) else [], np.int64)
         lowest, highest = zip(*(report.bounds for report in reports.values()), strict=True)
         counts = np.stack([report.counts[row] for report, row in rows])
-        return cls(run, counts, leaves, first.cumulative, (min(lowest), max(highest)))
+        if len({report.defined.shape[1] for report in reports.values()}) > 1:
+            raise HoldfastError("some sites hold out validation samples and others do not; all or none must")
+        validation = np.array([report.validation[row] for report, row in rows], np.int64)
+        defined = np.stack([report.defined[row] for report, row in rows])
+        ends = (min(lowest), max(highest))
+        return cls(run, counts, leaves, first.cumulative, ends, validation, defined)
 
     def save(self, path: Path) -> None:
         """Write the population to a file, so that a resumed run need not wait for every site."""
@@ -96,6 +124,8 @@ class Population:
             "leaves": self.leaves.tolist(),
             "cumulative": self.cumulative,
             "bounds": list(self.bounds),
+            "validation": self.validation.tolist(),
+            "defined": self.defined.tolist(),
         }
         with files.writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,12 +138,16 @@ class Population:
             data = path.read_bytes()
         try:
             content = json.loads(data)
+            counts = np.array(content["counts"], np.int64)
+            validation = np.array(content.get("validation", [0] * len(counts)), np.int64)
             return cls(
                 content["run"],
-                np.array(content["counts"], np.int64),
+                counts,
                 np.array(content["leaves"], np.int64),
                 content["cumulative"],
                 (content["bounds"][0], content["bounds"][1]),
+                validation,
+                np.array(content.get("defined", []), np.int64).reshape(len(counts), -1),
             )
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise HoldfastError(f"{path} is damaged: it does not describe a population ({error})") from None

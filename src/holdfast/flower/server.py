@@ -14,19 +14,23 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.settings import Settings
 from holdfast.core.trees import Tree
-from holdfast.data.dataset import Dataset
+from holdfast.data.federation import Federation
 from holdfast.data.schedules import StageSchedule, schedule_from
 from holdfast.engine.base import Engine
 from holdfast.engine.clients import Broadcast, DeviceData, Incident, Job
 from holdfast.engine.rounds import RoundLoop
+from holdfast.engine.validation import Validation, measurable
 from holdfast.flower.app import AppConfig, FlowerApp
 from holdfast.flower.engine import FlowerEngine
 from holdfast.flower.messages import SAMPLES, tree_from_record, tree_to_record
 from holdfast.flower.nodes import Nodes
 from holdfast.flower.population import Population
+from holdfast.flower.validation import SiteValidation
 from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
+from holdfast.metrics.by_task import Metric, metrics_of
 from holdfast.runs import RunDirectory
 from holdfast.training.session import Training
 
@@ -43,7 +47,7 @@ def serve(app: FlowerApp, app_config: AppConfig, grid: Grid) -> None:
     if resume and RunDirectory.open(out).finished:
         _log.info("Holdfast: %s is finished; choose another out for another run", out)
         return
-    dataset = app.server_data(app_config.config)
+    dataset = None if app.server_data is None else app.server_data(app_config.config)
     nodes = Nodes(grid, dataset, app_config.code)
     seconds = float(app_config.option("wait", WAIT_SECONDS))
     population_file = out / POPULATION_FILE
@@ -55,13 +59,17 @@ def serve(app: FlowerApp, app_config: AppConfig, grid: Grid) -> None:
         reports = nodes.wait_for(clients, clients, seconds)
         population = Population.from_reports(secrets.token_hex(16), reports)
         population.save(population_file)
-    training = FlowerTraining(app_config, nodes, population, dataset)
+    training = FlowerTraining(app_config, nodes, population)
     run = training.run(training.describe(), out, resume, on_round=_log_round)
     _log.info("Holdfast: %s; see %s", "interrupted" if run.interrupted else "finished", out)
 
 
 def _log_round(record: dict[str, Any]) -> None:
     accuracy = f", accuracy {record['accuracy']:.2%}" if "accuracy" in record else ""
+    if "validation" in record:
+        found = record["validation"]
+        names = [name for name in found if name != "loss" and isinstance(found[name], float)]
+        accuracy += "".join(f", validation {name} {found[name]:.4g}" for name in names[:1])
     incidents = [f"client {i['client']}: {i['kind']}" for i in record["incidents"]]
     listed = f", incidents: {'; '.join(incidents)}" if incidents else ""
     clients = len(record["participants"])
@@ -71,11 +79,13 @@ def _log_round(record: dict[str, Any]) -> None:
 class FlowerTraining(Training):
     """A run whose clients' samples are at the sites."""
 
-    def __init__(self, app_config: AppConfig, nodes: Nodes, population: Population, dataset: Dataset) -> None:
+    def __init__(self, app_config: AppConfig, nodes: Nodes, population: Population) -> None:
         self.app_config, self.nodes, self.population = app_config, nodes, population
+        described = app_config.described
+        dataset = nodes.dataset.for_task(described["task"], described["loss"])
 
         def engine(method: Method, context: RunContext, data: DeviceData) -> Engine:
-            return FlowerEngine(app_config, nodes, population, method, context, data)
+            return FlowerEngine(app_config, nodes, population, method, context, data, self.validated)
 
         super().__init__(
             app_config.method,
@@ -83,10 +93,37 @@ class FlowerTraining(Training):
             population.federation(dataset, _schedule(app_config, population.counts.shape[1])),
             app_config.settings,
             engine=engine,
-            precision=app_config.described["precision"],
-            batchnorm=app_config.described["batchnorm"],
-            classifier=app_config.described["classifier"],
+            precision=described["precision"],
+            batchnorm=described["batchnorm"],
+            classifier=described["classifier"],
+            metrics=described["metrics"],
         )
+
+    def held_out(self, federation: Federation, settings: Settings) -> Federation:
+        """The federation as it is: sites hold out samples themselves, and report what is left."""
+        return federation
+
+    def validation_set(self, required: bool) -> Validation | None:
+        """The clients' tests at their sites, if they have validation samples."""
+        sizes, metrics = self.population.validation, self.metrics
+        self.validated: list[Metric] = []  # the metrics that are recorded
+        if not sizes.any():
+            return None
+        wanted = metrics_of(self.context.task, self.app_config.described["metrics"])
+        if self.population.defined.shape[1] != len(wanted):
+            raise HoldfastError(
+                f"the sites report on {self.population.defined.shape[1]} metrics, the server expects {len(wanted)}; "
+                "all need the same run configuration and version of Holdfast"
+            )
+        defined = {m.name: self.population.defined[sizes > 0, number] for number, m in enumerate(wanted)}
+        columns = np.stack([defined[metric.name] > 0 for metric in metrics], 1)
+        self.validated = measurable(metrics, np.flatnonzero(sizes), columns, required)
+
+        def engine() -> FlowerEngine:
+            assert isinstance(self.engine, FlowerEngine)
+            return self.engine
+
+        return SiteValidation(engine, sizes, self.validated)
 
     def reader(self) -> Callable[[np.ndarray], tuple[Tensor, Tensor]]:
         """The function that reads samples by id."""

@@ -20,15 +20,19 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.trees import Tensors, Tree, to_device
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
+from holdfast.data.validation import hold_out
 from holdfast.engine.clients import Broadcast, ClientResult, Job, private_names
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.sequential import SequentialEngine
 from holdfast.engine.uploads import compressed
+from holdfast.engine.validation import ClientMetrics, ValidationSet, defined_metrics
 from holdfast.flower.accounts import SiteAccount
 from holdfast.flower.app import AppConfig, Config, FlowerApp
 from holdfast.flower.client_states import SiteClientStates
+from holdfast.flower.description import describe_dataset
 from holdfast.flower.messages import (
     DESCRIBE,
+    EVALUATE,
     SAMPLES,
     STATISTICS,
     TRAIN,
@@ -37,8 +41,9 @@ from holdfast.flower.messages import (
     tree_to_record,
 )
 from holdfast.flower.wire import spec_of
-from holdfast.methods.base import Method
+from holdfast.methods.base import Method, Server
 from holdfast.methods.context import RunContext
+from holdfast.metrics.by_task import metrics_of
 from holdfast.models.wrapping import build_network, fit_samples
 from holdfast.training.privacy import refuse_unprotected_samples
 from holdfast.updates.compression import parse_compression
@@ -53,15 +58,27 @@ class Site:
         first = _node_number(node, "partition-id")
         if isinstance(data, Dataset):
             samples = len(data.y_train)
-            self.federation = Federation(data, np.arange(samples), np.array([0, samples]))
+            data = Federation(data, np.arange(samples), np.array([0, samples]))
+        if data.clients == 1:
             self.local_index = {
                 first: 0
             }  # from a client's number in the whole federation to that in this one
         else:
-            self.federation = data
             step = _node_number(node, "num-partitions")
             self.local_index = {k: k for k in range(first, data.clients, step)}
-        self.dataset = self.federation.dataset
+        self.dataset = data.dataset.for_task(app_config.described["task"], app_config.described["loss"])
+        if self.dataset is not data.dataset:
+            data = replace(data, dataset=self.dataset)
+        settings = app_config.settings
+        if settings.validation is not None:
+            numbers = np.array(list(self.local_index)) if data.clients == 1 else None
+            data = hold_out(data, settings.validation, settings.seed, numbers)
+        if len(data.validation) and settings.dp_samples is not None:
+            raise HoldfastError(
+                "dp_samples: the metrics on validation samples would leave this site without noise; leave validation out"
+            )
+        self.federation = data
+        self.metrics = metrics_of(self.dataset.task, app_config.described["metrics"])
 
     def ids(self, client: int, stage: int) -> np.ndarray:
         """The ids of a client's samples at a stage."""
@@ -76,6 +93,17 @@ class Site:
         arriving = replace(self.federation, cumulative=False, leaves=np.empty(0, np.int64))
         rows = list(self.local_index.values())
         return np.stack([arriving.label_counts(rows, s) for s in range(arriving.stages)], axis=1)
+
+    def defined_metrics(self) -> np.ndarray:
+        """Which metrics each client's validation samples define: int64 ``[clients, metrics]``."""
+        federation = self.federation
+        defined = np.zeros((federation.clients, len(self.metrics)), np.int64)
+        for k in np.flatnonzero(federation.validation_sizes()):
+            ids = federation.validation[
+                federation.validation_offsets[k] : federation.validation_offsets[k + 1]
+            ]
+            defined[k] = defined_metrics(self.dataset, self.dataset.y_train[ids], self.metrics)
+        return defined
 
     def bounds(self) -> list[float]:
         """The smallest and the largest value of any sample."""
@@ -117,7 +145,12 @@ def describe(app: FlowerApp, app_config: AppConfig, message: Message, node: Conf
         "shape": list(site.dataset.shape),
         "cumulative": int(site.federation.cumulative),
         "preprocess": json.dumps(asdict(site.dataset.preprocess), sort_keys=True),
+        "dataset": describe_dataset(site.dataset),
     }
+    if len(site.federation.validation):
+        rows = list(site.local_index.values())
+        arrays["validation"] = torch.from_numpy(site.federation.validation_sizes()[rows])
+        arrays["defined"] = torch.from_numpy(site.defined_metrics()[rows])
     return _reply(message, {"clients": tree_to_record(arrays), "properties": ConfigRecord(properties)})
 
 
@@ -125,6 +158,12 @@ def train(app: FlowerApp, app_config: AppConfig, message: Message, node: Config)
     """Train the requested clients one by one; an error of one does not affect the others."""
     work = RoundWork(app, app_config, message, node)
     return _reply(message, dict(_for_each_client(work, work.train)))
+
+
+def evaluate(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
+    """Test the global model on the requested clients' validation samples."""
+    work = RoundWork(app, app_config, message, node)
+    return _reply(message, dict(_for_each_client(work, lambda client, _: work.evaluate(client))))
 
 
 def statistics(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
@@ -158,6 +197,7 @@ def samples(app: FlowerApp, app_config: AppConfig, message: Message, node: Confi
 HANDLERS: dict[str, Callable[[FlowerApp, AppConfig, Message, Config], Message]] = {
     DESCRIBE: describe,
     TRAIN: train,
+    EVALUATE: evaluate,
     STATISTICS: statistics,
     SAMPLES: samples,
 }
@@ -216,6 +256,11 @@ class RoundWork:
         if settings.dp_samples is not None:  # a site does not rely on the server's checks
             refuse_unprotected_samples(self.method, self.context)
         self.engine = SequentialEngine(self.method, self.context, data, settings)
+        self.validation: ValidationSet | None = None
+        if len(self.site.federation.validation):
+            held = replace(self.site.federation, dataset=dataset)
+            self.validation = ValidationSet(held, self.context, self.site.metrics)
+        self._measured: ClientMetrics | None = None  # of the global model, by all clients of this site
         self.client_states = SiteClientStates(node, request.run)
         self.content = message.content
         self.sent = self._broadcast()
@@ -235,6 +280,7 @@ class RoundWork:
         result, sent = compressed_upload(
             result, self.method, self.context, self.app_config, self.sent, memory
         )
+        measured = self._test_own_model(client, result)
         self.client_states.put(client, request.round, to_device(result.client_state, "cpu"), memory_round)
         fields = {
             "round": request.round,
@@ -246,9 +292,37 @@ class RoundWork:
             "protected-rounds": protected_rounds,
             "has-memory": int(bool(result.client_state)),
             "memory-lost": int(bool(memory_round) and memory is None),
+            **measured,
         }
         upload = tree_to_record(build_upload(result, self.method, self.context, self.app_config, sent))
         return {f"client {client}": upload, f"result {client}": ConfigRecord(fields)}
+
+    def _test_own_model(self, client: int, result: ClientResult) -> dict[str, Any]:
+        """The metrics of a client's model on its own validation samples, in rounds in which models are tested."""
+        settings, number = self.app_config.settings, self.request.round
+        if self.validation is None or not (
+            number % settings.evaluate_every == 0 or number == settings.rounds
+        ):
+            return {}
+        state = result.client_state.get("method", {})
+        pending = self.validation.start_each(
+            [self.site.local_index[client]],
+            [(result.params, result.buffers)],
+            [lambda out: self.method.personal_logits(out, state)],
+        )
+        return {} if pending is None else {"validation": _only_client(pending.wait())}
+
+    def evaluate(self, client: int) -> dict[str, Any]:
+        """The metrics of the global model on one client's validation samples."""
+        if self.validation is None:
+            raise HoldfastError(f"client {client} has no validation samples")
+        place = self.validation.places[self.site.local_index[client]]
+        if self._measured is None:
+            state = self.sent.payload.get("state", {})
+            server = Server(self.sent.params, self.sent.buffers, state, self.request.round, final=True)
+            self._measured = self.validation.start(self.method, server).wait()
+        values = [float(each[place]) for each in self._measured.values.values()]
+        return {f"metrics {client}": ConfigRecord({"round": self.request.round, "values": values})}
 
     def statistics(self, client: int) -> dict[str, Any]:
         """One client's statistics under the final model."""
@@ -332,6 +406,11 @@ def build_upload(
         if method.overrides("personal_logits") or context.stages > 1:
             upload["memory"] = {k: v for k, v in result.client_state.items() if k != "residual"}
     return upload
+
+
+def _only_client(measured: ClientMetrics) -> list[float]:
+    """The metrics that one client measured, in the order of `metric_names`."""
+    return [float(value) for (value,) in measured.values.values()]
 
 
 def _no_samples(ids: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -77,19 +77,39 @@ def check_cohort(settings: Settings, clients: int) -> None:
             )
 
 
-def check_patience(settings: Settings, federation: Federation) -> None:
-    """Raise if a run is to stop early without validation samples, or before the end of a stream."""
-    if settings.patience is None:
-        return
-    if not len(federation.validation):
-        raise HoldfastError(
-            f"patience is {settings.patience}, but no client has validation samples, by which the best round is "
-            "chosen; hold some out, such as validation=0.1"
-        )
-    if federation.schedule is not None:
-        raise HoldfastError(
-            f"patience is {settings.patience}, but the data of a stream arrives over all rounds, so a run on it does "
-            "not stop early; leave patience out"
+def check_tests(settings: Settings, federation: Federation, test_samples: int, validates: bool) -> None:
+    """Raise if the run has too few samples for what it is to measure, or is to stop before the end of a stream.
+
+    ``validates``: whether clients have validation samples. Warns of metrics that are not as private as the updates.
+    """
+    if settings.patience is not None:
+        given = f"patience is {settings.patience}, but"
+        if not validates:
+            raise HoldfastError(
+                f"{given} no client has validation samples, by which the best round is chosen; hold some out, such as "
+                "validation=0.1"
+            )
+        if federation.schedule is not None:
+            raise HoldfastError(
+                f"{given} the data of a stream arrives over all rounds, so a run on it does not stop early; leave "
+                "patience out"
+            )
+    if not test_samples:
+        if not validates:
+            raise HoldfastError(
+                f"{federation.dataset.name} has no test samples, and no client has validation samples; give test "
+                "samples, or hold some out, such as validation=0.1"
+            )
+        for name in ("evaluate_locals", "probe_every"):
+            if getattr(settings, name):
+                raise HoldfastError(f"{name} needs test samples, and {federation.dataset.name} has none")
+    protections = [name for name in ("dp", "dp_samples", "secure") if getattr(settings, name) is not None]
+    if validates and protections:
+        warnings.warn(
+            "the clients' metrics on their validation samples reach the server one by one and without noise; "
+            f"{protections[0]} protects the updates alone",
+            HoldfastWarning,
+            stacklevel=4,
         )
 
 

@@ -35,10 +35,16 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
     return {"partition": partition, **setting}
 
 
-def write_federation(directory: RunDirectory, federation: Federation, hash: str, most: int = 10_000) -> None:
+def write_federation(
+    directory: RunDirectory,
+    federation: Federation,
+    hash: str,
+    validation: np.ndarray | None = None,
+    most: int = 10_000,
+) -> None:
     """Write federation.json: label counts of the first ``most`` clients, for people and for the report.
 
-    ``hash`` is that of the federation before samples were held out.
+    ``hash`` is that of the federation before samples were held out, ``validation`` [clients] how many were.
     """
     shown = np.arange(min(federation.clients, most))
     stages = range(federation.stages)
@@ -54,8 +60,8 @@ def write_federation(directory: RunDirectory, federation: Federation, hash: str,
         "public": len(federation.public),
         "hash": hash,
     }
-    if len(federation.validation):
-        content["validation"] = federation.validation_sizes()[:most].tolist()
+    if validation is not None:
+        content["validation"] = validation[:most].tolist()
     directory.write(FEDERATION, json.dumps(content).encode() + b"\n")
 
 

@@ -38,7 +38,8 @@ class Run:
         where = "" if self.path is None else f", in '{self.path}'"
         measure = self.primary
         value = f"{self.score:.2%}" if measure.is_share else f"{self.score:.4g}"
-        summary = f"{len(self.records)} rounds, {measure.name} {value}"
+        where_measured = "" if self._tested else "validation "
+        summary = f"{len(self.records)} rounds, {where_measured}{measure.name} {value}"
         return f"Run({self.experiment['method']['name']}, {summary}{where})"
 
     @classmethod
@@ -80,12 +81,15 @@ class Run:
 
     @property
     def score(self) -> float:
-        """The primary metric of the final model on the test set."""
-        return float(self.metric(self.primary.name)[-1])
+        """The primary metric of the final model on the test set; without one, on the clients' validation samples."""
+        name = self.primary.name
+        return float(self.metric(name)[-1] if self._tested else self.validation(name)[-1])
 
     def metric(self, name: str) -> np.ndarray:
         """``[tested rounds]``: a metric of the global model on the test set, NaN where it was not defined."""
         tested = self._tested
+        if not tested:
+            raise HoldfastError("no round of this run was tested on a test set; see `validation`")
         if name not in tested[-1]:
             known = [key for key, value in tested[-1].items() if isinstance(value, float)]
             raise unknown("metric of this run", name, known)

@@ -39,7 +39,7 @@ from holdfast.engine.rounds import PendingRound, RoundLoop
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.secure_sums import masked_sum
 from holdfast.engine.state_cache import StateCache
-from holdfast.engine.validation import ValidationSet, measurable
+from holdfast.engine.validation import Validation, ValidationSet, measurable
 from holdfast.kernels.building import KernelBuilder, can_build, marker_of, trial
 from holdfast.methods.base import Method, Tree, check_public, check_task
 from holdfast.methods.context import RunContext
@@ -68,7 +68,7 @@ from holdfast.training.checks import (
     check_cohort,
     check_model,
     check_optimizer,
-    check_patience,
+    check_tests,
     ignores_padding,
     warn_of_own_draws,
     warn_of_tiny_batches,
@@ -115,9 +115,7 @@ class Training:
         if dataset is not federation.dataset:
             federation = replace(federation, dataset=dataset)
         self.hash = federation.hash  # of all samples of the clients
-        if settings.validation is not None:
-            federation = hold_out(federation, settings.validation, settings.seed)
-        check_patience(settings, federation)
+        federation = self.held_out(federation, settings)
         self.federation, self.settings, self.model, self.ray_address = (
             federation,
             settings,
@@ -173,15 +171,13 @@ class Training:
                 draw_one_of_each=no_samples,
             )
         check_task(method, self.context)
-        wanted = metrics_of(dataset.task, metrics)
-        self.test = TestSet(dataset, self.context, metrics=wanted)
-        undefined = self.test.undefined_metrics(required=metrics is not None)
-        self.metrics = [metric for metric in wanted if metric.name not in undefined]
-        self.validation = None
-        if len(federation.validation):
-            held = ValidationSet(federation, self.context, self.metrics)
-            held.metrics = measurable(held.metrics, held.clients, held.defined_metrics(), metrics is not None)
-            self.validation = held
+        self.metrics = metrics_of(dataset.task, metrics)
+        self.test = TestSet(dataset, self.context, metrics=self.metrics)
+        if len(self.test):
+            undefined = self.test.undefined_metrics(required=metrics is not None)
+            self.metrics = [metric for metric in self.metrics if metric.name not in undefined]
+        self.validation = self.validation_set(required=metrics is not None)
+        check_tests(settings, self.federation, len(self.test), self.validation is not None)
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
@@ -197,6 +193,23 @@ class Training:
             self.engine = choose_engine(
                 engine, self.method, self.context, self.data, settings, sizes, parallel_clients, ray_address
             )
+
+    def held_out(self, federation: Federation, settings: Settings) -> Federation:
+        """The federation with validation samples."""
+        if settings.validation is None:
+            return federation
+        return hold_out(federation, settings.validation, settings.seed)
+
+    def validation_set(self, required: bool) -> Validation | None:
+        """The clients' tests on their validation samples, if they have any.
+
+        ``required``: whether the metrics were asked for, so that each must be measurable.
+        """
+        if not len(self.federation.validation):
+            return None
+        held = ValidationSet(self.federation, self.context, self.metrics)
+        held.metrics = measurable(held.metrics, held.clients, held.defined_metrics(), required)
+        return held
 
     def reader(self) -> Callable[[np.ndarray], tuple[torch.Tensor, torch.Tensor]]:
         """The function that reads training samples, preprocessed, and their labels by id."""
@@ -330,7 +343,8 @@ class Training:
                 checkpoint = with_rounds(directory, checkpoint, self.settings, self.method, self.federation)
                 directory.rewind(0 if checkpoint is None else checkpoint.round)
                 records = directory.records()
-                write_federation(directory, self.federation, self.hash)
+                sizes = None if self.validation is None else self.validation.sizes
+                write_federation(directory, self.federation, self.hash, sizes)
             client_states = StateCache(directory, checkpoint)
             loop = self.loop(client_states)
             best = BestRound(primary_measure(experiment), records)
@@ -490,7 +504,7 @@ class Training:
 
     def _warn_of_failure(self, loop: RoundLoop, records: Sequence[dict[str, Any]]) -> None:
         """Warn of a run that diverged or ended near chance, which is known for tasks with one class a sample."""
-        if self.context.task.name != "multiclass":
+        if self.context.task.name != "multiclass" or not len(self.test):
             return
         personal = self.method.overrides("initial_params") or self.method.overrides("personal_logits")
         sentence = failure(records, loop.test.class_counts, self.settings.lr, judge_accuracy=not personal)
