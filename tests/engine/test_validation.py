@@ -224,3 +224,8 @@ def test_given_validation_data_are_used_and_exclude_a_share():
     assert [r["validation"] for r in used] == [r["validation"] for r in drawn]
     with pytest.raises(HoldfastError, match="validation data of their own"):
         hf.train("fedavg", "linear", own, **SETTINGS)
+
+
+def test_protection_of_updates_does_not_cover_the_metrics():
+    with pytest.warns(hf.HoldfastWarning, match="without noise; secure protects the updates alone"):
+        hf.train("fedavg", "linear", federation(), **SETTINGS | {"rounds": 1, "secure": "secagg+"})

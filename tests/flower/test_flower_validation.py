@@ -163,6 +163,13 @@ def test_a_site_with_a_single_sample_refuses(tmp_path) -> None:
         world.run()
 
 
+def test_a_site_that_protects_its_samples_sends_no_metrics_of_them(tmp_path) -> None:
+    settings = SETTINGS | {"dp-samples": "epsilon=8,delta=0.001", "clients_per_round": 0}
+    world = World(tmp_path, among=federation(), **settings)
+    with pytest.raises(HoldfastError, match="would leave this site without noise"):
+        world.run()
+
+
 def test_the_task_loss_and_metrics_of_the_config_are_used(tmp_path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 5)).astype(np.float32)

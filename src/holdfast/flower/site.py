@@ -75,7 +75,7 @@ class Site:
             data = hold_out(data, settings.validation, settings.seed, numbers)
         if len(data.validation) and settings.dp_samples is not None:
             raise HoldfastError(
-                "dp_samples: the metrics on validation samples would leave this site without noise; leave validation out"
+                "dp_samples: metrics on validation samples would leave this site without noise; leave validation out"
             )
         self.federation = data
         self.metrics = metrics_of(self.dataset.task, app_config.described["metrics"])
