@@ -26,7 +26,7 @@ def test_a_list_may_stand_among_options():
         ("fedprox:mu=-0.1", "fedprox: mu is -0.1; it must be at least 0"),
         ("fedavgm:beta=1", "fedavgm: beta is 1.0; it must be from 0 up to, but not, 1"),
         ("fedavgm:beta=-0.1", "fedavgm: beta is -0.1"),
-        ("scaffold:variant=fa", "scaffold: variant is 'fa'; it must be original or ntd"),
+        ("scaffold:variant=fa", "scaffold: variant is 'fa'; it must be original, ntd or weighted"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, said: str) -> None:
@@ -75,7 +75,7 @@ PUBLISHED = {
     "fedsol": {"rho": 1.0, "tau": 3.0},
     "fedadam": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
     "fedyogi": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
-    "fedadagrad": {"lr": 0.01, "tau": 1e-3},
+    "fedadagrad": {"lr": 0.01, "beta1": 0.0, "tau": 1e-3},
     "fedexp": {"eps": 1e-3, "average": True},
     "fedacg": {"lam": 0.85, "beta": 1e-3},
     "fedrs": {"alpha": 0.5},

@@ -130,13 +130,14 @@ def test_ema_composes(other: str) -> None:
 # Adaptive server optimisers -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["adam", "yogi", "adagrad"])
+@pytest.mark.parametrize("rule", ["adam", "yogi", "adagrad", "adagrad with momentum"])
 def test_adaptive_server_optimisers(rule: str) -> None:
     eta, b1, b2, tau = 0.1, 0.8, 0.9, 0.05
     methods = {
         "adam": FedAdam(lr=eta, beta1=b1, beta2=b2, tau=tau),
         "yogi": FedYogi(lr=eta, beta1=b1, beta2=b2, tau=tau),
         "adagrad": FedAdagrad(lr=eta, tau=tau),
+        "adagrad with momentum": FedAdagrad(lr=eta, beta1=b1, tau=tau),
     }
     w = initial_weights()
     m, v = zeros(w), {name: np.full_like(value, tau**2) for name, value in w.items()}

@@ -93,7 +93,7 @@ def test_fedavgm(damped: bool) -> None:
         assert_models_equal(got.state["velocity"], v)
 
 
-@pytest.mark.parametrize("variant", ["original", "ntd"])
+@pytest.mark.parametrize("variant", ["original", "ntd", "weighted"])
 def test_scaffold(variant: str) -> None:
     w = initial_weights()
     c, own = zeros(w), [zeros(w) for _ in CLIENTS]
@@ -114,7 +114,10 @@ def test_scaffold(variant: str) -> None:
             new.append(combine((1, own[k]), (-1, c), (scale, w), (-scale, trained)))
             local.append(trained)
         # c += (|S|/N) mean Δc, and everybody takes part
-        c = combine((1, c), *((1 / len(PARTS), n) for n in new), *((-1 / len(PARTS), o) for o in own))
+        sizes = [len(part) for part in PARTS]
+        shares = [n / sum(sizes) if variant == "weighted" else 1 / len(sizes) for n in sizes]
+        changes = (combine((1, after), (-1, before)) for after, before in zip(new, own, strict=True))
+        c = combine((1, c), *zip(shares, changes, strict=True))
         own, w = new, weighted(local)
         assert_round_equal(got, local, w)
         assert_models_equal(got.state["c"], c)

@@ -22,7 +22,8 @@ class Scaffold(Method):
     Karimireddy et al., ICML 2020.
 
     ``variant="ntd"`` divides by the momentum-corrected number of steps K_eff instead of K, as FedNTD's code does
-    for its Table 1: K_eff = [K - ρ(1 - ρ^K)/(1 - ρ)] / (1 - ρ), ρ the momentum.
+    for its Table 1: K_eff = [K - ρ(1 - ρ^K)/(1 - ρ)] / (1 - ρ), ρ the momentum. ``variant="weighted"`` weights the
+    clients in c as in the mean, c += Σ_k (n_k/n) (c_k⁺ - c_k), as FLamby's code does.
     """
 
     name: ClassVar[str] = "scaffold"
@@ -35,7 +36,7 @@ class Scaffold(Method):
         "a control variate is the change of the weights divided by the number of steps and the learning rate"
     )
 
-    variant: Literal["original", "ntd"] = "original"
+    variant: Literal["original", "ntd", "weighted"] = "original"
 
     def init_server_state(self, context: RunContext) -> Tree:
         return {"c": {k: torch.zeros_like(p) for k, p in context.network.params.items()}}
@@ -62,9 +63,14 @@ class Scaffold(Method):
             steps = momentum_steps(steps, client.context.momentum)
         # c_k⁺ = (w^{t-1} - w_k) / (K η) - (c - c_k)
         new = subtract(divide(subtract(client.global_params, params), steps * client.lr), carry["correction"])
-        return {"change": subtract(new, carry["c_k"])}, {"c_k": new}
+        change = subtract(new, carry["c_k"])
+        if self.variant == "weighted":
+            change = {k: client.samples * value for k, value in change.items()}
+        return {"change": change}, {"c_k": new}
 
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """c + Σ_k (c_k⁺ - c_k) / N."""
-        change = sums["change"]
-        return {"c": {k: c + change[k] / context.num_clients for k, c in server.state["c"].items()}}
+        change, whole = sums["change"], float(context.num_clients)
+        if self.variant == "weighted":
+            whole = float(context.class_counts.sum())
+        return {"c": {k: c + change[k] / whole for k, c in server.state["c"].items()}}

@@ -14,6 +14,7 @@ from holdfast.papers.measures import Entry
 from holdfast.training.experiment import MIXED_DIGITS
 
 MICROSECONDS = {
+    "holdfast.papers.models:flamby_linear": 1,
     "fa-fmnist": 2,
     "fa-validation-fmnist": 2,
     "mlp-cnn5": 3,
@@ -28,6 +29,9 @@ MICROSECONDS = {
     "fa-cifar100": 300,
 }
 """Time to train a model on one image on a large GPU, a guess that is used until a run of the model is stored."""
+
+SITES = {"heart-disease": 4, "tcga-brca": 6}
+"""The clients of real federations, where the tables do not say how many there are."""
 
 CPU_SLOWDOWN = 100  # a guess too: how many times longer a CPU takes than a GPU
 
@@ -59,6 +63,9 @@ def missing_requirement(cell: Cell, available: Collection[str]) -> str | None:
 def images_trained(settings: Mapping[str, Any]) -> float:
     """The number of images on which a run trains, repetitions included; 0 for data of unknown size."""
     names = data_sets(settings)
+    if settings.get("local_steps"):
+        clients = settings.get("clients_per_round") or settings.get("clients") or SITES.get(names[0], 0)
+        return float(settings["rounds"] * clients * settings["local_steps"] * settings["batch_size"])
     known = [
         DIGITS_PER_DOMAIN if len(names) > 1 else DATASETS[name].train for name in names if name in DATASETS
     ]
@@ -69,9 +76,9 @@ def images_trained(settings: Mapping[str, Any]) -> float:
     stages = int(re.split(r"\D", stream)[0])
     if "cumulative=true" in stream:  # stage s has the data of s stages
         total *= (stages + 1) / 2
-    clients = settings["clients"]
+    clients = settings.get("clients", 1)  # none where every site is a client, and all of them take part
     share = (settings.get("clients_per_round") or clients) / clients / stages
-    return float(total * share * settings["local_epochs"] * settings["rounds"])
+    return float(total * share * settings.get("local_epochs", 1) * settings["rounds"])
 
 
 class Estimates:

@@ -51,9 +51,12 @@ class Measure:
 def measure(name: str) -> Measure:
     """The measure with this name in a table's YAML.
 
-    ``accuracy@30`` is the accuracy at round 30, ``rounds@0.9`` the rounds to 0.9 of the target accuracy.
+    ``accuracy@30`` is the accuracy at round 30, ``rounds@0.9`` the rounds to 0.9 of the target accuracy, ``site@va`` the
+    score at the site va.
     """
     kind, _, number = name.partition("@")
+    if number and kind == "site":
+        return Measure(number, 1, None, lambda entry, _: _percent(entry["final"]["sites"].get(number)))
     if number and kind == "accuracy":
         at = int(number)
         return Measure(f"accuracy % at round {at}", 1, "points", lambda entry, _: _percent(_at(entry, at)))
@@ -71,9 +74,12 @@ def measure(name: str) -> Measure:
 
 
 def accuracies(entry: Entry) -> np.ndarray:
-    """Accuracy after each round, a fraction; the mean over domains where the data has domains."""
-    curves = entry["curves"]
-    return np.array(curves.get("domain_accuracy", curves["accuracy"]), float)
+    """Accuracy after each round, a fraction; the mean over domains or sites where the data has some.
+
+    For tasks without an accuracy it is the task's score.
+    """
+    curves, score = entry["curves"], entry.get("score", "accuracy")
+    return np.array(curves.get("domain_accuracy", curves.get("site_mean", curves[score])), float)
 
 
 def final_accuracy(entry: Entry) -> float:
@@ -143,6 +149,10 @@ MEASURES: dict[str, Measure] = {
         "points",
         lambda entry, _: _percent(final_accuracy(entry)),
         averaged=lambda entry, _: _percent(mean_of_last_rounds(entry)),
+    ),
+    "site-mean": Measure("mean of sites %", 2, "points", lambda entry, _: _percent(final_accuracy(entry))),
+    "own-site": Measure(
+        "own site %", 2, None, lambda entry, _: _percent(entry["final"].get("own_site"))
     ),
     "forgetting": Measure("forgetting", 2, "lower", _final("forgetting")),
     "rounds": Measure("rounds to target", 0, "rounds", _rounds),

@@ -13,7 +13,7 @@ import yaml
 
 from holdfast.core.errors import HoldfastError, unknown
 
-PAPERS = ("fedntd", "fedka", "flashback", "fedfa", "fedmlp")
+PAPERS = ("fedntd", "fedka", "flashback", "fedfa", "fedmlp", "flamby")
 RECIPE = (
     "recipe"  # the file of the library's own method: its tables have the federations and rows of the papers
 )
@@ -166,7 +166,7 @@ class Paper:
 
     Attributes:
         key: its name on the command line.
-        name: the name of its method in print.
+        name: the name of its method, or its own, in print.
         title, reference: as it is cited.
         summary: a few sentences on what was reproduced.
         proposed: the row of its method.
@@ -184,7 +184,7 @@ class Paper:
 
 @cache
 def load_tables() -> Mapping[str, Table]:
-    """The tables of the five papers and of the recipe by id, followed by the searches."""
+    """The tables of the papers and of the recipe by id, followed by the searches."""
     tables = [table for paper in (*PAPERS, RECIPE) for table in _read(paper)]
     tables.sort(key=lambda table: table.is_search)
     return {table.id: table for table in tables}
@@ -227,10 +227,10 @@ def _matches(name: str, key: str) -> bool:
 
 def _read(key: str) -> list[Table]:
     content = _content(key)
-    rows = _rows(content)
+    rows = _rows(content["rows"])
     paper = Paper(
         key=key,
-        name=rows[content["proposed"]].label,
+        name=content.get("name") or rows[content["proposed"]].label,
         title=content["title"],
         reference=content["reference"],
         summary=content["summary"],
@@ -247,7 +247,8 @@ def _read(key: str) -> list[Table]:
         if "candidates" in table:
             tables.append(_search(paper, name, table, columns, settings))
         else:
-            tables.append(_table(paper, name, table, columns, _rows(of) | rows, settings))
+            known = _rows(of["rows"]) | rows | _rows(table.get("own_rows", {}))
+            tables.append(_table(paper, name, table, columns, known, settings))
     return tables
 
 
@@ -268,7 +269,7 @@ def _content(key: str) -> dict[str, Any]:
     return content
 
 
-def _rows(content: Mapping[str, Any]) -> dict[str, TableRow]:
+def _rows(rows: Mapping[str, Any]) -> dict[str, TableRow]:
     return {
         name: TableRow(
             key=name,
@@ -277,7 +278,7 @@ def _rows(content: Mapping[str, Any]) -> dict[str, TableRow]:
             settings=_settings(row.get("settings")),
             needs=row.get("needs"),
         )
-        for name, row in content["rows"].items()
+        for name, row in rows.items()
     }
 
 

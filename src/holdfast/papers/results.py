@@ -19,6 +19,7 @@ from holdfast.papers.measures import Entry
 from holdfast.papers.published import Table, TableColumn
 from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
+from holdfast.tasks.registry import as_task
 
 DIGITS = 4  # decimals of stored numbers: a hundredth of a percent
 QUANTILES = 100  # of the distribution of local forgetting
@@ -94,13 +95,19 @@ def completed_entry(cell: Cell, directory: RunDirectory, processes: int = 1) -> 
 
     ``processes`` is the number of processes that shared the device.
     """
-    records = directory.records()
-    tested = [record for record in records if "accuracy" in record]
-    by_class = np.array([record["class_accuracy"] for record in tested], float)
-    return _common_entry(cell, directory.experiment, records, processes) | {
-        "final": _rounded(_final(tested, by_class)),
-        "curves": _rounded(_curves(tested, records)),
+    records, score = directory.records(), as_task(directory.experiment["task"]).score
+    tested = [record for record in records if score in record]
+    entry = _common_entry(cell, directory.experiment, records, processes) | {
+        "final": _rounded(_final(tested, score)),
+        "curves": _rounded(_curves(tested, records, score)),
     }
+    sites = [_by_site(record, score, cell.settings["method"] == "local") for record in tested]
+    if sites[-1]:
+        entry["final"]["sites"] = _rounded(sites[-1])
+        entry["curves"]["site_mean"] = _rounded([float(np.mean(list(one.values()))) for one in sites])
+        if "locals" in tested[-1]:
+            entry["final"]["own_site"] = round(_own_site(tested[-1], score), DIGITS)
+    return entry | ({} if score == "accuracy" else {"score": score})
 
 
 def failed_entry(cell: Cell, directory: RunDirectory, processes: int, reason: str) -> dict[str, Any]:
@@ -128,10 +135,11 @@ def _common_entry(
     }
 
 
-def _final(tested: Sequence[Mapping[str, Any]], by_class: np.ndarray) -> dict[str, Any]:
+def _final(tested: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]:
     last = tested[-1]
-    final: dict[str, Any] = {"accuracy": last["accuracy"], "class_accuracy": last["class_accuracy"]}
+    final: dict[str, Any] = {name: last[name] for name in (score, f"class_{score}")}
     if len(tested) > 1:
+        by_class = np.array([record[f"class_{score}"] for record in tested], float)
         final["forgetting"] = metrics.backward_transfer_forgetting(by_class)
     if "domain_accuracy" in last:
         final["domain_accuracy"] = last["domain_accuracy"]
@@ -139,9 +147,24 @@ def _final(tested: Sequence[Mapping[str, Any]], by_class: np.ndarray) -> dict[st
     return final | {f"alignment_{which}": value for which, value in alignment.items()}
 
 
-def _curves(tested: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _by_site(record: Mapping[str, Any], score: str, local: bool) -> dict[str, float]:
+    """The score at each site: of the global model, or of ``local`` training the mean over the clients' models."""
+    if local:
+        return {site: float(np.mean(values)) for site, values in record["locals"][f"site_{score}"].items()}
+    return dict(record.get(f"site_{score}", {}))
+
+
+def _own_site(record: Mapping[str, Any], score: str) -> float:
+    """The mean score of the local models at their own sites, where every site is a client."""
+    sites = list(record["locals"][f"site_{score}"].values())
+    return float(np.mean([sites[client][place] for place, client in enumerate(record["participants"])]))
+
+
+def _curves(
+    tested: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]], score: str
+) -> dict[str, Any]:
     curves: dict[str, Any] = {
-        "accuracy": [record["accuracy"] for record in tested],
+        score: [record[score] for record in tested],
         "forgetting": [record.get("forgetting") for record in tested],
     }
     if "domain_accuracy" in tested[-1]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ MARKS = ("†", "‡", "§", "¶")
 
 HEAD = """# Results
 
-The tables of five papers, reproduced. Each cell shows the published number first, then ours: 52.61 · **53.40**, or
+The tables of six papers, reproduced. Each cell shows the published number first, then ours: 52.61 · **53.40**, or
 *not run*; for several seeds the mean, with their deviation and their number: **53.40 ± 1.20** (3). A dash is a number
 that the paper does not print, or that a run did not record. † and ‡ mark published numbers that are not targets, for
 the reason given below their table.
@@ -101,7 +101,10 @@ def _section(comparison: TableComparison, figures: Sequence[Path], base: Path) -
     parts = [f'<a id="{_anchor(table)}"></a>\n\n### {table.id}: {table.title}']
     if table.is_search and not any(row.seeds for row in comparison.rows):
         return f"{parts[0]}\n\nNot run."
-    parts += [_grid(comparison, position) for position in range(len(table.measures))]
+    if len(table.columns) == 1:
+        parts.append(_grid(comparison, range(len(table.measures))))
+    else:
+        parts += [_grid(comparison, [position]) for position in range(len(table.measures))]
     parts += [f"{mark} {reason}" for reason, mark in _marks(comparison).items()]
     parts += _not_measured(table)
     if comparison.targets:
@@ -134,17 +137,19 @@ def _not_measured(table: Table) -> list[str]:
     return [f"Not measured ({'; '.join(labels)}): {reason}." for reason, labels in reasons.items()]
 
 
-def _grid(comparison: TableComparison, position: int) -> str:
-    """One measure of a table as the paper prints it: a line for each method, a column for each federation."""
+def _grid(comparison: TableComparison, positions: Sequence[int]) -> str:
+    """A line for each method, and a column for each federation or, of a table with one, for each measure."""
     table = comparison.table
-    one = measure(table.measures[position])
     by_key = {(row.column, row.row): row for row in comparison.rows}
     marks = _marks(comparison)
-    labels = [column.label for column in table.columns.values()]
-    lines = [f"| {one.label} | {' | '.join(labels)} |", "|---" * (len(labels) + 1) + "|"]
+    measures = [measure(table.measures[position]) for position in positions]
+    title, labels = measures[0].label, [column.label for column in table.columns.values()]
+    if len(measures) > 1:
+        title, labels = labels[0], [one.label for one in measures]
+    lines = [f"| {title} | {' | '.join(labels)} |", "|---" * (len(labels) + 1) + "|"]
     for method in table.rows.values():
         cells = []
-        for column in table.columns:
+        for column, (position, one) in product(table.columns, zip(positions, measures, strict=True)):
             row = by_key.get((column, method.key))
             if row is None:
                 cells.append(UNKNOWN)
@@ -202,7 +207,7 @@ def _draw(table: Table, cells: Sequence[Cell], stored: Results, folder: Path) ->
 
     shown = list(runs.items())[:MAX_PANELS]
     curves = [
-        Lines(table.columns[column].label, "round", "accuracy", _accuracy_lines(table, by_row))
+        Lines(table.columns[column].label, "round", _score(by_row), _accuracy_lines(table, by_row))
         for column, by_row in shown
     ]
     figures = [Figure("accuracy", table.title, "", table.id, curves, "")]
@@ -223,6 +228,13 @@ def _draw(table: Table, cells: Sequence[Cell], stored: Results, folder: Path) ->
         draw(figure, path)
         paths.append(path)
     return paths
+
+
+def _score(runs: Mapping[str, Sequence[Entry]]) -> str:
+    """The name of what the runs' curves show."""
+    entries = [entry for of_row in runs.values() for entry in of_row]
+    name = str(entries[0].get("score", "accuracy"))
+    return f"{name}, mean of sites" if "site_mean" in entries[0]["curves"] else name
 
 
 def _accuracy_lines(table: Table, runs: Mapping[str, Sequence[Entry]]) -> list[Line]:

@@ -16,8 +16,10 @@ import numpy as np
 from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
 from holdfast.data.sources import DATASETS
+from holdfast.data.sources.federations import HOSPITALS, REGIONS
+from holdfast.data.sources.registry import Source
 from holdfast.papers.cells import Cell, plan
-from holdfast.papers.cost import MICROSECONDS, data_sets
+from holdfast.papers.cost import MICROSECONDS, SITES, data_sets
 from holdfast.papers.findings import compare
 from holdfast.papers.published import Table
 from holdfast.papers.results import Results
@@ -70,7 +72,7 @@ def select_cells(tables: Sequence[Table], paths: Mapping[str, Path]) -> list[tup
         small: list[Cell] = []
         for cell in cells:
             method = (table.paper.key, cell.settings["method"])
-            model, partition = cell.settings["model"], cell.settings["partition"].partition(":")[0]
+            model, partition = cell.settings["model"], cell.settings.get("partition", "").partition(":")[0]
             kind = (table.paper.key, cell.settings["data"], model, "any" if model in LARGE else partition)
             new = kind not in covered or (method not in covered and not table.is_search)
             if len(small) < 2 or new:
@@ -83,6 +85,9 @@ def select_cells(tables: Sequence[Table], paths: Mapping[str, Path]) -> list[tup
 def shrink(settings: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[str, Any]:
     """The same settings with synthetic data, few clients and few rounds."""
     names = data_sets(settings)
+    if names[0] in SITES:
+        steps = {"local_steps": 2} if settings.get("local_steps") else {}
+        return {**settings, "rounds": 2, **steps}
     files = ",".join(str(paths[name]) for name in names)
     large = settings["model"] in LARGE
     stream = "stream" in settings
@@ -129,11 +134,16 @@ def _synthetic_data(folder: Path) -> Iterator[dict[str, Path]]:
         np.savez(path, **arrays)
     paths["femnist"] = Path("femnist")  # by name, because only LEAF's own files contain the writers
     _write_leaf(folder / "femnist")
+    _write_hospitals(folder / "federations/heart-disease")
+    _write_regions(folder / "federations/tcga-brca")
+    published = {name: DATASETS[name] for name in SITES}
+    DATASETS.update({name: _without_checksums(source) for name, source in published.items()})
     before = os.environ.get("HOLDFAST_DATA")
     os.environ["HOLDFAST_DATA"] = str(folder)
     try:
         yield paths
     finally:
+        DATASETS.update(published)
         if before is None:
             del os.environ["HOLDFAST_DATA"]
         else:
@@ -154,3 +164,36 @@ def _write_leaf(folder: Path, writers: int = 12) -> None:
         (folder / part).mkdir(parents=True)
         content = {"users": list(data), "num_samples": [each] * writers, "user_data": data}
         (folder / part / "made_up.json").write_text(json.dumps(content))
+
+
+def _without_checksums(source: Source) -> Source:
+    layouts = (
+        replace(layout, files=tuple(replace(file, md5=None) for file in layout.files))
+        for layout in source.layouts
+    )
+    return replace(source, layouts=tuple(layouts))
+
+
+def _write_hospitals(folder: Path, patients: int = 24) -> None:
+    """Write the four files of UCI's heart disease, with the columns that are left out missing."""
+    folder.mkdir(parents=True)
+    for number, name in enumerate(HOSPITALS):
+        table = generator(number, "smoke hospitals").integers(1, 5, (patients, 14))
+        table[:, 10:13], table[:, -1] = -1, np.arange(patients) % 2
+        rows = (",".join("?" if value < 0 else str(value) for value in row) for row in table)
+        (folder / f"processed.{name}.data").write_text("\n".join(rows) + "\n")
+
+
+def _write_regions(folder: Path, patients: int = 20) -> None:
+    """Write the two files of FLamby's Fed-TCGA-BRCA."""
+    folder.mkdir(parents=True)
+    header = ",".join(["pid", *(f"feature{i}" for i in range(39)), "E", "T"])
+    rows, folds = [header], ["pid,fold,fold2"]
+    for number in range(patients * len(REGIONS)):
+        rng = generator(number, "smoke regions")
+        cells = [*rng.integers(0, 2, 39), number // len(REGIONS) % 2, rng.integers(1, 3000)]
+        rows.append(f"p{number}," + ",".join(map(str, cells)))
+        fold = "test" if number // len(REGIONS) % 3 == 0 else "train"
+        folds.append(f"p{number},{fold},{fold}_{number % len(REGIONS)}")
+    (folder / "brca.csv").write_text("\n".join(rows) + "\n")
+    (folder / "train_test_split.csv").write_text("\n".join(folds) + "\n")

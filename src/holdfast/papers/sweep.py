@@ -14,6 +14,7 @@ from typing import ClassVar
 from holdfast.core.errors import HoldfastError
 from holdfast.papers.cells import Cell
 from holdfast.papers.cost import Estimates
+from holdfast.papers.measures import final_accuracy
 from holdfast.papers.results import Results, completed_entry, failed_entry
 from holdfast.runs import RunDirectory
 from holdfast.sweeps.queue import Queue
@@ -131,6 +132,6 @@ class _Cells:
             log(f"{cell.label}: {traceback.format_exc()}")
             return False
         self._results.add(cell, entry)
-        outcome = entry.get("failed") or f"{entry['final']['accuracy']:.2%}"
+        outcome = entry.get("failed") or f"{final_accuracy(entry):.2%}"
         log(f"{cell.label}: {outcome}, {time.monotonic() - start:.0f} s")
         return True
