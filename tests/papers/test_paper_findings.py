@@ -170,7 +170,7 @@ def test_curves_of_a_stream_have_a_point_for_each_epochs_end():
          "stream": {"A_sel": 0.5 + at} | ({"A_loc": 0.2 * at, "transfer": []} if at % 2 else {})}
         for at in range(4)
     ]  # fmt: skip
-    curves = _curves(records, records)
+    curves = _curves(records, records, "accuracy")
     assert curves["accuracy"] == [0.0, 0.1, 0.2, pytest.approx(0.3)]
     assert curves["forgetting"] == [None, 0.01, 0.02, 0.03]
     assert (curves["A_sel"], curves["A_loc"]) == ([1.5, 3.5], [0.2, pytest.approx(0.6)])

@@ -85,3 +85,22 @@ def test_numbers_that_no_run_measures_are_marked_with_the_reason(tmp_path):
     assert "| FedNTD | 0.668 · not run | 0.703 · **0.700** | 0.756 · not run |" in section
     assert "| FedNTD | 0.765 · not measured | 0.552 · not measured | 0.730 · not measured |" in section
     assert "Not measured (fc 128, local; fc 128, global): the released network does not have" in section
+
+
+def test_a_table_of_one_federation_has_its_measures_as_columns(tmp_path):
+    table = load_tables()["flamby/heart-disease"]
+    hospitals = {"cleveland": 0.8, "hungarian": 0.7, "switzerland": 0.5, "va": 0.6}
+    for cell in plan(table, rows=["fedavg", "local"], seeds=2):
+        one = entry(cell, [0.5, 0.75], sites=hospitals, **({"own_site": 0.7} if cell.row == "local" else {}))
+        one["curves"]["site_mean"] = [0.5, 0.65]
+        Results(tmp_path / "results").add(cell, one)
+    page = tmp_path / "docs" / "results.md"
+    write_page(tmp_path / "results", page)
+    text = page.read_text()
+    assert (
+        "| Fed-Heart-Disease | mean of sites % | own site % | cleveland | hungarian | switzerland | va |"
+        in text
+    )
+    line = next(line for line in text.splitlines() if line.startswith("| Local | 63.86"))
+    assert "63.86 ± 1.59 · **65.00 ± 0.00** (2) | 72.99 ± 2.87 · **70.00 ± 0.00** (2) | 63.8" in line
+    assert "FedAvg over Local in site-mean: 0.00 ahead (published +4.64)" in text

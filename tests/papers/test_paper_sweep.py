@@ -13,7 +13,7 @@ import sweep_worker
 from paper_entries import entry
 
 from holdfast.core.errors import HoldfastError
-from holdfast.papers.cells import plan
+from holdfast.papers.cells import Cell, plan
 from holdfast.papers.published import load_tables
 from holdfast.papers.results import Results
 from holdfast.papers.sweep import Sweep
@@ -260,3 +260,35 @@ def test_a_run_that_diverges_is_a_result(tmp_path):
     wild = type(cell)(cell.table, cell.column, cell.row, 0, {**cell.settings, "lr": 1e30, "batch_size": 8})
     Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([wild], 1, quiet)
     assert "no usable update is left" in Results(tmp_path / "results").get(wild)["failed"]
+
+
+SITES = """
+import numpy as np
+import holdfast as hf
+
+def load():
+    rng = np.random.default_rng(0)
+    x, time = rng.normal(size=(80, 3)).astype(np.float32), rng.exponential(size=80)
+    y = np.stack([time, np.arange(80) % 3 > 0], 1).astype(np.float32)
+    site = hf.Group(("here", "there"), np.arange(40) % 2, np.arange(40) // 20)
+    return hf.Dataset.from_arrays(x[:40], y[:40], x[40:], y[40:], groups={"site": site}, task="survival")
+"""
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_of_a_run_on_sites_the_score_of_each_is_stored(tmp_path, method):
+    (tmp_path / "two_sites.py").write_text(SITES)
+    settings = {"data": f"{tmp_path / 'two_sites.py'}:load", "partition": "by-site", "model": "linear", "rounds": 2,
+                "method": method, "local_test_samples": 100, "engine": "sequential"}  # fmt: skip
+    cell = Cell("flamby/made-up", "sites", method, 0, settings)
+    Sweep(tmp_path / "results", tmp_path / "work", "cpu").run([cell], 1, print)
+    (found,) = json.loads((tmp_path / "results" / "flamby" / "made-up.json").read_text())["cells"]
+    last = Experiment.from_mapping({**settings, "seed": 0, "device": "cpu"}).run().records[-1]
+    whole, locals_ = last["site_concordance"], last["locals"]["site_concordance"]
+    assert last["participants"] == [0, 1]
+    assert found["score"] == "concordance"
+    assert found["final"]["concordance"] == round(last["concordance"], 4)
+    expected = {site: sum(values) / 2 for site, values in locals_.items()} if method == "local" else whole
+    assert found["final"]["sites"] == {site: round(value, 4) for site, value in expected.items()}
+    assert found["final"]["own_site"] == round((locals_["here"][0] + locals_["there"][1]) / 2, 4)
+    assert found["curves"]["site_mean"][-1] == pytest.approx(sum(expected.values()) / 2, abs=1e-4)

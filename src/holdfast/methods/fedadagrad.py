@@ -17,7 +17,7 @@ class FedAdagrad(Method):
 
     Server: Δ = mean - w^{t-1};  m ← β₁ m + (1-β₁) Δ;  v ← v + Δ²;  w^t = w^{t-1} + η m / (√v + τ), from m = 0 and
     v = τ².
-    Reddi et al., ICLR 2021, Algorithm 2. β₁ = 0, with which m = Δ, and τ are the paper's; it tunes η for every data set.
+    Reddi et al., ICLR 2021, Algorithm 2. β₁ = 0, with which m = Δ, and τ are theirs; they tune η for every data set.
     """
 
     name: ClassVar[str] = "fedadagrad"

@@ -51,8 +51,8 @@ class Measure:
 def measure(name: str) -> Measure:
     """The measure with this name in a table's YAML.
 
-    ``accuracy@30`` is the accuracy at round 30, ``rounds@0.9`` the rounds to 0.9 of the target accuracy, ``site@va`` the
-    score at the site va.
+    ``accuracy@30`` is the accuracy at round 30, ``rounds@0.9`` the rounds to 0.9 of the target accuracy, ``site@va``
+    the score at the site va.
     """
     kind, _, number = name.partition("@")
     if number and kind == "site":
@@ -151,9 +151,7 @@ MEASURES: dict[str, Measure] = {
         averaged=lambda entry, _: _percent(mean_of_last_rounds(entry)),
     ),
     "site-mean": Measure("mean of sites %", 2, "points", lambda entry, _: _percent(final_accuracy(entry))),
-    "own-site": Measure(
-        "own site %", 2, None, lambda entry, _: _percent(entry["final"].get("own_site"))
-    ),
+    "own-site": Measure("own site %", 2, None, lambda entry, _: _percent(entry["final"].get("own_site"))),
     "forgetting": Measure("forgetting", 2, "lower", _final("forgetting")),
     "rounds": Measure("rounds to target", 0, "rounds", _rounds),
     "rounds-to-baseline": Measure("rounds to FedAvg's last accuracy", 0, None, _rounds),

@@ -101,7 +101,10 @@ def completed_entry(cell: Cell, directory: RunDirectory, processes: int = 1) -> 
         "final": _rounded(_final(tested, score)),
         "curves": _rounded(_curves(tested, records, score)),
     }
-    sites = [_by_site(record, score, cell.settings["method"] == "local") for record in tested]
+    local = cell.settings["method"] == "local"
+    if local:  # there is no global model that local ones could forget
+        entry["curves"].pop("local_forgetting_quantiles", None)
+    sites = [_by_site(record, score, local) for record in tested]
     if sites[-1]:
         entry["final"]["sites"] = _rounded(sites[-1])
         entry["curves"]["site_mean"] = _rounded([float(np.mean(list(one.values()))) for one in sites])
