@@ -24,7 +24,7 @@ test-ray: .venv-ray/.ready  ## Ray, on a real cluster of two nodes
 	$(ONE_THREAD) .venv-ray/bin/python -m pytest tests/ray_cluster
 
 test-kernels: .venv-kernels/.ready  ## the GPU's kernels without a GPU: carried out by Triton's interpreter, and compiled for one
-	$(ONE_THREAD) TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest -n 2 -W ignore::DeprecationWarning tests/gpu/test_kernels.py tests/gpu/test_padding_taps_on_gpu.py tests/gpu/test_fp16_weights.py
+	$(ONE_THREAD) TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest -n 2 -W ignore::DeprecationWarning tests/gpu/test_kernels.py tests/gpu/test_padding_taps_on_gpu.py tests/gpu/test_fp16_weights.py tests/gpu/test_recurrent_kernels.py
 	$(ONE_THREAD) .venv-kernels/bin/python -m pytest -n 2 tests/gpu/test_compiled.py
 
 test-chaos: .venv/.ready .venv-flower/.ready  ## everything that can go wrong, at random, and a million damaged messages

@@ -56,13 +56,14 @@ def method_from(description: Mapping[str, Any]) -> Method:
 def _parts(name: str, description: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The descriptions of a stack's parts; an option of the stack itself is that of the first part that has it."""
     parts: list[dict[str, Any]] = []
-    for part in name.split("+"):
+    names = name.split("+")
+    for part in names:
         options = description.get(part, {})
         if not isinstance(options, Mapping):
             raise HoldfastError(f"{part} in {name} is {options!r}; it must be a mapping of its options")
         parts.append({"name": part, **options})
     for key, value in description.items():
-        if key in ("name", "own", *(part["name"] for part in parts)):
+        if key in ("name", "own", *names):
             continue
         known = [[field.name for field in fields(method_class(part["name"]))] for part in parts]
         owner = next((part for part, options in zip(parts, known, strict=True) if key in options), None)

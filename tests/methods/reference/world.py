@@ -7,7 +7,7 @@ nobody has the last; three public samples. Two epochs in batches of 3, so that t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ SETTINGS = Settings(
 
 
 def settings(**changes: Any) -> Settings:
-    return Settings(**(vars(SETTINGS) | changes))
+    return replace(SETTINGS, **changes)
 
 
 def dataset(labels: NDArray[np.int64] = LABELS, classes: int = CLASSES) -> Dataset:
