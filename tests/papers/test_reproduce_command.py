@@ -150,7 +150,7 @@ def test_a_column_about_one_seed_shows_that_one(tmp_path):
 
 
 def test_a_candidate_of_a_search_is_named_with_its_commas():
-    wanted = "fedka:beta=0.5,gamma=0.05,mu=10"
+    wanted = "fedka:discard=dominant,beta=0.5,gamma=0.05,mu=10"
     code, output = reproduce("fedka/search", "--methods", f"{wanted},fedprox:mu=1", "--status", "--json")
     assert code == 0
     assert [line["method"] for line in json.loads(output)[0]["lines"]] == [wanted, "fedprox:mu=1"]

@@ -137,6 +137,11 @@ class Finding:
         """The score by which the finding is judged."""
         return self.averaged or self.last
 
+    @property
+    def judged_by(self) -> str:
+        """What that score is taken from."""
+        return measure(self.measure).basis if self.averaged is None else "last ten rounds"
+
     def lead_holds(self, score: Score) -> bool:
         """Whether the lead is at least 70 % of the published lead, or half of the published speed-up."""
         return score.lead >= (MIN_SPEEDUP if self.kind == "speed-up" else MIN_LEAD) * self.published

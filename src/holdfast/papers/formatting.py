@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 
 from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
-from holdfast.papers.findings import ResultRow, Value
+from holdfast.papers.findings import Finding, ResultRow, Score, Value
 from holdfast.papers.measures import Measure
+from holdfast.papers.published import Table
+
+
+def anchor(table: Table) -> str:
+    """The name of a table in links and in the names of its files."""
+    return table.id.replace("/", "-")
 
 
 def format_published(value: Value, measure: Measure) -> str:
@@ -34,6 +40,20 @@ def format_averaged(value: Value, measure: Measure) -> str:
 def format_difference(value: Value, measure: Measure) -> str:
     """Ours minus published with its sign, or nothing if either is missing."""
     return "" if value.difference is None else f"{value.difference:+.{measure.digits}f}"
+
+
+def format_score(finding: Finding, score: Score | None) -> str:
+    """``+5.53, level +5.10``: a lead over the other method, and ours minus the published accuracy of the first."""
+    if score is None:
+        return ""
+    if finding.kind == "speed-up":
+        return f"{score.lead:.1f} times as fast" if score.lead else "never reached"
+    return f"{score.lead:+.2f}" + ("" if score.level is None else f", level {score.level:+.2f}")
+
+
+def format_published_lead(finding: Finding) -> str:
+    """The lead of a finding in the paper."""
+    return f"{finding.published:.1f}" if finding.kind == "speed-up" else f"{finding.published:+.2f}"
 
 
 def _number(value: float, deviation: float | None, digits: int) -> str:

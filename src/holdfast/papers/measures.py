@@ -17,6 +17,9 @@ LAST_ROUNDS = 10  # of which an accuracy is averaged, as the swing from round to
 MIN_ROUNDS = 2 * LAST_ROUNDS  # of a run whose last rounds are averaged
 LAST_EPOCHS = 10  # FedMLP's accuracies are means over the last ten global epochs
 
+FIRST_ROUND = "first round at the target"
+EPOCHS = "last ten global epochs"
+
 Entry = Mapping[str, Any]
 """A run as `holdfast.papers.results` stores it."""
 
@@ -37,6 +40,7 @@ class Measure:
         criterion: how methods are compared by it (see `holdfast.papers.findings`), or None.
         compute: computes it from a stored run.
         averaged: computes the mean over the last ten rounds, for an accuracy of the last round alone.
+        basis: what ``compute`` looks at.
         not_measured: for a measure that only the paper has, the reason why runs do not record it.
     """
 
@@ -45,6 +49,7 @@ class Measure:
     criterion: Literal["points", "lower", "higher", "rounds", "speed-up"] | None
     compute: Compute
     averaged: Compute = lambda entry, target: None
+    basis: str = "last round"
     not_measured: str | None = None
 
 
@@ -59,7 +64,13 @@ def measure(name: str) -> Measure:
         return Measure(number, 1, None, lambda entry, _: _percent(entry["final"]["sites"].get(number)))
     if number and kind == "accuracy":
         at = int(number)
-        return Measure(f"accuracy % at round {at}", 1, "points", lambda entry, _: _percent(_at(entry, at)))
+        return Measure(
+            f"accuracy % at round {at}",
+            1,
+            "points",
+            lambda entry, _: _percent(_at(entry, at)),
+            basis=f"round {at}",
+        )
     if number and kind == "rounds":
         share = float(number)
         return Measure(
@@ -67,6 +78,7 @@ def measure(name: str) -> Measure:
             0,
             "rounds",
             lambda entry, target: None if target is None else _rounds(entry, share * target),
+            basis=FIRST_ROUND,
         )
     if name not in MEASURES:
         raise unknown("measure", name, MEASURES)
@@ -153,16 +165,16 @@ MEASURES: dict[str, Measure] = {
     "site-mean": Measure("mean of sites %", 2, "points", lambda entry, _: _percent(final_accuracy(entry))),
     "own-site": Measure("own site %", 2, None, lambda entry, _: _percent(entry["final"].get("own_site"))),
     "forgetting": Measure("forgetting", 2, "lower", _final("forgetting")),
-    "rounds": Measure("rounds to target", 0, "rounds", _rounds),
+    "rounds": Measure("rounds to target", 0, "rounds", _rounds, basis=FIRST_ROUND),
     "rounds-to-baseline": Measure("rounds to FedAvg's last accuracy", 0, None, _rounds),
-    "speedup": Measure("speed-up", 1, "speed-up", _speedup),
+    "speedup": Measure("speed-up", 1, "speed-up", _speedup, basis=FIRST_ROUND),
     "accuracy-at-target": Measure("accuracy % at that round", 2, None, _at_target),
-    "A_sel": Measure("A_sel %", 2, "points", _stream("A_sel")),
-    "A_loc": Measure("A_loc %", 2, "points", _stream("A_loc")),
-    "A_glo": Measure("A_glo %", 2, "points", _stream("A_glo")),
-    "A_pro": Measure("A_pro %", 2, "points", _stream("A_pro")),
-    "A_loc_t": Measure("A_loc-t %", 2, "points", _stream("A_loc_t")),
-    "A_glo_t": Measure("A_glo-t %", 2, "points", _stream("A_glo_t")),
+    "A_sel": Measure("A_sel %", 2, "points", _stream("A_sel"), basis=EPOCHS),
+    "A_loc": Measure("A_loc %", 2, "points", _stream("A_loc"), basis=EPOCHS),
+    "A_glo": Measure("A_glo %", 2, "points", _stream("A_glo"), basis=EPOCHS),
+    "A_pro": Measure("A_pro %", 2, "points", _stream("A_pro"), basis=EPOCHS),
+    "A_loc_t": Measure("A_loc-t %", 2, "points", _stream("A_loc_t"), basis=EPOCHS),
+    "A_glo_t": Measure("A_glo-t %", 2, "points", _stream("A_glo_t"), basis=EPOCHS),
     "alignment-local": Measure("fc 512, local", 3, "higher", _final("alignment_local")),
     "alignment-global": Measure("fc 512, global", 3, "higher", _final("alignment_global")),
     "alignment-local-2": _published_only("fc 128, local", 3, SECOND_LAYER),

@@ -160,6 +160,14 @@ class Table:
         return None
 
 
+@dataclass(frozen=True)
+class Overview:
+    """Tables and measures, by name, whose published numbers and ours one figure shows."""
+
+    tables: Sequence[str]
+    measures: Sequence[str]
+
+
 @dataclass(frozen=True, eq=False)
 class Paper:
     """A paper.
@@ -168,18 +176,22 @@ class Paper:
         key: its name on the command line.
         name: the name of its method, or its own, in print.
         title, reference: as it is cited.
-        summary: a few sentences on what was reproduced.
+        verdict: one line on what was reproduced.
+        summary: a few sentences on it.
         proposed: the row of its method.
         baseline: the row that its method is compared with.
+        overview: the tables and measures that the figure of the paper on the first page shows, if there is one.
     """
 
     key: str
     name: str
     title: str
     reference: str
+    verdict: str
     summary: str
     proposed: str
     baseline: str
+    overview: Overview | None = None
 
 
 @cache
@@ -233,9 +245,11 @@ def _read(key: str) -> list[Table]:
         name=content.get("name") or rows[content["proposed"]].label,
         title=content["title"],
         reference=content["reference"],
+        verdict=content["verdict"],
         summary=content["summary"],
         proposed=content["proposed"],
         baseline=content["baseline"],
+        overview=Overview(**content["overview"]) if "overview" in content else None,
     )
     tables = []
     for name, table in {**content["tables"], **content.get("searches", {})}.items():

@@ -79,10 +79,15 @@ def draw(built: Figure, out: Path) -> None:
         for place in axes[len(panels) :]:
             place.set_axis_off()
         _legend(drawing, axes, panels)
-        # The file has no date: the same runs give the same bytes.
-        dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(out.suffix.lower())
-        drawn = BytesIO()
-        drawing.savefig(drawn, format=out.suffix[1:].lower(), dpi=300, metadata=dates)
+        write_drawing(drawing, out)
+
+
+def write_drawing(drawing: "Drawing", out: Path) -> None:
+    """Write a matplotlib figure, drawn in `STYLE`, as the PDF, PNG or SVG file ``out``."""
+    # The file has no date: the same runs give the same bytes.
+    dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(out.suffix.lower())
+    drawn = BytesIO()
+    drawing.savefig(drawn, format=out.suffix[1:].lower(), dpi=300, metadata=dates)
     with files.writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     files.replace(out, drawn.getvalue())
