@@ -16,7 +16,7 @@ from holdfast.papers.published import Overview, Paper
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PANEL_WIDTH = 4.0  # inches
+WIDTHS = (4.8, 8.0)  # inches, of a drawing with one panel and with several
 LINE_HEIGHT = 0.27  # inches, of a federation
 OFFSET = 0.16  # of the lines of published numbers and of ours from the middle of a federation
 TOO_MANY_TIMES = 8  # a measure whose largest value is so many times its smallest has a logarithmic axis
@@ -75,10 +75,10 @@ def draw_overview(paper: Paper, tables: Sequence[TableComparison], out: Path) ->
     names = _labels(paper, tables)
     with matplotlib.rc_context(STYLE):
         height = 1.1 + LINE_HEIGHT * max(map(len, panels.values()))
-        drawing = Figure(figsize=(PANEL_WIDTH * len(panels) + 0.8, height), layout="constrained")
-        for axes, (name, federations) in zip(
-            drawing.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-        ):
+        drawing = Figure(figsize=(WIDTHS[len(panels) > 1], height), layout="constrained")
+        alike = len({tuple(one.label for one in federations) for federations in panels.values()}) == 1
+        places = drawing.subplots(1, len(panels), squeeze=False, sharey=alike)[0]
+        for axes, (name, federations) in zip(places, panels.items(), strict=True):
             _draw_panel(axes, measure(name), federations, names)
         handles, labels = drawing.axes[0].get_legend_handles_labels()
         drawing.legend(handles, labels, loc="outside lower center", ncols=min(4, 2 * len(panels)))
