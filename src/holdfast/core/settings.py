@@ -328,7 +328,9 @@ class ExperimentSettings(Settings):
     )  # fmt: skip
 
 
-RECORDED = ("hash", "shape", "classes", "outputs", "encoder", "own_kernels", "versions", "machine")
+RECORDED = (
+    "hash", "shape", "sample_dtype", "classes", "outputs", "encoder", "own_kernels", "versions", "machine",
+)  # fmt: skip
 """Entries of a run's experiment.yaml that are found, not set."""
 
 

@@ -195,7 +195,7 @@ class Dataset:
             x_train, y_train, x_test, y_test = draw_test_share(x_train, y_train, test, seed)
         if x_test is None or y_test is None:
             raise HoldfastError("x_test and y_test must both be given, or both be drawn")
-        samples = {"x_train": _samples(x_train, "x_train"), "x_test": _samples(x_test, "x_test")}
+        samples = {"x_train": as_samples(x_train, "x_train"), "x_test": as_samples(x_test, "x_test")}
         if {x.dtype for x in samples.values()} == {torch.int64, torch.float32}:
             samples = {part: x.to(torch.float32) for part, x in samples.items()}
         raw = {
@@ -378,7 +378,7 @@ def _tensor(values: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
     return tensor
 
 
-def _samples(values: ArrayLike | Tensor, name: str) -> Tensor:
+def as_samples(values: ArrayLike | Tensor, name: str) -> Tensor:
     x = _tensor(values, name)
     if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.permute(0, 3, 1, 2)

@@ -318,6 +318,10 @@ class Method:
         """A client's scores, such as logits ``[B, C]``, from its trained model's outputs and its state."""
         return out.logits
 
+    def personal_params(self, server: Server, state: Tree, client: int) -> Tensors:
+        """The parameters of a client's own model after training, from the final server and the client's state."""
+        return server.params
+
     def prototype_logits(self, out: Output, server: Server) -> Tensor:
         """Scores ``[B, C]`` by distance to the federation's class prototypes; the classifier's without prototypes."""
         return out.logits

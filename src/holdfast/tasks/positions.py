@@ -75,6 +75,14 @@ class _Positions(Task):
         sums = torch.stack([total, counts.sum(-1), right.sum(-1)], -1).double()
         return torch.cat([sums, self._by_class(predicted, y.flatten(1), outputs.shape[self.class_dim])], -1)
 
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """The class at each position, in the shape of the targets."""
+        return outputs.argmax(self.class_dim)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """softmax(z), in the shape of the outputs."""
+        return outputs.softmax(self.class_dim)
+
     def _own_values(self, outputs: Tensor, y: Tensor) -> Tensor:
         assert self.own_loss is not None
         values = self.own_loss(outputs, y)
@@ -153,6 +161,6 @@ class Segmentation(_Positions):
         real = labels != IGNORED
         sums = []
         for c in range(classes):
-            said, true = (predicted == c) & real, labels == c
-            sums += [(said & true).sum(-1), said.sum(-1), true.sum(-1)]
+            labelled, true = (predicted == c) & real, labels == c
+            sums += [(labelled & true).sum(-1), labelled.sum(-1), true.sum(-1)]
         return torch.stack(sums, -1).double()

@@ -114,8 +114,7 @@ def snapshot(
     tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.evaluation_state().items()}
     tensors |= {f"updates/{k}": v for k, v in loop.updates_state().items()} | best.state()
     # After the last round client states are needed only where they contain personal models.
-    own_models = loop.method.overrides("initial_params") or loop.method.overrides("personal_logits")
-    wanted = not (stopped or server.round == loop.settings.rounds) or own_models
+    wanted = not (stopped or server.round == loop.settings.rounds) or _has_own_models(loop)
     meta = {
         "made_of": run_identity,
         "uses_rounds": "rounds" in loop.context.was_read,
@@ -123,6 +122,12 @@ def snapshot(
         **({"stopped_early": True} if stopped else {}),
     }
     return server.round, tensors, meta, client_states.changed() if wanted else {}
+
+
+def _has_own_models(loop: RoundLoop) -> bool:
+    """Whether clients have models of their own, for which their states are kept after the last round."""
+    hooks = ("initial_params", "personal_params", "personal_logits")
+    return any(map(loop.method.overrides, hooks)) or bool(loop.context.network.kept_local)
 
 
 def close(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 import warnings
@@ -50,8 +49,8 @@ from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec, describe_model
 from holdfast.models.wrapping import build_network, fit_samples
 from holdfast.report.trackers import Tracker
-from holdfast.runs import RunDirectory
-from holdfast.runs.directory import PROBE
+from holdfast.runs import Checkpoint, RunDirectory
+from holdfast.runs.directory import FEDERATION, PROBE
 from holdfast.runs.metrics_file import plain
 from holdfast.tasks.base import Loss, Task
 from holdfast.training.best_round import BestRound
@@ -74,7 +73,7 @@ from holdfast.training.checks import (
     warn_of_tiny_batches,
     warn_of_unused,
 )
-from holdfast.training.description import describe_federation, machine, write_federation
+from holdfast.training.description import describe_federation, federation_content, machine, write_json
 from holdfast.training.extension import with_rounds
 from holdfast.training.interrupt import deferred_interrupt, interruption
 from holdfast.training.outcome import failure
@@ -240,6 +239,7 @@ class Training:
             "ray_address": self.ray_address,
             "hash": self.hash,
             "shape": list(dataset.shape),
+            "sample_dtype": str(dataset.x_train.dtype).removeprefix("torch."),
             "classes": list(dataset.classes),
             "outputs": dataset.num_outputs,
             "versions": {
@@ -336,6 +336,8 @@ class Training:
         with ExitStack() as stack:
             directory, checkpoint, records = None, None, []
             identity = run_identity(self.describe())
+            sizes = None if self.validation is None else self.validation.sizes
+            content = federation_content(self.federation, self.hash, sizes)
             if out is not None:
                 directory = self._directory(out, experiment, resume)
                 stack.enter_context(directory.lock())
@@ -343,8 +345,7 @@ class Training:
                 checkpoint = with_rounds(directory, checkpoint, self.settings, self.method, self.federation)
                 directory.rewind(0 if checkpoint is None else checkpoint.round)
                 records = directory.records()
-                sizes = None if self.validation is None else self.validation.sizes
-                write_federation(directory, self.federation, self.hash, sizes)
+                write_json(directory, FEDERATION, content)
             client_states = StateCache(directory, checkpoint)
             loop = self.loop(client_states)
             best = BestRound(primary_measure(experiment), records)
@@ -384,24 +385,32 @@ class Training:
             model = self._module(*evaluated_model(self.method, loop.server))
             best_model = None if best.round is None else self._module(*best.model)
             stopped = _stopped_early(records)
-            if len(records) < self.settings.rounds and not stopped:
-                path = None if directory is None else directory.path
-                run = Run(
-                    experiment, records, model, path, peak_bytes(self.device), True, best.round, best_model
-                )
+            run = Run(
+                experiment,
+                records,
+                model,
+                None if directory is None else directory.path,
+                peak_bytes(self.device),
+                len(records) < self.settings.rounds and not stopped,
+                best.round,
+                best_model,
+                self.method,
+                content,
+            )
+            if directory is None:
+                run.checkpoint = Checkpoint(*snapshot(loop, client_states, identity, best, stopped))
+            if run.interrupted:
                 if len(records) < last:
                     warnings.warn(
                         interruption(run), HoldfastWarning, stacklevel=3
                     )  # where `train` was called
                 return run
-            if directory is not None and loop.probe_features is not None:
-                directory.write(PROBE, json.dumps(loop.probe_features).encode() + b"\n")
-            peak = peak_bytes(self.device)
-            run = Run(experiment, records, model, None, peak, False, best.round, best_model)
+            run.probe = loop.probe_features or {}
             if len(records) > done:
                 self._warn_of_failure(loop, records)
             if directory is not None:
-                run.path = directory.path
+                if run.probe:
+                    write_json(directory, PROBE, run.probe)
                 final = None
                 if len(records) > done:
                     final = snapshot(loop, client_states, identity, best, stopped)
