@@ -7,7 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,9 @@ def _card(what: Exported) -> bytes:
 
 def _torch_program(what: Exported) -> bytes:
     file = io.BytesIO()
+    model, example = _model_and_example(what)
     with _one_sentence("torch.export"):
-        torch.export.save(_program(*_model_and_example(what)), file)
+        torch.export.save(_program(model, example), file)
     return file.getvalue()
 
 
@@ -84,8 +85,8 @@ def _onnx(what: Exported) -> bytes:
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
         raise HoldfastError(f"export to ONNX needs {error.name}: {install('export')}") from None
+    model, example = _model_and_example(what)
     with _one_sentence("ONNX"):
-        model, example = _model_and_example(what)
         made = torch.onnx.export(
             _program(model, example), input_names=["x"], output_names=["scores"], dynamo=True, verbose=False
         )
@@ -129,16 +130,13 @@ def _model_and_example(what: Exported) -> tuple[nn.Module, Tensor]:
 
 @contextmanager
 def _one_sentence(target: str) -> Iterator[None]:
-    """Raise what PyTorch cannot export as one sentence, and keep its progress messages to itself."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
+    """Raise what PyTorch cannot export as one sentence, without its messages on the way."""
+    disabled, said = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.WARNING)
     try:
-        logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
+        with redirect_stdout(said), redirect_stderr(said), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except HoldfastError:
-        raise
     except Exception as error:  # of many classes, by torch's tracer and translator
         reason = " ".join(str(error).split("\n\n")[0].split())[:300]
         raise HoldfastError(
@@ -146,4 +144,4 @@ def _one_sentence(target: str) -> Iterator[None]:
             "state_dict or safetensors"
         ) from error
     finally:
-        logger.setLevel(level)
+        logging.disable(disabled)

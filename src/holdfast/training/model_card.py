@@ -71,8 +71,16 @@ def _model(experiment: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list
             f"shape {list(experiment.get('shape', []))}, {experiment.get('sample_dtype', 'float32')}",
         ),
         ("preprocessing", _preprocessing(preprocess_of(experiment), experiment.get("sample_dtype"))),
-        ("classes" if task.name in ("multiclass", "binary") else "strata", _listed(classes)),
+        (_strata(experiment), _listed(classes)),
     ]
+
+
+def _has_classes(experiment: Mapping[str, Any]) -> bool:
+    return task_of(experiment).name in ("multiclass", "binary")
+
+
+def _strata(experiment: Mapping[str, Any]) -> str:
+    return "classes" if _has_classes(experiment) else "strata"
 
 
 def _preprocessing(preprocess: Preprocess, kind: str | None) -> str:
@@ -119,6 +127,7 @@ def _training(experiment: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _results(experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
     primary, score = primary_measure(experiment), score_measure(experiment)
+    stratum = "class" if _has_classes(experiment) else "stratum"
     tested = [record for record in records if record.get(primary.name) is not None]
     rows = []
     if tested:
@@ -132,11 +141,13 @@ def _results(experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
         by_round = [record.get(f"class_{score.name}") for record in tested]
         if len(tested) > 1 and all(by_round):
             lost = metrics.backward_transfer_forgetting(score.sign * np.array(by_round, float))
-            rows.append(("forgetting, mean over classes of best minus final", _number(lost, score)))
+            rows.append(
+                (f"forgetting, mean over {_strata(experiment)} of best minus final", _number(lost, score))
+            )
         scores = by_class(experiment, last)
         if len(scores) > 1:
             worst = (max if score.less_is_better else min)(scores, key=lambda name: scores[name])
-            rows.append((f"weakest class, {score.name}", f"{worst}: {_number(scores[worst], score)}"))
+            rows.append((f"weakest {stratum}, {score.name}", f"{worst}: {_number(scores[worst], score)}"))
     validated = [record["validation"] for record in records if record.get("validation")]
     if validated and isinstance(value := validated[-1].get(primary.name), int | float):
         rows.append((f"{primary.name} on the clients' validation samples", _number(value, primary)))

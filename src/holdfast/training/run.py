@@ -205,7 +205,7 @@ class Run:
         ``card`` (.md), a description in Markdown.
         """
         what = Exported(
-            self.experiment, self.records, self.federation, self.model.state_dict, lambda: self._global_scores
+            self.experiment, self.records, self.federation, self.model.state_dict, lambda: self.scoring_model
         )
         return export(what, path, format)
 
@@ -273,7 +273,7 @@ class Run:
 
     def _outputs(self, x: Any, client: int | None) -> tuple[Task, Tensor]:
         task, samples = task_of(self.experiment), stored_samples(x, self.experiment)
-        model = self._global_scores if client is None else self.personal_model(client)
+        model = self.scoring_model if client is None else self.personal_model(client)
         return task, outputs_of(model, samples, preprocess_of(self.experiment))
 
     def personal_model(self, client: int) -> nn.Module:
@@ -327,8 +327,8 @@ class Run:
         return method_from(described)
 
     @property
-    def _global_scores(self) -> nn.Module:
-        """The model with the method's rule for the global model's predictions, where it has one."""
+    def scoring_model(self) -> nn.Module:
+        """The final model as it was tested: with the method's rule for predictions, where it has one."""
         method = self._made_method
         if not method.overrides("global_logits"):
             return self.model
