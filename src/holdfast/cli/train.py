@@ -142,7 +142,7 @@ def _trackers(names: list[str] | None, directory: Path) -> list[Tracker]:
 def _train(
     experiment: Experiment, out: Path, as_json: bool, resume: bool = False, trackers: Sequence[Tracker] = ()
 ) -> None:
-    with advice_on_interrupt(f"continue with: holdfast resume {shlex.quote(str(out))}"):
+    with advice_on_interrupt(f"continue with: holdfast resume {shlex.quote(str(out))}", out):
         run = experiment.run(out, resume=resume, trackers=trackers)
         if run.interrupted:
             raise KeyboardInterrupt
@@ -205,12 +205,16 @@ def _new_directory(experiment: Experiment) -> Path:
 
 
 @contextmanager
-def advice_on_interrupt(advice: str) -> Iterator[None]:
-    """On Ctrl-C, exit with a sentence on how to continue."""
+def advice_on_interrupt(advice: str, run: Path | None = None) -> Iterator[None]:
+    """On Ctrl-C, exit with a sentence on how to continue, unless the directory ``run`` holds no run yet."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "interrupted after round", HoldfastWarning)
             yield
     except KeyboardInterrupt:
-        print(f"holdfast: stopped; {advice}", file=sys.stderr)
+        begun = run is None or (run / "experiment.yaml").exists()
+        print(
+            f"holdfast: stopped; {advice}" if begun else "holdfast: stopped before the first round",
+            file=sys.stderr,
+        )
         raise typer.Exit(INTERRUPTED) from None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from os import PathLike
 
 import numpy as np
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.settings import Settings
-from holdfast.core.spec import either, named
+from holdfast.core.spec import either, named, validate
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.engine.clients import DeviceData
 from holdfast.methods.base import Method
 from holdfast.methods.stack import Stack
 from holdfast.models.network import Network, Output
+from holdfast.report.trackers import Tracker
 from holdfast.runs.metrics_file import plain
 
 FEW_VALUES = 4  # values of a channel in a batch; with fewer, gradients of BatchNorm grew a thousandfold
@@ -33,13 +35,56 @@ def check_kinds(method: object, federation: object) -> None:
 
 def check_method_kind(method: object) -> None:
     """Raise if a method has the wrong type, or fields that a run cannot store."""
-    if isinstance(method, type) or not isinstance(method, (Method, str)):
+    if isinstance(method, type) and issubclass(method, Method):
+        raise HoldfastError(
+            f"method is {named(method)}; it must be an object of it, {method.__name__}(), with its options"
+        )
+    if not isinstance(method, (Method, str)):
         raise HoldfastError(
             f"method is {named(method)}; it must be a method, such as holdfast.FedAvg(), or text such as "
             "'fedntd:beta=2'"
         )
     if isinstance(method, Method):
         _check_fields(method)
+
+
+def check_options(
+    *,
+    device: object,
+    parallel_clients: object,
+    ray_address: object,
+    classifier: object,
+    out: object,
+    resume: object,
+    on_round: object,
+    progress: object,
+) -> None:
+    """Raise if an argument of `holdfast.train` that is no setting of the schedule has the wrong type."""
+    validate("device", device, str)
+    validate("parallel_clients", parallel_clients, int | None)
+    validate("ray_address", ray_address, str | None)
+    validate("classifier", classifier, str | None)
+    validate("resume", resume, bool)
+    validate("progress", progress, bool)
+    if not isinstance(out, str | PathLike | None):
+        raise HoldfastError(f"out is {named(out)}; it must be the path of a directory, such as 'runs/x'")
+    if on_round is not None and not callable(on_round):
+        raise HoldfastError(f"on_round is {named(on_round)}; it must be a function of a round's record")
+
+
+def checked_trackers(trackers: object) -> list[Tracker]:
+    """The trackers as a list; raises if one of them is none."""
+    if isinstance(trackers, str) or not isinstance(trackers, Iterable):
+        trackers = [trackers]
+    checked = []
+    for tracker in trackers:
+        if not isinstance(tracker, Tracker):
+            raise HoldfastError(
+                f"trackers holds {named(tracker)}; it must be a list of trackers, such as "
+                "[holdfast.report.tracker('csv', 'runs/x')]"
+            )
+        checked.append(tracker)
+    return checked
 
 
 def _check_fields(method: Method) -> None:

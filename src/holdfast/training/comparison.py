@@ -271,7 +271,9 @@ def _run_all(
                     submit_final_write=write,
                 )
                 if interrupt.requested:
-                    raise KeyboardInterrupt("the comparison is incomplete; the same call continues it")
+                    kept = "the same call continues it"
+                    lost = "nothing of it is kept: give out='runs/mine' for one that the same call continues"
+                    raise KeyboardInterrupt(f"the comparison is incomplete; {lost if out is None else kept}")
                 runs[name] += run.stored_runs()
     for each in written:
         each.result()

@@ -23,7 +23,7 @@ from holdfast.report.progress_display import progress_display
 from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
 from holdfast.tasks.base import Loss, Task
-from holdfast.training.checks import check_kinds
+from holdfast.training.checks import check_kinds, check_options, checked_trackers
 from holdfast.training.run import Run
 from holdfast.training.session import SubmitWrite, Training
 from holdfast.updates.attacks import Attack, parse_attack
@@ -166,6 +166,11 @@ def train(
     if validate("stop_after", stop_after, PositiveCount | None) is not None and out is None:
         raise HoldfastError("stop_after is given without out, the directory from which the run can go on")
     check_kinds(method, federation)
+    trackers = checked_trackers(trackers)
+    check_options(
+        device=device, parallel_clients=parallel_clients, ray_address=ray_address, classifier=classifier, out=out,
+        resume=resume, on_round=on_round, progress=progress,
+    )  # fmt: skip
     if resume and out is None:
         raise HoldfastError("resume is given without out, the directory of the run that is to go on")
     settings = Settings(
@@ -225,8 +230,6 @@ def train(
                 on_round(record)
 
         try:
-            return training.run(
-                described, out, resume, list(trackers), advance, submit_final_write, stop_after
-            )
+            return training.run(described, out, resume, trackers, advance, submit_final_write, stop_after)
         except KeyboardInterrupt as interrupt:
             raise interrupt.with_traceback(None) from None  # without the frames of what was going on

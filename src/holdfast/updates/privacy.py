@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.spec import Positive, PositiveCount, Range, parse_options, validate_fields
+from holdfast.core.spec import (
+    Description,
+    Positive,
+    PositiveCount,
+    Range,
+    parse_options,
+    validate,
+    validate_fields,
+)
 from holdfast.core.trees import Tensors
 from holdfast.updates.accounting import Sampling, epsilon_after, noise_multiplier_for
 from holdfast.updates.noise import gaussian
@@ -73,6 +81,7 @@ def parse_dp(written: DP | str | Mapping[str, Any]) -> DP:
     """``epsilon=8,delta=1e-5`` or a mapping as a `DP`."""
     if isinstance(written, DP):
         return written
+    validate("dp", written, str | Description)
     values = dict(written) if isinstance(written, Mapping) else parse_options(written, "dp")
     known = [f.name for f in fields(DP)]
     for key in values:
