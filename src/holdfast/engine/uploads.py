@@ -67,6 +67,11 @@ class RoundUploads:
         self.waiting.append(replace(result, shared=shared, buffers=buffers, sums=sums))
         return None
 
+    def add_masked(self, client: int) -> None:
+        """Take note of a client whose upload is in the sum that the engine has brought."""
+        self.clients.append(client)
+        self.added += 1
+
     def compressed(self, result: ClientResult, compression: Compression, state: Tree | None) -> ClientResult:
         """The result as the server reads it from a compressed upload; ``state`` is the client's before the round."""
         before = {name: self.server.params[name] for name in self.names}
