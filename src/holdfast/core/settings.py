@@ -328,7 +328,7 @@ class ExperimentSettings(Settings):
     )  # fmt: skip
 
 
-RECORDED = ("hash", "shape", "classes", "outputs", "encoder", "own_kernels", "versions", "machine")
+RECORDED = ("hash", "shape", "classes", "outputs", "encoder", "frozen", "own_kernels", "versions", "machine")
 """Entries of a run's experiment.yaml that are found, not set."""
 
 

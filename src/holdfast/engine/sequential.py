@@ -66,7 +66,8 @@ class SequentialEngine:
     @property
     def buffers(self) -> Tensors:
         """The model's current buffers; layers may replace them by other tensors."""
-        return {name: buffer.detach() for name, buffer in self.net.named_buffers()}
+        kept = self.context.network.buffers.keys()
+        return {name: buffer.detach() for name, buffer in self.net.named_buffers() if name in kept}
 
     def train(
         self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP

@@ -229,6 +229,16 @@ def warn_of_unused(names: Collection[str]) -> None:
         warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
 
 
+def warn_of_frozen_classifier(layer: str | None) -> None:
+    """Warn of a classifier that is not trained, as in LoRA without ``modules_to_save``."""
+    if layer is not None:
+        text = (
+            f"the model's last Linear layer, '{layer}', requires no gradient: it stays as it is, and methods that "
+            "train a classifier refuse the model; call requires_grad_(True) on it (peft: modules_to_save) to train it"
+        )
+        warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
+
+
 def ignores_padding(network: Network, data: DeviceData) -> bool:
     """Whether padding a batch changes neither the outputs for its other samples nor the buffers.
 

@@ -70,6 +70,7 @@ from holdfast.training.checks import (
     check_optimizer,
     check_tests,
     ignores_padding,
+    warn_of_frozen_classifier,
     warn_of_own_draws,
     warn_of_tiny_batches,
     warn_of_unused,
@@ -131,7 +132,9 @@ class Training:
         network = build_network(
             model, shape, outputs, settings.seed, self.device, dtype, classifier, batchnorm
         )
+        self.frozen = network.frozen_hash()
         warn_of_unused(network.unused)
+        warn_of_frozen_classifier(network.frozen_classifier)
         network.own_kernels = own_kernels
         self._builder = self._start_builder(network, method, engine, parallel_clients)
         if (fitting := fit_samples(network, dataset)) is not dataset:
@@ -242,6 +245,7 @@ class Training:
             "shape": list(dataset.shape),
             "classes": list(dataset.classes),
             "outputs": dataset.num_outputs,
+            **({} if self.frozen is None else {"frozen": self.frozen}),
             "versions": {
                 "holdfast": __version__,
                 "python": platform.python_version(),
