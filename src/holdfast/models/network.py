@@ -274,7 +274,7 @@ class Network:
         for name, p in self._original.named_parameters():
             if not p.requires_grad:
                 digest.update(f"{name} {p.dtype} {tuple(p.shape)}".encode())
-                digest.update(p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+                digest.update(p.detach().cpu().flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def min_batchnorm_values(self, x: Tensor) -> int | None:
