@@ -20,6 +20,7 @@ from holdfast.methods.base import Method
 from holdfast.methods.stack import Stack
 from holdfast.models.network import Network, Output
 from holdfast.runs.metrics_file import plain
+from holdfast.tasks.base import Task
 
 FEW_VALUES = 4  # values of a channel in a batch; with fewer, gradients of BatchNorm grew a thousandfold
 
@@ -130,6 +131,25 @@ def check_optimizer(method: Method, settings: Settings) -> None:
         raise HoldfastError(
             f"{method.name} computes its whole local step, by SGD with one learning rate in a round; use {use}"
         )
+
+
+def check_micro_batches(method: Method, network: Network, task: Task, settings: Settings) -> None:
+    """Raise if gradients are accumulated, and those of a batch's parts do not add up to that of the batch."""
+    if settings.micro_batch_size is None:
+        return
+    cause = ""
+    if network.has_batch_norm or not network.ignores_padding:
+        cause = "the model's output for a sample depends on the other samples of its batch"
+        cause += ", by BatchNorm" if network.has_batch_norm else ""
+    elif task.compares_samples:
+        cause = f"the loss of task '{task.name}' compares the samples of a batch"
+    elif method.overrides("step"):
+        cause = f"{method.name} computes its whole local step"
+    for part in method.parts if isinstance(method, Stack) else (method,):
+        if part.compares_samples:
+            cause = f"the loss of {part.name} compares the samples of a batch"
+    if cause:
+        raise HoldfastError(f"micro_batch_size is {settings.micro_batch_size}; it must be None: {cause}")
 
 
 def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:

@@ -66,6 +66,7 @@ from holdfast.training.checkpointing import (
 )
 from holdfast.training.checks import (
     check_cohort,
+    check_micro_batches,
     check_model,
     check_optimizer,
     check_tests,
@@ -184,6 +185,7 @@ class Training:
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
+        check_micro_batches(self.method, network, dataset.task, settings)
         check_robustness(self.method, self.context, settings, federation)
         check_secrecy(self.method, settings, federation)
         self.privacy = client_privacy(self.method, self.context, self.data, settings, federation)
