@@ -65,10 +65,12 @@ from holdfast.training.checkpointing import (
 )
 from holdfast.training.checks import (
     check_cohort,
+    check_micro_batches,
     check_model,
     check_optimizer,
     check_tests,
     ignores_padding,
+    warn_of_frozen_classifier,
     warn_of_own_draws,
     warn_of_tiny_batches,
     warn_of_unused,
@@ -130,7 +132,9 @@ class Training:
         network = build_network(
             model, shape, outputs, settings.seed, self.device, dtype, classifier, batchnorm
         )
+        self.frozen = network.frozen_hash()
         warn_of_unused(network.unused)
+        warn_of_frozen_classifier(network.frozen_classifier)
         network.own_kernels = own_kernels
         self._builder = self._start_builder(network, method, engine, parallel_clients)
         if (fitting := fit_samples(network, dataset)) is not dataset:
@@ -180,6 +184,7 @@ class Training:
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
+        check_micro_batches(self.method, network, dataset.task, settings)
         check_robustness(self.method, self.context, settings, federation)
         check_secrecy(self.method, settings, federation)
         self.privacy = client_privacy(self.method, self.context, self.data, settings, federation)
@@ -242,6 +247,7 @@ class Training:
             "sample_dtype": str(dataset.x_train.dtype).removeprefix("torch."),
             "classes": list(dataset.classes),
             "outputs": dataset.num_outputs,
+            **({} if self.frozen is None else {"frozen": self.frozen}),
             "versions": {
                 "holdfast": __version__,
                 "python": platform.python_version(),
