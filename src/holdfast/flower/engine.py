@@ -27,6 +27,7 @@ from holdfast.flower.messages import (
     TRAIN,
     ConfigReader,
     RoundRequest,
+    digest_of,
     tree_from_record,
     tree_to_record,
 )
@@ -177,7 +178,7 @@ class FlowerEngine:
             try:
                 yield from read(job, sent, replies[node].content)
             except WireError as error:
-                yield Incident(client, error.kind, str(error))
+                yield Incident(client, error.kind, str(error), digest_of(replies[node].content, client))
         elif fault is None:
             seconds = self.app_config.settings.deadline
             yield Incident(client, "late", "" if seconds is None else f"after {seconds:g} s")
@@ -270,6 +271,7 @@ class FlowerEngine:
             finite=bool(torch.isfinite(torch.stack(numbers).sum())),
             protected_rounds=fields.integer("protected-rounds"),
             validation=self._metrics(fields, "validation") if fields.has("validation") else None,
+            digest=digest_of(content, job.client),
         )
 
     def _metrics(self, fields: ConfigReader, key: str) -> dict[str, float]:
