@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from holdfast.updates.sample_privacy import parse_dp_samples
 if TYPE_CHECKING:
     from flwr.app import RecordDict
     from flwr.clientapp import ClientApp
+    from flwr.clientapp.typing import Mod
     from flwr.serverapp import ServerApp
 
 Config = Mapping[str, Any]
@@ -81,14 +82,18 @@ class FlowerApp:
 
         return app
 
-    def client_app(self) -> ClientApp:
-        """The app for the sites."""
+    def client_app(self, mods: Sequence[Mod] = ()) -> ClientApp:
+        """The app for the sites.
+
+        ``mods`` are Flower's, such as ``LocalDpMod``; a mod added in another way changes sealed replies, which the
+        server refuses.
+        """
         from flwr.clientapp import ClientApp
 
         from holdfast.flower.sealing import seal_reply
         from holdfast.flower.site import HANDLERS
 
-        app = ClientApp(mods=[seal_reply])
+        app = ClientApp(mods=[seal_reply, *mods])
         for kind, handler in HANDLERS.items():
             self._register(app, kind, handler)
         return app

@@ -161,6 +161,19 @@ class StoredProbe(TypedDict, total=False):
     pairs: Pairs
 
 
+class Task(TypedDict, total=False):
+    """The task of a run, with its options."""
+
+    name: str
+
+
+class Metric(TypedDict, total=False):
+    """A metric that is a function of the user's own."""
+
+    name: Required[str]
+    less_is_better: bool
+
+
 class StoredExperiment(TypedDict, total=False):
     """The entries of experiment.yaml that are read without being parsed as settings."""
 
@@ -173,6 +186,8 @@ class StoredExperiment(TypedDict, total=False):
     shape: list[int]
     hash: str
     engine: str
+    task: Task | None
+    metrics: list[str | Metric] | None
     versions: dict[str, Any]
 
 

@@ -153,6 +153,6 @@ class Segmentation(_Positions):
         real = labels != IGNORED
         sums = []
         for c in range(classes):
-            said, true = (predicted == c) & real, labels == c
-            sums += [(said & true).sum(-1), said.sum(-1), true.sum(-1)]
+            labelled, true = (predicted == c) & real, labels == c
+            sums += [(labelled & true).sum(-1), labelled.sum(-1), true.sum(-1)]
         return torch.stack(sums, -1).double()
