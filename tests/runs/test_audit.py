@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -106,17 +107,24 @@ def test_the_chain_and_the_hashes_of_files_fit_by_hand(run: Path) -> None:
 
 
 def test_the_hash_of_tensors_by_hand() -> None:
-    tree = {"w": {"b": torch.arange(3.0), "a": torch.tensor([[1, 2]])}, "half": torch.ones((), dtype=torch.bfloat16)}
+    tree = {
+        "w": {"b": torch.arange(3.0), "a": torch.tensor([[1, 2]])},
+        "half": torch.ones((), dtype=torch.bfloat16),
+    }
     expected = sha256(
         b"half bfloat16 \n" + b"\x80\x3f"
         + b"w/a int64 1,2\n" + np.array([1, 2], "<i8").tobytes()
         + b"w/b float32 3\n" + np.arange(3, dtype="<f4").tobytes()
     )  # fmt: skip
     assert digest(tree) == expected.hexdigest()
-    assert digest({"w": torch.arange(6.0).reshape(2, 3).T}) == digest({"w": torch.tensor([[0.0, 3], [1, 4], [2, 5]])})
+    assert digest({"w": torch.arange(6.0).reshape(2, 3).T}) == digest(
+        {"w": torch.tensor([[0.0, 3], [1, 4], [2, 5]])}
+    )
 
 
-def test_engines_receive_the_same_and_the_same_run_has_the_same_hashes(finished: Path, tmp_path: Path) -> None:
+def test_engines_receive_the_same_and_the_same_run_has_the_same_hashes(
+    finished: Path, tmp_path: Path
+) -> None:
     experiment().run(tmp_path / "again")
     experiment(engine="vectorized").run(tmp_path / "vectorized")
 
@@ -181,7 +189,9 @@ def test_a_changed_line_with_a_hash_that_fits_breaks_the_chain(run: Path) -> Non
     lines = lines_of(run)
     for number, line in enumerate(lines[:-1], start=1):
         entry = json.loads(line)
-        content = {key: value for key, value in entry.items() if key != "hash"} | {"time": "2020-01-01T00:00:00+00:00"}
+        content = {key: value for key, value in entry.items() if key != "hash"} | {
+            "time": "2020-01-01T00:00:00+00:00"
+        }
         write(run, [*lines[: number - 1], sealed(content), *lines[number:]])
         assert problem(run).startswith(f"audit.jsonl, line {number + 1}: it follows a line that is not here")
 
@@ -190,7 +200,8 @@ def test_a_changed_line_with_a_hash_that_fits_breaks_the_chain(run: Path) -> Non
 def test_a_line_that_is_deleted_repeated_or_moved_is_detected(number: int, run: Path) -> None:
     lines = lines_of(run)
     write(run, lines[: number - 1] + lines[number:])
-    assert problem(run).startswith(f"audit.jsonl, line {number}: it follows" if number < 5 else "audit.jsonl has no end")
+    expected = f"audit.jsonl, line {number}: it follows" if number < 5 else "audit.jsonl has no end"
+    assert problem(run).startswith(expected)
     write(run, [*lines[:number], lines[number - 1], *lines[number:]])
     assert problem(run).startswith(f"audit.jsonl, line {number + 1}: it follows")
     if number < 5:
@@ -224,7 +235,7 @@ FORGERIES: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
     "two ends": (lambda log: log.append(log[-1]), "line 6: ended follows the end of the run"),
     "model": (lambda log: log[-1]["files"].update({"model.safetensors": FIRST}), "model.safetensors is not the file"),
     "epsilon": (lambda log: log.insert(2, log[1] | {"event": "stopped", "round": 3}), "line 3: stopped after round 3"),
-    "resumption": (lambda log: log.insert(2, log[0] | {"event": "resumed", "round": 2}), "line 3: resumed after round 2"),
+    "resumption": (lambda log: log.insert(2, log[0] | {"event": "resumed", "round": 2}), "line 3: resumed after round"),
 }  # fmt: skip
 
 
@@ -252,7 +263,9 @@ def test_what_no_other_file_contradicts_is_detected_by_a_hash_noted_before(run: 
 @pytest.mark.parametrize("name", ["experiment.yaml", "federation.json", "metrics.jsonl", "model.safetensors"])
 def test_a_changed_file_of_the_run_is_named(name: str, run: Path) -> None:
     data = (run / name).read_bytes()
-    changed = data.replace(b"0.3", b"0.4").replace(b"1", b"2", 1) if name != "model.safetensors" else data + b" "
+    changed = (
+        data.replace(b"0.3", b"0.4").replace(b"1", b"2", 1) if name != "model.safetensors" else data + b" "
+    )
     assert changed != data
     (run / name).write_bytes(changed)
     assert name in problem(run)  # by its checksum, where it is read
@@ -299,6 +312,59 @@ def _other(value: Any) -> Any:
     return value | {"x": "y"}
 
 
+def test_the_commands(run: Path) -> None:
+    def holdfast(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["audit", *arguments])
+        return result.exit_code, result.output + getattr(result, "stderr", "")
+
+    head = json.loads(lines_of(run)[-1])["hash"]
+    assert holdfast("verify", str(run)) == (0, f"Intact: 5 lines, 3 rounds\nhead {head}\n")
+    assert holdfast("verify", str(run), "--head", head)[0] == 0
+    assert holdfast("verify", str(run), "--head", FIRST)[0] == 1
+    code, table = holdfast("show", str(run))
+    assert code == 0
+    assert [line.split()[2] for line in table.splitlines()[1:]] == [
+        "begun",
+        "round",
+        "round",
+        "round",
+        "ended",
+    ]
+    (run / "audit.jsonl").write_bytes((run / "audit.jsonl").read_bytes().replace(b"begun", b"began"))
+    assert holdfast("verify", str(run)) == (
+        1,
+        "Not intact: audit.jsonl, line 1: its event, 'began', is unknown\n",
+    )
+    code, sentence = holdfast("show", str(run))
+    assert code == 2
+    assert "audit.jsonl is damaged: line 1" in sentence
+    (run / "audit.jsonl").unlink()
+    assert holdfast("verify", str(run))[0] == 2
+    assert holdfast("verify", str(run / "nowhere"))[0] == 2
+
+
+def test_an_extended_run_and_one_from_before_the_log(run: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        hf.resume(run, rounds=5)
+    assert [entry["event"] for entry in read_audit(run)][4:] == [
+        "ended",
+        "extended",
+        "round",
+        "round",
+        "ended",
+    ]
+    assert verify_audit(run).problem is None
+    (run / "audit.jsonl").unlink()
+    with warnings.catch_warnings(action="ignore"):
+        hf.resume(run, rounds=6)
+    assert [entry["event"] for entry in read_audit(run)] == ["extended", "round", "ended"]
+    assert verify_audit(run).problem is None
+    records = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(records.replace(b'"round": 2, ', b'"round": 2, "x": 1, '))
+    (run / "checksums.json").unlink()
+    assert "other records of rounds 1 to 5" in problem(run)
+
+
 # Killed and resumed -------------------------------------------------------------------------------------
 
 
@@ -307,7 +373,7 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+def mortal(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Ends the process, as far as its files are concerned, at the nth of the operations on files that follow."""
     left = {"operations": 10**9}
 
@@ -329,10 +395,12 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         file.write(data)
 
     monkeypatch.setattr(files, "write_all", write_all)
-    monkeypatch.setattr(os, "fsync", counted(lambda descriptor: None))  # waiting for the disk changes nothing here
+    monkeypatch.setattr(
+        os, "fsync", counted(lambda descriptor: None)
+    )  # waiting for the disk changes nothing here
     for name in ("replace", "truncate"):
         monkeypatch.setattr(os, name, counted(getattr(os, name)))
-    yield left
+    return left
 
 
 def go_on(path: Path) -> None:
@@ -354,10 +422,8 @@ def test_killed_before_every_operation_on_a_file(tmp_path: Path, mortal: dict[st
     for operation in count():
         path = tmp_path / str(operation)
         mortal["operations"] = operation
-        try:
+        with suppress(Killed):
             go_on(path)
-        except Killed:
-            pass
         killed, mortal["operations"] = mortal["operations"] < 0, 10**9
         if (path / "audit.jsonl").exists() and b"\n" in (path / "audit.jsonl").read_bytes():
             found = verify_audit(path).problem
