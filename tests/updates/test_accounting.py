@@ -57,8 +57,8 @@ def test_published_figures_are_upper_bounds_that_are_nearly_reached(
     assert 0.7 * published <= epsilon_after(rounds, delta, noise, sampling) <= renyi
 
 
-# (z, clients a round of 10, rounds, δ), and ε: the examples in dp-accounting's own tests. The first two are exact values
-# of the distribution of the privacy loss, the third is Rényi's.
+# (z, clients a round of 10, rounds, δ), and ε: the examples in dp-accounting's own tests. The first two are exact
+# values of the distribution of the privacy loss, the third is Rényi's.
 EXAMPLES = [
     ("_loss_distribution", (math.sqrt(3), 10, 3, 0.126936), 1.0),
     ("_loss_distribution", (0.5, 2, 3, 0.15594), 1.0),
