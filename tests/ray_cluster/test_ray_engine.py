@@ -27,6 +27,7 @@ from holdfast.methods.base import Batch, Method, Tree
 from holdfast.methods.context import Client
 from holdfast.methods.registry import METHODS, parse_method
 from holdfast.models.network import Output
+from holdfast.runs import read_audit, verify_audit
 from holdfast.training.comparison import compare
 from holdfast.training.experiment import Experiment
 from holdfast.training.session import Training
@@ -333,6 +334,9 @@ def test_a_run_directory(cluster: Any, tmp_path: Path) -> None:
     assert run.experiment["ray_address"] == cluster.address
     assert len(run.records) == 3
     assert 0 <= run.accuracy <= 1
+    assert verify_audit(tmp_path / "run").problem is None
+    received = [entry["received"] for entry in read_audit(tmp_path / "run") if entry["event"] == "round"]
+    assert [len(hashes) for hashes in received] == [len(record["participants"]) for record in run.records]
 
 
 def test_workers_use_the_main_processs_precision(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:

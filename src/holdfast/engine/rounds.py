@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from holdfast import metrics
+from holdfast.core.digests import PendingDigest
 from holdfast.core.errors import HoldfastError
 from holdfast.core.settings import Settings
 from holdfast.core.trees import size_in_bytes, tensors_only
@@ -48,6 +49,23 @@ class Tests:
 
 
 @dataclass(eq=False)
+class RoundAudit:
+    """What the audit log has of a round besides its record."""
+
+    asked: list[int]
+    used: list[int]
+    received: dict[int, str]
+    refused: dict[int, str]
+    model: PendingDigest
+
+    def entry(self) -> dict[str, Any]:
+        """The entry, once the new model is there."""
+        hashes = {"received": self.received, "refused": self.refused}
+        by_client = {key: {str(k): v for k, v in found.items()} for key, found in hashes.items() if found}
+        return {"asked": self.asked, "used": self.used, **by_client, "model": self.model.wait()}
+
+
+@dataclass(eq=False)
 class PendingRound:
     """A trained round whose record is not complete: its model has not been tested, or the test is running."""
 
@@ -57,6 +75,7 @@ class PendingRound:
     test_seconds: float  # of these, spent on completed tests
     server: Server  # after the round
     local_validation: Sequence[PendingMetrics] = ()
+    audit: RoundAudit | None = None
     tests: Tests | None = None
 
     def test(self) -> None:
@@ -90,12 +109,13 @@ class RoundLoop:
         privacy: ClientPrivacy | None = None,
         validation: Validation | None = None,
         sample_privacy: SampleAccount | None = None,
+        audited: bool = False,
     ) -> None:
         self.method, self.context, self.federation = method, context, federation
         self.engine, self.settings, self.client_states = engine, settings, client_states
         self.test, self.local_test, self.runner = test, local_test, runner
         self.probe_batch, self.privacy, self.validation = probe_batch, privacy, validation
-        self.sample_privacy = sample_privacy
+        self.sample_privacy, self.audited = sample_privacy, audited
         self.sampler = sampler_of(federation, settings, privacy)
         self.attack = None if settings.attack is None else parse_attack(settings.attack)
         self.secure = None if settings.secure is None else parse_secure(settings.secure)
@@ -200,9 +220,17 @@ class RoundLoop:
             record["attack_success"] = self.evaluate_global(self.backdoor_test).accuracy
         test_seconds = local.seconds + time.perf_counter() - trained
         after = replace(self.server)
+        audit = None
+        if self.audited:
+            refused = {i.client: i.digest for i in incidents if i.digest is not None}
+            asked = [job.client for job in jobs]
+            digest = PendingDigest({"params": after.params, "buffers": after.buffers})
+            audit = RoundAudit(asked, uploads.used, uploads.received, refused, digest)
         start_tests = partial(self._start_tests, after) if tested else None
         seconds = time.perf_counter() - began
-        self._pending = PendingRound(record, start_tests, seconds, test_seconds, after, local.validation)
+        self._pending = PendingRound(
+            record, start_tests, seconds, test_seconds, after, local.validation, audit
+        )
         return self._pending
 
     def finish_round(self, pending: PendingRound) -> dict[str, Any]:
@@ -267,7 +295,7 @@ class RoundLoop:
             if self.sample_privacy is not None:
                 self.sample_privacy.correct(result.client, result.protected_rounds)
             if masked:
-                uploads.add_masked(result.client)
+                uploads.add_masked(result)
             else:
                 added = self._add(result, uploads, states)
                 if isinstance(added, Incident):
@@ -295,7 +323,7 @@ class RoundLoop:
         """Add a result to the uploads; returns it as the server reads it, or why it is refused."""
         defect = validate_update(result, self.server)
         if defect is not None:
-            return Incident(result.client, defect)
+            return Incident(result.client, defect, digest=result.digest)
         if self.compression is not None:
             result = uploads.compressed(result, self.compression, states[result.client])
         return uploads.add(result) or result
@@ -311,7 +339,9 @@ class RoundLoop:
             sums = RobustSums(self.robust, self.server, private)
         else:
             sums = UploadSums(self.method.keeps_uploads)
-        return RoundUploads(sums, self.server, private, self.settings, self.attack, self.hostile)
+        return RoundUploads(
+            sums, self.server, private, self.settings, self.attack, self.hostile, self.audited
+        )
 
     def _aggregate(self, uploads: UploadSums) -> None:
         method, server = self.method, self.server

@@ -31,6 +31,7 @@ from holdfast.flower.messages import (
     TRAIN_MASKED,
     ConfigReader,
     RoundRequest,
+    digest_of,
     tree_from_record,
     tree_to_record,
 )
@@ -154,6 +155,7 @@ class FlowerEngine:
                 loss=math.nan,
                 finite=True,
                 **self._remembered(values, {}, sent),
+                digest=digest_of(content, job.client),
             )
 
         total, results, incidents = self._secure_sum(
@@ -380,6 +382,7 @@ class FlowerEngine:
             loss=math.nan if self.app_config.settings.dp_samples is not None else fields.number("loss"),
             finite=bool(torch.isfinite(torch.stack(numbers).sum())),
             **self._remembered(fields, tree.get("memory", {}), sent),
+            digest=digest_of(content, job.client),
         )
 
     def _remembered(self, fields: ConfigReader, memory: Tree, sent: Broadcast) -> dict[str, Any]:

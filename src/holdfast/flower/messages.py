@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -46,6 +47,21 @@ def tree_from_record(
         for manifest, array in record.items()
     }
     return unpack(packed, expected, unchecked)
+
+
+def digest_of(content: RecordDict, client: int) -> str:
+    """The SHA-256 of a client's part of a reply as it arrived, whether it is valid or not."""
+    found = sha256()
+    for name in sorted(name for name in content if name.rpartition(" ")[2] == str(client)):
+        found.update(f"{name}\n".encode())
+        record = content[name]
+        if isinstance(record, ArrayRecord):
+            for key, array in record.items():
+                found.update(f"{key}\n{array.dtype} {array.shape}\n".encode())
+                found.update(array.data)
+        else:
+            found.update(repr(sorted(record.items())).encode())
+    return found.hexdigest()
 
 
 class ConfigReader:

@@ -16,7 +16,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast.engine.clients import Incident
 from holdfast.flower.description import described_dataset
-from holdfast.flower.messages import DESCRIBE, ConfigReader, make_message
+from holdfast.flower.messages import DESCRIBE, ConfigReader, digest_of, make_message
 from holdfast.flower.population import MAX_DESCRIPTION, SiteReport, format_clients
 from holdfast.flower.sealing import check_seal, new_binding
 from holdfast.flower.wire import WireError
@@ -166,7 +166,8 @@ class Nodes:
                 _raise_failure(client, replies[node].content)
                 yield from read(replies[node].content)
             except WireError as error:
-                yield Incident(client, error.kind, str(error))
+                digest = digest_of(replies[node].content, client)
+                yield Incident(client, error.kind, str(error), digest)
         elif fault is None:
             yield Incident(client, "late", "" if seconds is None else f"after {seconds:g} s")
 

@@ -75,7 +75,13 @@ from holdfast.training.checks import (
     warn_of_tiny_batches,
     warn_of_unused,
 )
-from holdfast.training.description import describe_federation, federation_content, machine, write_json
+from holdfast.training.description import (
+    audit_start,
+    describe_federation,
+    federation_content,
+    machine,
+    write_json,
+)
 from holdfast.training.extension import with_rounds
 from holdfast.training.interrupt import deferred_interrupt, interruption
 from holdfast.training.outcome import failure
@@ -291,14 +297,14 @@ class Training:
         finally:
             builder.close()
 
-    def loop(self, client_states: StateCache) -> RoundLoop:
-        """The round loop, with the server in its initial state."""
+    def loop(self, client_states: StateCache, audited: bool = False) -> RoundLoop:
+        """The round loop, with the server in its initial state; for ``audited`` see `RoundLoop`."""
         builder, self._builder = self._builder, None
         if builder is not None:
             self._build_kernels(builder)
-        return self._new_loop(client_states)
+        return self._new_loop(client_states, audited)
 
-    def _new_loop(self, client_states: StateCache) -> RoundLoop:
+    def _new_loop(self, client_states: StateCache, audited: bool = False) -> RoundLoop:
         dataset, settings = self.federation.dataset, self.settings
         test = self.test
         limit = settings.local_test_samples or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)
@@ -321,6 +327,7 @@ class Training:
             self.privacy,
             self.validation,
             self.sample_privacy,
+            audited,
         )
 
     def run(
@@ -348,12 +355,16 @@ class Training:
                 directory = self._directory(out, experiment, resume)
                 stack.enter_context(directory.lock())
                 checkpoint = find_checkpoint(directory, identity)
+                before = directory.experiment["rounds"]
                 checkpoint = with_rounds(directory, checkpoint, self.settings, self.method, self.federation)
-                directory.rewind(0 if checkpoint is None else checkpoint.round)
-                records = directory.records()
                 write_json(directory, FEDERATION, content)
+                begun = 0 if checkpoint is None else checkpoint.round
+                event = "begun" if not resume else "resumed" if before == self.settings.rounds else "extended"
+                audit_start(directory, event, begun, self.describe())
+                directory.rewind(begun)
+                records = directory.records()
             client_states = StateCache(directory, checkpoint)
-            loop = self.loop(client_states)
+            loop = self.loop(client_states, audited=directory is not None)
             best = BestRound(primary_measure(experiment), records)
             if checkpoint is not None:
                 restore(loop, checkpoint, self.device, best)
@@ -374,7 +385,7 @@ class Training:
                     best.keep(evaluated_model(self.method, loop.server if ended else pending.server))
                 records.append(record)
                 if directory is not None:
-                    directory.append(record)
+                    directory.append(record, None if pending.audit is None else pending.audit.entry())
                     if save and not ended:
                         client_states.committed(
                             directory.save_checkpoint(*snapshot(loop, client_states, identity, best, False))
@@ -406,6 +417,8 @@ class Training:
             if directory is None:
                 run.checkpoint = Checkpoint(*snapshot(loop, client_states, identity, best, stopped))
             if run.interrupted:
+                if directory is not None:
+                    directory.audit("stopped", round=len(records))
                 if len(records) < last:
                     warnings.warn(
                         interruption(run), HoldfastWarning, stacklevel=3
