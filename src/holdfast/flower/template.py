@@ -53,7 +53,7 @@ client = app.client_app()
 '''
 
 PYPROJECT = """[build-system]
-requires = ["setuptools>=69"]
+requires = ["setuptools>=77"]
 build-backend = "setuptools.build_meta"
 
 [project]
