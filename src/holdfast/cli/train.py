@@ -23,6 +23,7 @@ from holdfast.cli.printing import console, print_json, print_table
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 
 if TYPE_CHECKING:
+    from holdfast.core.measures import Measure
     from holdfast.report.trackers import Tracker
     from holdfast.training.comparison import Comparison
     from holdfast.training.experiment import Experiment
@@ -156,14 +157,16 @@ def _train(
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    domains = run.domain_accuracy
+    from holdfast.core.measures import measures, score_measure
+
+    domains, score = run.domain_accuracy, score_measure(run.experiment).name
     return {
         "run": str(run.path),
         "method": run.experiment["method"]["name"],
         "rounds": len(run.records),
-        "accuracy": run.accuracy,
-        "forgetting": run.forgetting if len(run.class_accuracy) > 1 else None,
-        "class_accuracy": run.class_accuracy[-1].tolist(),
+        **{measure.name: float(run.metric(measure.name)[-1]) for measure in measures(run.experiment)},
+        "forgetting": run.forgetting if len(run.class_score) > 1 else None,
+        f"class_{score}": run.class_score[-1].tolist(),
         **({"domain_accuracy": {k: float(v[-1]) for k, v in domains.items()}} if domains else {}),
         "seconds": sum(record["seconds"]["total"] for record in run.records),
         "engine": run.experiment["engine"],
@@ -173,12 +176,17 @@ def _summary(run: Run) -> dict[str, Any]:
 
 
 def _print_run(run: Run) -> None:
+    from holdfast.core.measures import measures, score_measure
+
     summary = _summary(run)
-    forgetting = "" if summary["forgetting"] is None else f"  forgetting {summary['forgetting']:.2%}"
+    tested = "  ".join(f"{m.name} {m.text(summary[m.name])}" for m in measures(run.experiment))
+    forgetting = ""
+    if summary["forgetting"] is not None:
+        forgetting = f"  forgetting {score_measure(run.experiment).text(summary['forgetting'])}"
     peak = "" if run.peak_bytes is None else f", {run.peak_bytes / 2**30:.1f} GiB at most"
     out = console()
     out.print(
-        f"{summary['method']}  accuracy {summary['accuracy']:.2%}{forgetting}  "
+        f"{summary['method']}  {tested}{forgetting}  "
         f"{summary['rounds']} rounds in {summary['seconds']:.1f} s on {summary['engine']}{peak}",
         style="bold",
         soft_wrap=True,
@@ -187,14 +195,15 @@ def _print_run(run: Run) -> None:
 
 
 def _print_comparison(comparison: Comparison, experiment: Experiment) -> None:
-    rows = []
+    rows, measure, score = [], comparison.measure, comparison.score_measure
+    digits = 2 if measure.is_share else 4
     for row in comparison.rows:
-        difference = "" if row.difference is None else f"{100 * row.difference:+.2f}"
+        difference = "" if row.difference is None else f"{measure.scale * row.difference:+.{digits}f}"
         rows.append(
             [
                 row.method,
-                _mean([100 * value for value in row.accuracy]),
-                _mean([100 * value for value in row.forgetting]),
+                _mean([measure.scale * value for value in row.score], digits),
+                _mean([score.scale * value for value in row.forgetting], 2 if score.is_share else 4),
                 _format_rounds(row.rounds_to_target),
                 f"{fmean(row.seconds):.1f}",
                 f"{fmean(row.megabytes):.1f}",
@@ -202,14 +211,20 @@ def _print_comparison(comparison: Comparison, experiment: Experiment) -> None:
                 "" if row.p_value is None else f"{row.p_value:.3f}",
             ]
         )
-    columns = ["method", " accuracy", " forgetting", " rounds", " s", " MB", " vs first", " p"]
+    columns = ["method", f" {measure.name}", " forgetting", " rounds", " s", " MB", " vs first", " p"]
     title = (
         f"{experiment.data_name}, {experiment.rounds} rounds, {len(comparison.rows[0].seeds)} seeds: mean ± deviation; "
-        "accuracy and forgetting in %, rounds to the target, seconds and MB sent in a run"
+        f"{_units(measure, score)}rounds to the target, seconds and MB sent in a run"
     )
     print_table(title, columns, rows)
     for note in comparison.notes:
         console().print(note, style="dim", soft_wrap=True)
+
+
+def _units(measure: Measure, score: Measure) -> str:
+    """What is in per cent, for a title."""
+    shares = [name for name, of in ((measure.name, measure), ("forgetting", score)) if of.is_share]
+    return f"{' and '.join(shares)} in %, " if shares else ""
 
 
 def _format_rounds(rounds: Sequence[int | None]) -> str:

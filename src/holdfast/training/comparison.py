@@ -14,6 +14,7 @@ from torch import nn
 
 from holdfast import metrics
 from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.measures import Measure, primary_measure, score_measure
 from holdfast.core.settings import MACHINE_SETTINGS, Role, settings_with
 from holdfast.core.spec import named, validate
 from holdfast.data.dataset import Dataset
@@ -44,13 +45,20 @@ class MethodSummary:
 
     method: str
     seeds: list[int]
-    accuracy: list[float]  # of the final model
-    forgetting: list[float]  # mean over classes of (best accuracy ever - final accuracy)
+    score: list[float]  # the primary metric of the final model, such as its accuracy
+    forgetting: list[
+        float
+    ]  # mean over classes of (best accuracy ever - final accuracy), or of the error gained
     rounds_to_target: list[int | None]
     seconds: list[float]
     megabytes: list[float]  # in both directions
-    difference: float | None  # mean accuracy above the first method's, on the same seeds
+    difference: float | None  # mean score above the first method's, on the same seeds
     p_value: float | None  # of a paired t-test against the first method
+
+    @property
+    def accuracy(self) -> list[float]:
+        """The score, for runs that are judged by accuracy."""
+        return self.score
 
 
 @dataclass(frozen=True)
@@ -58,9 +66,11 @@ class Comparison:
     """The result of a comparison; ``rows`` are in the order of the methods."""
 
     rows: list[MethodSummary]
-    target: float  # accuracy that "rounds to target" counts to
+    target: float  # score that "rounds to target" counts to
     notes: list[str]
     paths: list[Path]  # the runs' directories
+    measure: Measure  # the score: the primary metric of the runs
+    score_measure: Measure  # what is measured by class, of which forgetting is computed
 
 
 Methods = Sequence[Method | str] | Mapping[str, Method | str]
@@ -126,7 +136,8 @@ def compare(
         seeds: their number, counted from the experiment's seed, or the seeds themselves.
         out: each run is kept in ``out/METHOD/seed-N``; called again, finished runs are read, interrupted ones go on.
             Without it all stays in memory.
-        target: the accuracy that rounds are counted to, by default 95 % of the best method's highest.
+        target: the accuracy, or the runs' first metric, that rounds are counted to, by default 95 % of the best
+            method's highest, or that part of the way from the lowest error.
         on_start: receives method and seed before each run.
         on_round: receives the record of each round.
         progress: as for `holdfast.train`.
@@ -135,10 +146,6 @@ def compare(
     interrupt (Ctrl-C) raises KeyboardInterrupt after the current round; the same call continues the comparison.
     """
     labelled = _labelled(methods)
-    if target is not None and not 0 < target <= 1:
-        raise HoldfastError(
-            f"target is {target}; it is an accuracy, above 0 and at most 1, such as 0.5 for 50 %"
-        )
     if isinstance(model, Experiment):
         experiment = model
         if federation is not None:
@@ -149,6 +156,7 @@ def compare(
             )
     else:
         experiment = experiment_of(model, federation, settings)
+    _check_target(target, experiment)
     chosen = _chosen(seeds, experiment.seed)
     experiment, notes = _with_public(labelled, experiment)
     variants = {label: replace(experiment, method=method) for label, method in labelled.items()}
@@ -167,16 +175,32 @@ def compare(
             if on_round is not None:
                 on_round(record)
 
-        runs, paths = _run_all(variants, chosen, out, begin, advance, interrupt)
+        runs, paths, described = _run_all(variants, chosen, out, begin, advance, interrupt)
+    measure, by_class = primary_measure(described), score_measure(described)
     if target is None:
-        target = default_target([[max(_accuracy(r)) for r in by_seed.values()] for by_seed in runs.values()])
-        notes.append(f"target: {target:.1%} accuracy, {TARGET_SHARE:.0%} of the best method's highest")
+        best = [[max(_scores(r, measure)) for r in by_seed.values()] for by_seed in runs.values()]
+        target = measure.sign * default_target(best)
+        value = f"{target:.1%} {measure.name}" if measure.is_share else f"{measure.name} {target:.4g}"
+        of = f"{TARGET_SHARE:.0%} of the best method's highest"
+        if measure.less_is_better:
+            of = f"the best method's lowest divided by {TARGET_SHARE}"
+        notes.append(f"target: {value}, {of}")
     if out is not None:
         write_baseline(Path(out), _folder(next(iter(variants))))
     rows: list[MethodSummary] = []
     for label in variants:
-        rows.append(_row(label, runs[label], target, rows[0] if rows else None))
-    return Comparison(rows, target, notes, paths)
+        rows.append(_row(label, runs[label], target, rows[0] if rows else None, measure, by_class))
+    return Comparison(rows, target, notes, paths, measure, by_class)
+
+
+def _check_target(target: float | None, experiment: Experiment) -> None:
+    """Raise unless a target is positive, and at most 1 where it is an accuracy."""
+    most = 1.0 if experiment.task is None and experiment.metrics is None else float("inf")
+    if target is not None and not 0 < target <= most:
+        raise HoldfastError(
+            f"target is {target}; it is an accuracy, above 0 and at most 1, such as 0.5 for 50 %, or above 0 for "
+            "another metric that metrics names first"
+        )
 
 
 def _labelled(methods: Methods) -> dict[str, Method]:
@@ -259,9 +283,13 @@ def _run_all(
     on_start: Callable[[str, int], None],
     on_round: Callable[[dict[str, Any]], None],
     interrupt: Interrupt,
-) -> tuple[dict[str, dict[int, Records]], list[Path]]:
-    """The records of every run by method and seed, and the directories; files are written during the next run."""
+) -> tuple[dict[str, dict[int, Records]], list[Path], Mapping[str, Any]]:
+    """The records of every run by method and seed, the directories, and what one run's experiment.yaml holds.
+
+    Files are written during the next run.
+    """
     runs: dict[str, dict[int, Records]] = {name: {} for name in variants}
+    described: Mapping[str, Any] = {}
     paths = []
     dataset: Dataset | Federation | None = None
     written: list[Future[None]] = []
@@ -284,7 +312,8 @@ def _run_all(
                 if federation is None and not one.names_its_data:
                     federation, dataset = _federation(one, dataset)
                 if path is not None and _finished(path, one, None if one.names_its_data else federation):
-                    runs[name][seed] = RunDirectory.open(path).records()
+                    directory = RunDirectory.open(path)
+                    runs[name][seed], described = directory.records(), directory.experiment
                     continue
                 on_start(name, seed)
                 if federation is None:
@@ -305,10 +334,10 @@ def _run_all(
                 )
                 if interrupt.requested:
                     raise KeyboardInterrupt("the comparison is incomplete; the same call continues it")
-                runs[name][seed] = run.records
+                runs[name][seed], described = run.records, run.experiment
     for each in written:
         each.result()
-    return runs, paths
+    return runs, paths, described
 
 
 def _federation(
@@ -380,26 +409,39 @@ def _folder(label: str) -> str:
     return re.sub(r"[^\w.+=,-]", "-", label).lstrip(".-")
 
 
-def _accuracy(records: Records) -> list[float]:
-    return [record["accuracy"] for record in records if "accuracy" in record]
+def _scores(records: Records, measure: Measure) -> list[float]:
+    """The metric in every tested round, negative where less is better."""
+    return [measure.sign * record[measure.name] for record in records if record.get(measure.name) is not None]
 
 
-def _row(name: str, runs: dict[int, Records], target: float, first: MethodSummary | None) -> MethodSummary:
-    tested = {seed: [r for r in records if "accuracy" in r] for seed, records in runs.items()}
-    accuracy = [records[-1]["accuracy"] for records in tested.values()]
-    difference, p_value = (None, None) if first is None else metrics.paired_test(accuracy, first.accuracy)
+def _row(
+    name: str,
+    runs: dict[int, Records],
+    target: float,
+    first: MethodSummary | None,
+    measure: Measure,
+    by_class: Measure,
+) -> MethodSummary:
+    key = measure.name
+    tested = {seed: [r for r in records if r.get(key) is not None] for seed, records in runs.items()}
+    score = [records[-1][key] for records in tested.values()]
+    difference, p_value = (None, None) if first is None else metrics.paired_test(score, first.score)
     return MethodSummary(
         method=name,
         seeds=list(runs),
-        accuracy=accuracy,
+        score=score,
         forgetting=[
-            metrics.backward_transfer_forgetting(np.array([r["class_accuracy"] for r in records], float))
+            metrics.backward_transfer_forgetting(
+                by_class.sign * np.array([r[f"class_{by_class.name}"] for r in records], float)
+            )
             if len(records) > 1
             else float("nan")
             for records in tested.values()
         ],
         rounds_to_target=[
-            metrics.rounds_to_target([r["accuracy"] for r in records], target, [r["round"] for r in records])
+            metrics.rounds_to_target(
+                _scores(records, measure), measure.sign * target, [r["round"] for r in records]
+            )
             for records in tested.values()
         ],
         seconds=[sum(r["seconds"]["total"] for r in records) for records in runs.values()],

@@ -37,9 +37,8 @@ class Run:
     def __repr__(self) -> str:
         where = "" if self.path is None else f", in '{self.path}'"
         measure = self.primary
-        value = f"{self.score:.2%}" if measure.is_share else f"{self.score:.4g}"
         where_measured = "" if self._tested else "validation "
-        summary = f"{len(self.records)} rounds, {where_measured}{measure.name} {value}"
+        summary = f"{len(self.records)} rounds, {where_measured}{measure.name} {measure.text(self.score)}"
         return f"Run({self.experiment['method']['name']}, {summary}{where})"
 
     @classmethod
