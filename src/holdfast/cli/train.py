@@ -118,7 +118,9 @@ def compare(
         page = out / "report.html"
         write_report(comparison.paths, page)
     if as_json:
-        print_json(asdict(comparison) | {"paths": [str(path) for path in comparison.paths]})
+        described = asdict(comparison) | {"paths": [str(path) for path in comparison.paths]}
+        described["rows"] = [{comparison.measure.name: row.pop("score")} | row for row in described["rows"]]
+        print_json(described)
     else:
         _print_comparison(comparison, shared)
         console().print(f"Runs: {out}" if page is None else f"Report: {page}", soft_wrap=True)
