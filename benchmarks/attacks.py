@@ -154,8 +154,8 @@ def main() -> None:
         return
     cells = [
         (data, attack, defence, method, seed)
-        for seed, data, method, attack, defence in product(
-            range(arguments.seeds), DATA, METHODS, ATTACKS, DEFENCES
+        for method, seed, data, attack, defence in product(
+            METHODS, range(arguments.seeds), DATA, ATTACKS, DEFENCES
         )
     ]
     sweep(RESULTS, NAMES, cells, run, device="cpu", workers=arguments.workers, limit=arguments.limit)
