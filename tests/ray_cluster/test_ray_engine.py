@@ -140,6 +140,39 @@ def test_privacy_of_clients_and_of_samples(method: str, cluster: Any) -> None:
     assert [r["sample_privacy"] for r in before] == [r["sample_privacy"] for r in after]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("dp", "dp_samples", "compress", "max_update_norm"),
+        ("dp", "dp_samples", "secure"),
+        ("robust", "compress", "max_update_norm", "max_update_ratio"),
+        ("secure",),
+    ],
+    ids="+".join,
+)
+def test_what_may_be_done_to_updates(names: tuple[str, ...], cluster: Any) -> None:
+    """All combinations that are not refused, as in tests/training/test_combined_updates.py."""
+    if "dp" in names:
+        pytest.importorskip("dp_accounting")
+    dp = {"epsilon": 1e4, "delta": 1e-2, "noise_multiplier": 0.3}
+    options = {
+        "dp": dp,
+        "dp_samples": dp,
+        "secure": {"name": "secagg+"},
+        "robust": {"name": "median"},
+        "compress": "topk:0.5+int8",
+        "max_update_norm": 1.5,
+        "max_update_ratio": 3.0,
+    }
+    given = {name: options[name] for name in names} | {"clients_per_round": 5}
+    expected, before = learnt(parse_method("fedavg"), "sequential", **given)
+    found, after = learnt(parse_method("fedavg"), "ray", cluster.address, **given)
+    assert_close(expected, found)
+    for one, other in zip(before, after, strict=True):
+        for key in one.keys() - {"seconds", "train_loss"}:
+            assert one[key] == other[key], key
+
+
 def test_both_nodes_work(cluster: Any) -> None:
     from holdfast.engine.ray import worker_pool
 

@@ -8,6 +8,7 @@ from holdfast.cli.check import check
 from holdfast.cli.federations import diagnose, partition, stream
 from holdfast.cli.flower import flower
 from holdfast.cli.inspect import export, figure, report, show, table, ui
+from holdfast.cli.leaderboard import leaderboard
 from holdfast.cli.recommend import recommend
 from holdfast.cli.reference import datasets, doctor, methods
 from holdfast.cli.reproduce import reproduce
@@ -21,7 +22,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Inspect": (show, report, figure, table, ui, export),
     "Data": (partition, stream, diagnose),
     "Reference": (methods, datasets, doctor),
-    "Reproduce": (reproduce,),
+    "Reproduce": (reproduce, leaderboard),
 }
 for _panel, _commands in COMMANDS.items():
     for _command in _commands:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,8 +18,8 @@ from holdfast.core.settings import Settings
 from holdfast.core.trees import size_in_bytes, tensors_only
 from holdfast.data.federation import Federation
 from holdfast.engine.aggregation import PrivateSums, UploadSums, too_few_updates, validate_update
-from holdfast.engine.base import ClientStateStore, Engine, Overlap
-from holdfast.engine.clients import Broadcast, ClientRunner, Incident, Job
+from holdfast.engine.base import ClientStateStore, Engine, MaskingEngine, Overlap
+from holdfast.engine.clients import Broadcast, ClientResult, ClientRunner, Incident, Job
 from holdfast.engine.evaluation import Evaluation, PendingEvaluation, TestSet, evaluated_model
 from holdfast.engine.local_records import LocalRecords
 from holdfast.engine.probe import Probe
@@ -28,7 +28,7 @@ from holdfast.engine.secure_sums import SecureSums
 from holdfast.engine.stream_evaluation import StreamEvaluation
 from holdfast.engine.uploads import RobustSums, RoundUploads
 from holdfast.engine.validation import PendingMetrics, Validation, validation_record
-from holdfast.methods.base import Method, Server, Tensors
+from holdfast.methods.base import Method, Server, Tensors, Tree
 from holdfast.methods.context import RunContext
 from holdfast.updates.attacks import Backdoor, marked_test, parse_attack
 from holdfast.updates.compression import parse_compression
@@ -188,6 +188,8 @@ class RoundLoop:
             overlap = replace(overlap, finish_last_round=finish_last_round)
         tested = number % settings.evaluate_every == 0 or number == settings.rounds
         uploads = self._new_uploads(jobs, lost.tolist())
+        if isinstance(uploads.sums, SecureSums):
+            uploads.sums.check_clients()
         local, probe = LocalRecords(self, tested), self._new_probe(number)
         incidents = [Incident(int(k), "dropout") for k in lost]
         incidents += self._receive(sent, jobs, overlap, uploads, local, probe)
@@ -285,22 +287,21 @@ class RoundLoop:
         """Train the clients and add up their valid uploads; returns the incidents."""
         incidents = []
         states = {job.client: job.client_state for job in jobs}
-        for result in self.engine.train(sent, jobs, overlap) if jobs else ():
+        masked = isinstance(uploads.sums, SecureSums) and isinstance(self.engine, MaskingEngine)
+        for result in self._train(sent, jobs, overlap, uploads.sums) if jobs else ():
             if isinstance(result, Incident):
                 incidents.append(result)
                 continue
             if self.sample_privacy is not None:
                 self.sample_privacy.correct(result.client, result.protected_rounds)
-            defect = validate_update(result, self.server)
-            if defect is not None:
-                incidents.append(Incident(result.client, defect, digest=result.digest))
-                continue
-            if self.compression is not None:
-                result = uploads.compressed(result, self.compression, states[result.client])
-            refused = uploads.add(result)
-            if refused is not None:
-                incidents.append(refused)
-                continue
+            if masked:
+                uploads.add_masked(result)
+            else:
+                added = self._add(result, uploads, states)
+                if isinstance(added, Incident):
+                    incidents.append(added)
+                    continue
+                result = added
             self.client_states.put(result.client, result.client_state)
             local.add(result, self.server)
             if probe is not None:
@@ -308,6 +309,24 @@ class RoundLoop:
                 probe.add(result, *self.context.read(ids))
         local.flush()
         return incidents + uploads.close()
+
+    def _train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap, sums: UploadSums
+    ) -> Iterator[ClientResult | Incident]:
+        if isinstance(sums, SecureSums) and isinstance(self.engine, MaskingEngine):
+            return self.engine.train_masked(sent, jobs, sums)
+        return self.engine.train(sent, jobs, overlap)
+
+    def _add(
+        self, result: ClientResult, uploads: RoundUploads, states: Mapping[int, Tree | None]
+    ) -> ClientResult | Incident:
+        """Add a result to the uploads; returns it as the server reads it, or why it is refused."""
+        defect = validate_update(result, self.server)
+        if defect is not None:
+            return Incident(result.client, defect, digest=result.digest)
+        if self.compression is not None:
+            result = uploads.compressed(result, self.compression, states[result.client])
+        return uploads.add(result) or result
 
     def _new_uploads(self, jobs: Sequence[Job], lost: Sequence[int]) -> RoundUploads:
         private = self.runner.private

@@ -72,6 +72,12 @@ class RoundUploads:
         self.waiting.append(replace(result, shared=shared, buffers=buffers, sums=sums))
         return None
 
+    def add_masked(self, result: ClientResult) -> None:
+        """Take note of a client whose upload is in the sum that the engine has brought."""
+        self.clients.append(result.client)
+        self.used.append(result.client)
+        self._note(result)
+
     def compressed(self, result: ClientResult, compression: Compression, state: Tree | None) -> ClientResult:
         """The result as the server reads it from a compressed upload; ``state`` is the client's before the round."""
         before = {name: self.server.params[name] for name in self.names}

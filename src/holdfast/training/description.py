@@ -14,7 +14,6 @@ import torch
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import describe_schedule
 from holdfast.runs import RunDirectory
-from holdfast.runs.directory import FEDERATION
 from holdfast.runs.metrics_file import plain
 
 
@@ -36,14 +35,10 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
     return {"partition": partition, **setting}
 
 
-def write_federation(
-    directory: RunDirectory,
-    federation: Federation,
-    hash: str,
-    validation: np.ndarray | None = None,
-    most: int = 10_000,
-) -> None:
-    """Write federation.json: label counts of the first ``most`` clients, for people and for the report.
+def federation_content(
+    federation: Federation, hash: str, validation: np.ndarray | None = None, most: int = 10_000
+) -> dict[str, Any]:
+    """The content of federation.json: label counts of the first ``most`` clients, for people and for the report.
 
     ``hash`` is that of the federation before samples were held out, ``validation`` [clients] how many were.
     """
@@ -52,7 +47,7 @@ def write_federation(
     arriving = replace(federation, cumulative=False)
     counts = [arriving.label_counts(shown, stage).tolist() for stage in stages]
     domains, of_clients = federation.client_domains()
-    content = {
+    content: dict[str, Any] = {
         "clients": federation.clients,
         "stages": federation.stages,
         "classes": list(federation.dataset.classes),
@@ -63,7 +58,12 @@ def write_federation(
     }
     if validation is not None:
         content["validation"] = validation[:most].tolist()
-    directory.write(FEDERATION, json.dumps(content).encode() + b"\n")
+    return content
+
+
+def write_json(directory: RunDirectory, name: str, content: dict[str, Any]) -> None:
+    """Write a JSON file of a run."""
+    directory.write(name, json.dumps(content).encode() + b"\n")
 
 
 def machine(device: torch.device) -> str:
