@@ -7,8 +7,8 @@ The same federation is trained four times:
     defended   the same attack; multi-Krum leaves out the updates that are far from the others
     private    the same attack, under differential privacy: each update is clipped, and noise is added to their sum
 
-A robust mean needs single updates, which differential privacy hides in a noisy sum, so the two are not combined. Clipping
-bounds what an attacker can do as well: it cannot send a longer update than anybody else.
+A robust mean needs single updates, which differential privacy hides in a noisy sum, so the two are not combined.
+Clipping bounds what an attacker can do as well: it cannot send a longer update than anybody else.
 """
 
 import sys
