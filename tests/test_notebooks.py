@@ -20,7 +20,7 @@ WORTH_SHOWING = {
     "hospital_federation": "assert together.score > 0.8 and federation.clients == len(names) == 4",
     "tuning": "assert min(final.value for final in tuning.final) > 0.8 and found.table",
 }
-FIGURES = {"quickstart": 1, "what_is_forgotten": 3}
+FIGURES = {"quickstart": 1, "own_method": 1, "what_is_forgotten": 3}
 
 
 @pytest.fixture(scope="module")

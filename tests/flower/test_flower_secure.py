@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from damage import copied, resealed
+from damage import copied, damaged, resealed
 from flower_world import CLASSES, SIZES, World, apart, federation, reference
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from processes import Deployment
@@ -284,6 +284,36 @@ def test_a_reply_of_the_round_before_is_refused(stage: str, tmp_path: Path) -> N
 
     world.grid.fault = fault
     assert world.run().incidents() == [(2, 5, "wrong request")]
+
+
+def test_random_damage_never_changes_a_sum_and_is_no_traceback(tmp_path: Path) -> None:
+    """One client's keys and shares, sealed as if it sent them on purpose: each round is right or fails clearly."""
+    world = World(tmp_path, nodes=3, among=few(), clients=3, secure="secagg+", rounds=9, lr=1e-9)
+    rng = np.random.default_rng(5)
+    stages = [KEYS, SHARES, UNMASK]
+    hit: list[str] = []
+
+    def fault(asked: Message, reply: Message) -> list[Message]:
+        if kind(asked) == stages[len(hit) % 3] and client_of(asked) == len(hit) // 3 % 3:
+            hit.append(kind(asked))
+            resealed(asked, reply, damaged(reply.content, rng))
+        return [reply]
+
+    world.grid.fault = fault
+    failures = 0
+    while not hf.RunDirectory.open(world.out).finished if world.out.exists() else True:
+        try:
+            world.run()
+        except HoldfastError:
+            failures += 1
+    assert {*hit} == {*stages}
+    assert failures < len(hit) / 2
+    start = World(tmp_path / "calm", nodes=3, among=few(), clients=3, rounds=1, lr=1e-12).run().model
+    assert apart(world.model, start) < 1e-6  # they hardly train: any wrong sum would be noise of 2^20
+
+
+def few() -> hf.Federation:
+    return hf.federate(federation().dataset, hf.IID(), clients=3)
 
 
 def ask(world: World, node: int, kind: str, content: dict[str, Any]) -> RecordDict:

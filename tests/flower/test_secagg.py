@@ -14,7 +14,7 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from scipy.stats import kstest
 
 from holdfast.core.errors import HoldfastError
-from holdfast.flower.secagg import Dealing, PublicKeys, Seat, Unmasking, expand
+from holdfast.flower.secagg import Dealing, Dealt, PublicKeys, Seat, Unmasking, expand
 from holdfast.updates.secure import SecAggPlus
 
 CLIENTS, LENGTH = (3, 7, 8, 11, 20, 21), 500
@@ -34,12 +34,11 @@ class Sum:
             if k not in silent:
                 self.dealings[k] = self.seats[k].deal({n: self.keys[n] for n in near}, self.threshold)
 
-    def dealt_to(self, client: int) -> dict[int, bytes]:
-        dealings = self.dealings.items()
+    def dealt_to(self, client: int) -> dict[int, Dealt]:
         return {
-            k: d.ciphertexts[d.holders.index(client)]
-            for k, d in dealings
-            if client in d.holders and k != client
+            k: dealing.to(client)
+            for k, dealing in self.dealings.items()
+            if client in dealing.holders and k != client
         }
 
     def mask(self, client: int, vector: torch.Tensor) -> torch.Tensor:
@@ -178,9 +177,10 @@ def test_keys_and_shares_that_do_not_fit_are_refused() -> None:
     with pytest.raises(HoldfastError, match="no point of the curve"):
         fresh.deal(keys | {8: PublicKeys(bytes(49), bytes([2] * 49))}, 4)
     dealt = world.dealt_to(3)
-    for wrong in (dealt | {7: dealt[8]}, dealt | {4: dealt[8]}, dealt | {8: b"nonsense"}):
+    changed = replace(dealt[8], ciphertext=b"x"), replace(dealt[8], key_digest=bytes(32))
+    for wrong in ({7: dealt[8]}, {4: dealt[8]}, *({8: each} for each in changed)):
         with pytest.raises(HoldfastError, match=r"the shares from client \d are not for this client"):
-            replace(world.seats[3], dealers=[3], seed_shares=[b""], key_shares=[b""]).receive(wrong)
+            replace(world.seats[3], dealers=[3], seed_shares=[b""], key_shares=[b""]).receive(dealt | wrong)
     with pytest.raises(HoldfastError, match="shares of 3 clients arrived, 4 are needed"):
         world.seats[3].receive({k: dealt[k] for k in (7, 8)})
 

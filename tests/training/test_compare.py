@@ -232,12 +232,16 @@ def test_a_comparison_is_drawn_with_its_own_labels(compared, tmp_path):
         in_memory.plot("acuracy")
 
 
-def test_a_comparison_is_read_from_its_directory(compared, tmp_path):
-    out, found, _ = compared
-    again = hf.Comparison.open(out)
-    assert [row.method for row in again.rows] == ["fedavg", "fedntd-beta=2"]
-    for row, before in zip(again.rows, found.rows, strict=True):
-        assert replace(row, method=before.method) == before
-    assert again.paths == [out / m / f"seed-{s}" for m in ("fedavg", "fedntd-beta=2") for s in range(3)]
+def test_a_comparison_is_read_from_its_directory(tmp_path):
     with pytest.raises(hf.HoldfastError, match=r"holds no comparison: there are no runs in METHOD/seed-N"):
+        hf.Comparison.open(tmp_path)
+    methods, seeds = ["local", "fedntd:beta=2", "fedavg"], [3, 11]
+    found = hf.compare(methods, replace(EXPERIMENT, rounds=2), seeds, out=tmp_path, progress=False)
+    again = hf.Comparison.open(tmp_path)
+    assert [row.method for row in again.rows] == ["local", "fedavg", "fedntd-beta=2"]  # the baseline first
+    for row, before in zip(again.rows, (found.rows[0], found.rows[2], found.rows[1]), strict=True):
+        assert replace(row, method=before.method) == before
+    assert again.paths[:2] == [tmp_path / "local" / f"seed-{seed}" for seed in seeds]
+    (tmp_path / "fedavg" / "seed-3" / "model.safetensors").unlink()
+    with pytest.raises(hf.HoldfastError, match="seed-3 is not finished"):
         hf.Comparison.open(tmp_path)

@@ -460,3 +460,15 @@ def test_own_objects_are_given_when_a_run_is_opened(federation, tmp_path):
         hf.Run.open(path, model="mlp:8")
     again = hf.Run.open(path, model=_Dropping(), method=Halved())
     assert (again.predict_proba(DIGITS) == run.predict_proba(DIGITS)).all()
+
+
+def test_preprocessing_named_in_an_experiment_is_applied(tmp_path):
+    experiment = hf.Experiment(data="digits", clients=3, model="linear", rounds=1, lr=0.1)
+    experiment.run(tmp_path / "named", progress=False)
+    settings = (tmp_path / "named" / "experiment.yaml").read_text()
+    assert "\npreprocess: plain\n" in settings
+    run = hf.Run.open(tmp_path / "named")
+    assert (run.predict(DIGITS) == DIGITS.y_test.numpy()).mean() == run.accuracy
+    of_0_1 = {key: value for key, value in run.experiment.items() if not key.startswith("sample_")}
+    older = hf.Run(of_0_1, run.records, run.model)
+    assert (older.predict(DIGITS) == run.predict(DIGITS)).all()

@@ -342,7 +342,8 @@ class ExperimentSettings(Settings):
 
 
 RECORDED = (
-    "hash", "shape", "sample_dtype", "classes", "outputs", "encoder", "frozen", "own_kernels", "versions", "machine",
+    "hash", "shape", "sample_dtype", "sample_preprocess", "classes", "outputs", "encoder", "frozen", "own_kernels",
+    "versions", "machine",
 )  # fmt: skip
 """Entries of a run's experiment.yaml that are found, not set."""
 

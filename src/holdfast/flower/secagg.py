@@ -47,6 +47,15 @@ class PublicKeys:
 
 
 @dataclass(frozen=True)
+class Dealt:
+    """What one neighbour receives of a dealing."""
+
+    ciphertext: bytes
+    seed_digest: bytes
+    key_digest: bytes
+
+
+@dataclass(frozen=True)
 class Dealing:
     """What a client deals: for each neighbour two encrypted shares, and the digests by which they are recognised.
 
@@ -58,6 +67,11 @@ class Dealing:
     seed_digests: Sequence[bytes]  # of the shares of its seed, by holder
     key_digests: Sequence[bytes]  # of the shares of its mask key
     seed_digest: bytes
+
+    def to(self, holder: int) -> Dealt:
+        """The part of one neighbour."""
+        place = self.holders.index(holder)
+        return Dealt(self.ciphertexts[place], self.seed_digests[place], self.key_digests[place])
 
 
 @dataclass
@@ -115,18 +129,20 @@ class Seat:
         seed_digests, key_digests = ([_digest(one) for one in each] for each in (seed_shares, key_shares))
         return Dealing(list(keys), ciphertexts, seed_digests, key_digests, _digest(self.seed))
 
-    def receive(self, ciphertexts: Mapping[int, bytes]) -> None:
+    def receive(self, dealt: Mapping[int, Dealt]) -> None:
         """Take the shares that neighbours dealt to this client."""
         channels = dict(zip(self.neighbours, self.channel_keys, strict=True))
-        for dealer, ciphertext in ciphertexts.items():
+        for dealer, each in dealt.items():
             try:
-                plain = decrypt(_agreed(self.channel_key, channels[dealer]), ciphertext)
+                plain = decrypt(_agreed(self.channel_key, channels[dealer]), each.ciphertext)
                 source, holder, seed_share, key_share = share_keys_plaintext_separate(plain)
             except (KeyError, InvalidToken):
                 source, holder, seed_share, key_share = -1, -1, b"", b""
-            if (source, holder) != (dealer, self.client):
+            announced = (_digest(seed_share), _digest(key_share)) == (each.seed_digest, each.key_digest)
+            if (source, holder) != (dealer, self.client) or not announced:
                 raise HoldfastError(
-                    f"secure aggregation: the shares from client {dealer} are not for this client"
+                    f"secure aggregation: the shares from client {dealer} are not for this client, or not those that "
+                    "it has announced"
                 )
             self.dealers.append(dealer)
             self.seed_shares.append(seed_share)
@@ -192,9 +208,8 @@ class Unmasking:
         present, lost = self.asked_of(client)
         pairs = list(zip([*present, *lost], revealed, strict=True))
         for dealer, share in pairs:
-            dealing = self.dealings[dealer]
-            digests = dealing.seed_digests if dealer in self._there else dealing.key_digests
-            if _digest(share) != digests[dealing.holders.index(client)]:
+            dealt = self.dealings[dealer].to(client)
+            if _digest(share) != (dealt.seed_digest if dealer in self._there else dealt.key_digest):
                 return dealer
         for dealer, share in pairs:
             self.shares.setdefault(dealer, []).append(share)

@@ -139,9 +139,15 @@ class SecureRound:
             records["secure"] = ConfigRecord({**dict(records.get("secure", {})), **fields})
         for client in clients:
             dealers = [k for k in self.neighbours[client] if k in self.dealings and k != client]
-            dealt = [self.dealings[k] for k in dealers]
-            ciphertexts = [each.ciphertexts[each.holders.index(client)] for each in dealt]
-            record = ConfigRecord({"dealers": dealers, "ciphertexts": ciphertexts})
+            dealt = [self.dealings[k].to(client) for k in dealers]
+            record = ConfigRecord(
+                {
+                    "dealers": dealers,
+                    "ciphertexts": [each.ciphertext for each in dealt],
+                    "seed_digests": [each.seed_digest for each in dealt],
+                    "key_digests": [each.key_digest for each in dealt],
+                }
+            )
             requests[self.nodes.of_client[client]][f"shares {client}"] = record
         dtype = torch.int32 if self.grid.bits == 32 else torch.int64
         total = torch.zeros(length, dtype=torch.int64)

@@ -9,7 +9,6 @@ which is in the SuperNode's memory and never on a disk, and are dropped with the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -32,7 +31,7 @@ from holdfast.flower.messages import (
     tree_to_record,
 )
 from holdfast.flower.sealing import REQUEST
-from holdfast.flower.secagg import MAX_SHARE, PUBLIC_BYTES, PublicKeys, Seat
+from holdfast.flower.secagg import DIGEST_BYTES, MAX_SHARE, PUBLIC_BYTES, Dealt, PublicKeys, Seat
 from holdfast.flower.site import Handler, RoundWork, for_each_client, guarded, make_reply
 from holdfast.methods.base import Server
 from holdfast.updates.noise import gaussian
@@ -197,12 +196,11 @@ class MaskedWork(RoundWork):
     def _seat(self, client: int) -> Seat:
         """The client's seat, with the shares that its neighbours dealt to it."""
         seat = self.seats.get(client)
-        dealt = ConfigReader(self.content, f"shares {client}")
-        dealers = dealt.integers("dealers")
-        ciphertexts: Mapping[int, bytes] = dict(
-            zip(dealers, dealt.blobs("ciphertexts", len(dealers), MAX_SHARE), strict=True)
-        )
-        seat.receive(ciphertexts)
+        fields = ConfigReader(self.content, f"shares {client}")
+        dealers = fields.integers("dealers")
+        longest = {"ciphertexts": MAX_SHARE, "seed_digests": DIGEST_BYTES, "key_digests": DIGEST_BYTES}
+        columns = [fields.blobs(key, len(dealers), most) for key, most in longest.items()]
+        seat.receive({k: Dealt(*parts) for k, *parts in zip(dealers, *columns, strict=True)})
         return seat
 
     def _masked(self, seat: Seat, values: Tensor) -> dict[str, Tensor]:

@@ -251,6 +251,9 @@ class Training:
             "hash": self.hash,
             "shape": list(dataset.shape),
             "sample_dtype": str(dataset.x_train.dtype).removeprefix("torch."),
+            "sample_preprocess": plain(
+                asdict(dataset.preprocess)
+            ),  # `preprocess` may be the name of a preset
             "classes": list(dataset.classes),
             "outputs": dataset.num_outputs,
             **({} if self.frozen is None else {"frozen": self.frozen}),
