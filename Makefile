@@ -28,7 +28,7 @@ test-kernels: .venv-kernels/.ready  ## the GPU's kernels without a GPU: carried 
 	$(ONE_THREAD) .venv-kernels/bin/python -m pytest -n 2 tests/gpu/test_compiled.py
 
 test-chaos: .venv/.ready .venv-flower/.ready  ## everything that can go wrong, at random, and a million damaged messages
-	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 $(BIN)/pytest tests/flower/test_wire.py tests/runs/test_run_fuzz.py tests/runs/test_run_shapes.py tests/training/test_odd_inputs.py
+	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 $(BIN)/pytest tests/flower/test_wire.py tests/runs/test_run_fuzz.py tests/runs/test_run_shapes.py tests/runs/test_stored_files_fuzz.py tests/training/test_odd_inputs.py
 	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 HOLDFAST_CHAOS=1 HOLDFAST_NODES=4 .venv-flower/bin/python -m pytest -s tests/flower
 
 lint: .venv/.ready
