@@ -6,10 +6,10 @@ ONE_THREAD := OMP_NUM_THREADS=1
 
 .PHONY: demo test test-flower test-ray test-kernels test-chaos lint format bench docs dist test-release clean
 
-demo: .venv/.ready  ## FedAvg against the forgetting-aware methods on digits: a leaderboard and a report
+demo: .venv/.ready  ## FedAvg, the forgetting-aware methods and the recipe on digits: a comparison and a report
 	rm -rf runs/demo
-	$(ONE_THREAD) $(BIN)/holdfast compare fedavg fedntd fedka:logits=centred,beta=0.1 flashback fedfa fedmlp:head=shared \
-	    --experiment examples/experiment.yaml --seeds 3 --out runs/demo --report
+	$(ONE_THREAD) $(BIN)/holdfast compare fedavg fedntd fedka flashback fedfa fedmlp steady \
+	    --experiment examples/experiment.yaml --seeds 5 --out runs/demo --report
 
 test: .venv/.ready  ## everything; Flower, Ray and the GPU's kernels too where their environments exist
 	[ ! -e .venv-flower/.ready ] || $(MAKE) test-flower
