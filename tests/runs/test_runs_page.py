@@ -18,14 +18,27 @@ BY_ROUND, BY_CLIENT = (
 
 
 def records(federation, **settings):
-    return hf.train("fedavg", "linear", federation, rounds=2, clients_per_round=3, **settings).records
+    settings = {"rounds": 2, "clients_per_round": 3} | settings
+    return hf.train("fedavg", "linear", federation, **settings).records
 
 
 def test_every_key_of_a_record_is_on_the_page():
     data = hf.load("digits")
     skewed = hf.federate(data, hf.IID(), clients=4, skew=hf.FeatureSkew(noise=0.1, groups=2))
     staged = hf.stream(data, hf.IID(), clients=4, tasks_per_client=2)
-    found = {key for record in records(skewed, probe_every=1) + records(staged) for key in record}
+    plain = hf.federate(data, hf.IID(), clients=4)
+    found = {
+        key
+        for record in (
+            *records(skewed, probe_every=1),
+            *records(staged),
+            *records(plain, validation=0.1, patience=1, rounds=3, lr=1e-9),  # nothing improves
+            *records(plain, attack="backdoor:0.3", robust="median"),
+            *records(plain, dp="epsilon=8,delta=0.01"),
+            *records(plain, dp_samples="epsilon=8,delta=0.001"),
+        )
+        for key in record
+    }
     assert found == BY_ROUND | BY_CLIENT
 
 

@@ -112,10 +112,10 @@ def _print(tuning: Tuning, out: Path) -> None:
     )
     print_table(title, [" trial", *(f" {key}" for key in keys), " rounds", f" {measure.name}", " s"], rows)
     best, text = tuning.best, console()
-    told = (
+    settings = (
         ", ".join(f"{key}={_short(value)}" for key, value in best.settings.items()) or "the settings as given"
     )
-    text.print(f"Best: {told}", style="bold", soft_wrap=True)
+    text.print(f"Best: {settings}", style="bold", soft_wrap=True)
     text.print(f"Run: {best.path}   (holdfast show, report, export)", soft_wrap=True)
     text.print(f"Experiment: {out / 'best.yaml'}   (holdfast run)", soft_wrap=True)
     if tuning.final:
