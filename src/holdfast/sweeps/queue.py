@@ -115,7 +115,7 @@ def _renew(path: Path, released: threading.Event) -> None:
 def _read(path: Path) -> Lease | None:
     try:
         age = time.time() - path.stat().st_mtime
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         validate_schema(content, _StoredLease)
         return Lease(path.stem, content["label"], content["host"], content["pid"], age)
     except FileNotFoundError:
@@ -135,6 +135,6 @@ def _is_running(pid: int) -> bool:
     except PermissionError:
         return True
     try:  # a zombie has ended, though its parent has not yet waited for it
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return True
