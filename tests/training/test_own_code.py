@@ -237,7 +237,7 @@ def test_an_own_model_is_checked_like_a_module(code):
         ({"model": "no.py:net"}, r"there is no file '.*no\.py' to take a model from.*net"),
         (
             {"model": lambda width: None},
-            r"model is the function <lambda>; .* a function of shape, num_classes, seed",
+            r"model is the function <lambda>, which needs .*; it is called with those of shape, num_classes, seed",
         ),
         ({"model": 3}, "model is a int; it must be one of holdfast.models"),
         (
