@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import holdfast as hf
+from holdfast.training.export import FORMATS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("## Contents of a record")[1].split("\n## ")[0]
@@ -49,3 +52,19 @@ def test_values_by_client_have_an_entry_for_each():
         assert {len(values) for values in told.values()} == {len(record["participants"])} == {3}
         assert told.keys() >= {"local_forgetting", "local_in", "class_accuracy"}
         assert [len(record["locals"][key]) for key in ("global_before", "global_after")] == [10, 10]
+
+
+def test_the_lines_in_python_run(tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    block = PAGE.split("## A run in Python")[1].split("```")[1].removeprefix("python\n")
+    names = {}
+    exec(block, names)
+    assert names["run"].predict_proba(names["data"].x_test[:5]).shape == (5, 10)
+    assert (tmp_path / "report.html").exists()
+    assert hf.Run.open("runs/ditto").accuracy == names["run"].accuracy
+
+
+def test_the_page_has_every_export_format():
+    rows = re.findall(r"^\| `(\.\w+)` \| `([\w.]+)` \|", PAGE, flags=re.MULTILINE)
+    assert dict(map(reversed, rows)) == {name: ending for name, (ending, _) in FORMATS.items()}

@@ -25,8 +25,9 @@ SETTING = re.compile(r"^[\w.]+=")  # a method's text has a colon before its firs
 @with_settings(hidden=("method",))
 def tune(
     words: Annotated[
-        list[str], typer.Argument(metavar="METHOD [KEY=VALUES...]", help="The method, and more of --space.")
-    ] = [],  # noqa: B006  (typer's way to an optional list)
+        list[str] | None,
+        typer.Argument(metavar="METHOD [KEY=VALUES...]", help="The method, and more of --space."),
+    ] = None,
     space: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,7 +58,7 @@ def tune(
     from holdfast.report.progress_display import log_line
     from holdfast.tuning.tune import tune as search
 
-    method, more = _method_and_space(words)
+    method, more = _method_and_space(words or ())
     if method is not None:
         if "method" in settings:
             raise HoldfastError(

@@ -130,6 +130,10 @@ class Task:
             return masked_mean(self.values(outputs, y, mask), mask)
         return masked_mean(self.own_loss(self.align(outputs, y), y), mask)
 
+    def loss_weight(self, y: Tensor, mask: Tensor) -> Tensor:
+        """The weight of ``batch_loss`` where those of several batches are averaged: the number of samples."""
+        return mask.sum()
+
     # Prediction -----------------------------------------------------------------------------------------
 
     def predicted(self, outputs: Tensor) -> Tensor:

@@ -63,6 +63,12 @@ class _Positions(Task):
             losses, counts = losses * mask.unsqueeze(-1), counts * mask.unsqueeze(-1)
         return losses.sum() / counts.sum().clamp(min=1)
 
+    def loss_weight(self, y: Tensor, mask: Tensor) -> Tensor:
+        """The number of positions, unless the loss is the user's own."""
+        if self.own_loss is not None:
+            return mask.sum()
+        return ((y.flatten(1) != IGNORED) * mask.unsqueeze(-1)).sum()
+
     def reduce(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Of each sample: the sum of its losses, its positions, the correct ones, and for each class the positions
         that are predicted so and are so, that are predicted so, and that are so: ``[B, 3 + 3C]``."""

@@ -24,6 +24,7 @@ from holdfast.methods.stack import Stack
 from holdfast.models.network import Network, Output
 from holdfast.report.trackers import Tracker
 from holdfast.runs.metrics_file import plain
+from holdfast.tasks.base import Task
 
 SIMILAR = 0.85  # to a hook's name, from which another name is more likely a misspelt one than a helper's
 FEW_VALUES = 4  # values of a channel in a batch; with fewer, gradients of BatchNorm grew a thousandfold
@@ -199,6 +200,25 @@ def check_optimizer(method: Method, settings: Settings) -> None:
         )
 
 
+def check_micro_batches(method: Method, network: Network, task: Task, settings: Settings) -> None:
+    """Raise if gradients are accumulated, and those of a batch's parts do not add up to that of the batch."""
+    if settings.micro_batch_size is None:
+        return
+    cause = ""
+    if network.has_batch_norm or not network.ignores_padding:
+        cause = "the model's output for a sample depends on the other samples of its batch"
+        cause += ", by BatchNorm" if network.has_batch_norm else ""
+    elif task.compares_samples:
+        cause = f"the loss of task '{task.name}' compares the samples of a batch"
+    elif method.overrides("step"):
+        cause = f"{method.name} computes its whole local step"
+    for part in method.parts if isinstance(method, Stack) else (method,):
+        if part.compares_samples:
+            cause = f"the loss of {part.name} compares the samples of a batch"
+    if cause:
+        raise HoldfastError(f"micro_batch_size is {settings.micro_batch_size}; it must be None: {cause}")
+
+
 def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
     """Raise if a forward pass fails or does not return what the task needs, such as one logit for each class.
 
@@ -292,6 +312,16 @@ def warn_of_unused(names: Collection[str]) -> None:
         text = (
             f"no gradient reaches {', '.join(sorted(names))} of the model; training leaves them as they are, as "
             "torch's optimisers do, and they are not sent"
+        )
+        warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
+
+
+def warn_of_frozen_classifier(layer: str | None) -> None:
+    """Warn of a classifier that is not trained, as in LoRA without ``modules_to_save``."""
+    if layer is not None:
+        text = (
+            f"the model's last Linear layer, '{layer}', requires no gradient: it stays as it is, and methods that "
+            "train a classifier refuse the model; call requires_grad_(True) on it (peft: modules_to_save) to train it"
         )
         warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
 

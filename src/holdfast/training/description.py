@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -70,3 +71,9 @@ def machine(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def audit_start(directory: RunDirectory, event: str, round: int, described: Mapping[str, Any]) -> None:
+    """Note in the audit log who continues the run after ``round``: versions, settings, method and federation."""
+    facts = {key: described[key] for key in ("rounds", "method", "versions")}
+    directory.audit_start(event, round, federation=described["hash"], **facts)

@@ -64,7 +64,7 @@ def task_of(experiment: Mapping[str, Any]) -> Task:
 
 def preprocess_of(experiment: Mapping[str, Any]) -> Preprocess:
     """What a run does with a stored sample before the model gets it, without augmentation."""
-    recorded = experiment.get("preprocess") or "plain"
+    recorded = experiment.get("sample_preprocess") or experiment.get("preprocess") or "plain"
     if isinstance(recorded, str):
         data = experiment.get("data")
         return preprocess_for(str(data["name"] if isinstance(data, Mapping) else data), recorded)

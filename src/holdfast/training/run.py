@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from holdfast import metrics
+from holdfast.core import files
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.measures import Measure, primary_measure, score_measure
 from holdfast.core.schema import validate_content
@@ -176,9 +177,9 @@ class Run:
             if any((path / name).exists() for name in (EXPERIMENT, METRICS)):
                 raise HoldfastError(f"{path} already holds a run; choose another path")
             RunDirectory.open(self.path)
-            shutil.copytree(
-                self.path, path, ignore=shutil.ignore_patterns(f"{LOCK}*", "scratch"), dirs_exist_ok=True
-            )
+            left_out = shutil.ignore_patterns(f"{LOCK}*", "scratch")
+            with files.writing(path):
+                shutil.copytree(self.path, path, ignore=left_out, dirs_exist_ok=True)
             return path
         checkpoint = self._checkpoint
         directory = RunDirectory.create(path, self.experiment)
@@ -258,7 +259,8 @@ class Run:
 
         Args:
             x: a NumPy array or a torch tensor of samples as they were given to the data set, ``[N, ...]``, which are
-                preprocessed as the run's test samples were; or a `Dataset`, of which the test samples are taken.
+                preprocessed as the run's test samples were; or a `Dataset`, of which the test samples are taken. The
+                rows of a table become samples by `Dataset.transform`.
             client: predict with this client's `personal_model` instead of the global model.
         """
         task, outputs = self._outputs(x, client)

@@ -65,15 +65,23 @@ from holdfast.training.checkpointing import (
 )
 from holdfast.training.checks import (
     check_cohort,
+    check_micro_batches,
     check_model,
     check_optimizer,
     check_tests,
     ignores_padding,
+    warn_of_frozen_classifier,
     warn_of_own_draws,
     warn_of_tiny_batches,
     warn_of_unused,
 )
-from holdfast.training.description import describe_federation, federation_content, machine, write_json
+from holdfast.training.description import (
+    audit_start,
+    describe_federation,
+    federation_content,
+    machine,
+    write_json,
+)
 from holdfast.training.extension import with_rounds
 from holdfast.training.interrupt import deferred_interrupt, interruption
 from holdfast.training.outcome import failure
@@ -130,7 +138,9 @@ class Training:
         network = build_network(
             model, shape, outputs, settings.seed, self.device, dtype, classifier, batchnorm
         )
+        self.frozen = network.frozen_hash()
         warn_of_unused(network.unused)
+        warn_of_frozen_classifier(network.frozen_classifier)
         network.own_kernels = own_kernels
         self._builder = self._start_builder(network, method, engine, parallel_clients)
         if (fitting := fit_samples(network, dataset)) is not dataset:
@@ -180,6 +190,7 @@ class Training:
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
+        check_micro_batches(self.method, network, dataset.task, settings)
         check_robustness(self.method, self.context, settings, federation)
         check_secrecy(self.method, settings, federation)
         self.privacy = client_privacy(self.method, self.context, self.data, settings, federation)
@@ -240,8 +251,12 @@ class Training:
             "hash": self.hash,
             "shape": list(dataset.shape),
             "sample_dtype": str(dataset.x_train.dtype).removeprefix("torch."),
+            "sample_preprocess": plain(
+                asdict(dataset.preprocess)
+            ),  # `preprocess` may be the name of a preset
             "classes": list(dataset.classes),
             "outputs": dataset.num_outputs,
+            **({} if self.frozen is None else {"frozen": self.frozen}),
             "versions": {
                 "holdfast": __version__,
                 "python": platform.python_version(),
@@ -285,14 +300,14 @@ class Training:
         finally:
             builder.close()
 
-    def loop(self, client_states: StateCache) -> RoundLoop:
-        """The round loop, with the server in its initial state."""
+    def loop(self, client_states: StateCache, audited: bool = False) -> RoundLoop:
+        """The round loop, with the server in its initial state; for ``audited`` see `RoundLoop`."""
         builder, self._builder = self._builder, None
         if builder is not None:
             self._build_kernels(builder)
-        return self._new_loop(client_states)
+        return self._new_loop(client_states, audited)
 
-    def _new_loop(self, client_states: StateCache) -> RoundLoop:
+    def _new_loop(self, client_states: StateCache, audited: bool = False) -> RoundLoop:
         dataset, settings = self.federation.dataset, self.settings
         test = self.test
         limit = settings.local_test_samples or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)
@@ -315,6 +330,7 @@ class Training:
             self.privacy,
             self.validation,
             self.sample_privacy,
+            audited,
         )
 
     def run(
@@ -342,12 +358,16 @@ class Training:
                 directory = self._directory(out, experiment, resume)
                 stack.enter_context(directory.lock())
                 checkpoint = find_checkpoint(directory, identity)
+                before = directory.experiment["rounds"]
                 checkpoint = with_rounds(directory, checkpoint, self.settings, self.method, self.federation)
-                directory.rewind(0 if checkpoint is None else checkpoint.round)
-                records = directory.records()
                 write_json(directory, FEDERATION, content)
+                begun = 0 if checkpoint is None else checkpoint.round
+                event = "begun" if not resume else "resumed" if before == self.settings.rounds else "extended"
+                audit_start(directory, event, begun, self.describe())
+                directory.rewind(begun)
+                records = directory.records()
             client_states = StateCache(directory, checkpoint)
-            loop = self.loop(client_states)
+            loop = self.loop(client_states, audited=directory is not None)
             best = BestRound(primary_measure(experiment), records)
             if checkpoint is not None:
                 restore(loop, checkpoint, self.device, best)
@@ -368,7 +388,7 @@ class Training:
                     best.keep(evaluated_model(self.method, loop.server if ended else pending.server))
                 records.append(record)
                 if directory is not None:
-                    directory.append(record)
+                    directory.append(record, None if pending.audit is None else pending.audit.entry())
                     if save and not ended:
                         client_states.committed(
                             directory.save_checkpoint(*snapshot(loop, client_states, identity, best, False))
@@ -400,6 +420,8 @@ class Training:
             if directory is None:
                 run.checkpoint = Checkpoint(*snapshot(loop, client_states, identity, best, stopped))
             if run.interrupted:
+                if directory is not None:
+                    directory.audit("stopped", round=len(records))
                 if len(records) < last:
                     warnings.warn(
                         interruption(run), HoldfastWarning, stacklevel=3

@@ -45,6 +45,7 @@ def train(
     local_epochs: float = 1,
     local_steps: int | None = None,
     batch_size: int = 32,
+    micro_batch_size: int | None = None,
     drop_last: bool = False,
     lr: float | None = None,
     optimizer: Described | Factory = "sgd",
@@ -112,6 +113,8 @@ def train(
             client a round is then cyclic weight transfer.
         local_epochs: also a fraction, such as 0.5: that share of an epoch's batches, at least one.
         local_steps: the steps of every client in a round, whatever its number of samples, instead of ``local_epochs``.
+        micro_batch_size: the samples whose gradient is computed at once. The gradient of a batch is accumulated over
+            them, so that a batch needs less memory.
         lr: by default 0.1 for ``sgd``, 0.01 for ``adagrad`` and 0.001 for other optimisers.
         drop_last: leave out an epoch's last batch where it is not full, unless it is the only one. BatchNorm over two
             or three samples may make a model diverge.
@@ -180,6 +183,7 @@ def train(
         local_epochs=local_epochs,
         local_steps=local_steps,
         batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
         drop_last=drop_last,
         lr=cast("float", lr),  # None becomes the default of the optimiser
         optimizer=optimizer,

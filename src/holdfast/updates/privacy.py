@@ -76,6 +76,10 @@ class DP:
         """The options as plain values."""
         return asdict(self)
 
+    def weight(self, samples: int) -> float:
+        """ω_k of a client with so many samples."""
+        return 1.0 if self.max_samples is None else min(samples / self.max_samples, 1.0)
+
 
 def parse_dp(written: DP | str | Mapping[str, Any]) -> DP:
     """``epsilon=8,delta=1e-5`` or a mapping as a `DP`."""
@@ -150,7 +154,7 @@ class ClientPrivacy:
 
     def weight(self, samples: int) -> float:
         """ω_k of a client with so many samples."""
-        return 1.0 if self.dp.max_samples is None else min(samples / self.dp.max_samples, 1.0)
+        return self.dp.weight(samples)
 
     # Noise ----------------------------------------------------------------------------------------------
 
