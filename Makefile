@@ -11,7 +11,7 @@ demo: .venv/.ready  ## FedAvg, the forgetting-aware methods and the recipe on di
 	$(ONE_THREAD) $(BIN)/holdfast compare fedavg fedntd fedka flashback fedfa fedmlp steady \
 	    --experiment examples/experiment.yaml --seeds 5 --out runs/demo --report
 
-test: .venv/.ready  ## everything; Flower, Ray and the GPU's kernels too where their environments exist
+test: .venv/.ready-dev  ## everything; Flower, Ray and the GPU's kernels too where their environments exist
 	[ ! -e .venv-flower/.ready ] || $(MAKE) test-flower
 	[ ! -e .venv-ray/.ready ] || $(MAKE) test-ray
 	[ ! -e .venv-kernels/.ready ] || $(MAKE) test-kernels
@@ -27,20 +27,20 @@ test-kernels: .venv-kernels/.ready  ## the GPU's kernels without a GPU: carried 
 	$(ONE_THREAD) TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest -n 2 -W ignore::DeprecationWarning tests/gpu/test_kernels.py tests/gpu/test_padding_taps_on_gpu.py tests/gpu/test_fp16_weights.py tests/gpu/test_recurrent_kernels.py
 	$(ONE_THREAD) .venv-kernels/bin/python -m pytest -n 2 tests/gpu/test_compiled.py
 
-test-chaos: .venv/.ready .venv-flower/.ready  ## everything that can go wrong, at random, and a million damaged messages
+test-chaos: .venv/.ready-dev .venv-flower/.ready  ## everything that can go wrong, at random, and a million damaged messages
 	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 $(BIN)/pytest tests/flower/test_wire.py tests/runs/test_run_fuzz.py tests/runs/test_run_shapes.py tests/runs/test_stored_files_fuzz.py tests/training/test_odd_inputs.py
 	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 HOLDFAST_CHAOS=1 HOLDFAST_NODES=4 .venv-flower/bin/python -m pytest -s tests/flower
 
-lint: .venv/.ready
+lint: .venv/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: .venv/.ready
+format: .venv/.ready-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.ready  ## the CPU's part; nothing else should run meanwhile
+bench: .venv/.ready-dev  ## the CPU's part; nothing else should run meanwhile
 	$(BIN)/python benchmarks/overhead.py --json results/overhead.json
 	$(BIN)/python benchmarks/cpu.py --json results/cpu.json
 	$(BIN)/python benchmarks/scale.py --json results/scale.json --plot docs/images/scale.svg
@@ -63,6 +63,10 @@ clean:
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e '.[report]'
+	touch $@
+
+.venv/.ready-dev: .venv/.ready
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
@@ -91,6 +95,6 @@ clean:
 	.venv-release/bin/pip install -q 'build>=1.2' 'twine>=6.1' 'pytest>=8'
 	touch $@
 
-.venv/.ready-docs: .venv/.ready
+.venv/.ready-docs: .venv/.ready-dev
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
 	touch $@

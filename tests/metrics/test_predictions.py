@@ -61,3 +61,15 @@ def test_concordance():
                 right += 1.0 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0.0
     assert metrics.concordance(risk, time, event) == pytest.approx(right / pairs)
     assert np.isnan(metrics.concordance([1, 2], [1, 2], [0, 1]))
+
+
+def test_the_concordance_index_is_that_of_lifelines():
+    from lifelines.utils import concordance_index
+
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        time, event = rng.integers(1, 15, 60), rng.integers(0, 2, 60)  # with ties
+        risk = rng.normal(size=60).round(1)
+        assert metrics.concordance(risk, time, event) == pytest.approx(
+            concordance_index(time, -risk, event), abs=1e-12
+        )
