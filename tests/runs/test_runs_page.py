@@ -37,6 +37,7 @@ def test_every_key_of_a_record_is_on_the_page():
             *records(staged),
             *records(plain, validation=0.1, patience=1, rounds=3, lr=1e-9),  # nothing improves
             *records(plain, attack="backdoor:0.3", robust="median"),
+            *records(plain, secure="secagg+"),
             *records(plain, dp="epsilon=8,delta=0.01"),
             *records(plain, dp_samples="epsilon=8,delta=0.001"),
         )
