@@ -90,7 +90,7 @@ class Push(hf.Method):
     mu: float = 0.1
 
     def proximal_mu(self):
-        return -self.mu
+        return self.mu / 2
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,9 @@ def test_objects_that_a_file_leads_to_are_recorded_by_it(tmp_path):
     experiment = hf.Experiment(data=split, method=hf.FedNTD() + Push(mu=0.01), model=small_net, **SHORT)
     run = experiment.run(tmp_path)
     again = hf.Experiment.from_file(tmp_path / "experiment.yaml")
-    assert replace(again, engine="auto", parallel_clients=None, task=None) == experiment  # these were found
+    assert (
+        replace(again, engine="auto", parallel_clients=None, task=None, metrics=None) == experiment
+    )  # found
     assert again.make_method() == hf.FedNTD() + Push(mu=0.01)  # the same class, not that of a second module
     assert weights(hf.Run.open(tmp_path)) == weights(run)
     direct = hf.train(hf.FedNTD() + Push(mu=0.01), small_net, split(0), seed=0, **SHORT)
@@ -235,7 +237,7 @@ def test_an_own_model_is_checked_like_a_module(code):
         ({"model": "no.py:net"}, r"there is no file '.*no\.py' to take a model from.*net"),
         (
             {"model": lambda width: None},
-            r"model is the function <lambda>; .* a function of shape, num_classes, seed",
+            r"model is the function <lambda>, which needs .*; it is called with those of shape, num_classes, seed",
         ),
         ({"model": 3}, "model is a int; it must be one of holdfast.models"),
         (
@@ -250,7 +252,7 @@ def test_an_own_model_is_checked_like_a_module(code):
             r"<lambda> needs site: besides seed, every argument must have a default",
         ),
         ({"data": hf.FedAvg()}, r"data is a FedAvg; it must be the name"),
-        ({"method": Push}, r"method is the class Push; it must be a method, such as"),
+        ({"method": Push}, r"method is the class Push; it must be an object of it, Push\(\)"),
         ({"method": Holding(lambda: 3)}, r"holding: what is the function <lambda>; a run writes down"),
         ({"data": DATA, "model": DATA}, "model is a Dataset; it must be"),
     ],

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from holdfast.cli.app import app
+from holdfast.cli.audit import audit
 from holdfast.cli.check import check
 from holdfast.cli.federations import diagnose, partition, stream
 from holdfast.cli.flower import flower
@@ -26,6 +27,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
 for _panel, _commands in COMMANDS.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
+app.add_typer(audit, rich_help_panel="Inspect")
 app.add_typer(flower, rich_help_panel="Deploy")
 
 

@@ -116,6 +116,14 @@ def option_type(hint: Any) -> type:
     return next((kind for kind in (bool, float, int) if kind in kinds), str)
 
 
+def accepted(hint: Any) -> str:
+    """The values that a hint allows, in words: ``a whole number, at least 1``."""
+    kinds, limits = _alternatives(hint)
+    known = [kind for kind in kinds if _is_known(kind) and kind is not NoneType]
+    words = [_in_words(kind) for kind in known] + ["a Python object"] * (not all(map(_is_known, kinds)))
+    return ", ".join([either(words), *map(str, limits)])
+
+
 def either(words: Iterable[str]) -> str:
     """The words as a choice: ``batch or group``; ``a, b or c``."""
     *first, last = words

@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.cli import app
 from holdfast.runs import RunDirectory
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "own.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app
 
-PAGE = (Path(__file__).parents[1] / "docs" / "sites.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "sites.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 SITES = ["bern", "lyon", "oslo", "rome", "turin"]
 
