@@ -1,7 +1,8 @@
 """The blocks of code on a page, run as they are printed, in a folder of their own.
 
 - Python blocks of a page share one namespace. A block of any language with a ``title`` is written to that file instead.
-- Commands begin with ``$ holdfast``; a backslash at the end of a line continues it. They run in this process.
+- Commands are ``$ holdfast ...`` and ``$ python FILE``; a backslash at the end of a line continues one. They run in this
+  process.
 - ``<!-- not run: REASON -->`` in the line before a block leaves it out.
 - ``<!-- run first: CODE -->`` is Python that the page needs and does not print; it runs before the page's blocks.
 - Blocks in other languages (text, yaml without a title, toml) are not run.
@@ -84,7 +85,9 @@ def run_page(text: str, folder: Path) -> Outcome:
                 exec(compile(block.text, "a block of the page", "exec"), names)
                 continue
             for command in block.commands():
-                arguments = shlex.split(command, comments=True)
+                arguments = []
+                for word in shlex.split(command, comments=True):
+                    arguments += sorted(map(str, Path().glob(word))) if "*" in word else [word]
                 assert arguments[0] == "holdfast", (
                     f"mark this command with the reason why it is not run: {command}"
                 )

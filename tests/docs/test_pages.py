@@ -1,0 +1,49 @@
+"""Every page of the documentation: its blocks run as printed, and no command hides from this in an indented block."""
+
+import re
+from pathlib import Path
+
+import pytest
+from blocks import ROOT, SHELLS, blocks, run_page
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OWN_TESTS = {"README.md": "test_readme.py", "own.md": "test_own_page.py", "sites.md": "test_sites_page.py"}
+"""Pages that are run by a test of their own, which also looks at what they leave behind."""
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        p
+        for p in PAGES
+        if p.name not in OWN_TESTS and any(b.is_run for b in blocks(p.read_text(encoding="utf-8")))
+    ],
+    ids=name,
+)
+def test_its_blocks_run_as_printed(page: Path, tmp_path: Path) -> None:
+    run_page(page.read_text(encoding="utf-8"), tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_is_in_a_block_that_is_run_or_marked(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    hidden = re.findall(
+        r"^(?:    |\t)(?:\$ )?(?:holdfast|pip|python|make|flwr|flower-\w+|ray) .*", text, re.MULTILINE
+    )
+    assert not hidden, "write these commands in a block ```console"
+    unfenced = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^\$ .*", unfenced, re.MULTILINE)
+    marks = len(re.findall(r"<!-- not run:", text))
+    assert marks == sum(block.reason is not None for block in blocks(text)), (
+        "a mark is not directly before a block"
+    )
+    for block in blocks(text):
+        assert block.language not in SHELLS or block.is_run or block.reason
+
+
+def test_pages_with_own_tests_have_them() -> None:
+    assert all((ROOT / "tests/docs" / test).exists() for test in OWN_TESTS.values())
