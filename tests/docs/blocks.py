@@ -1,8 +1,8 @@
 """The blocks of code on a page, run as they are printed, in a folder of their own.
 
 - Python blocks of a page share one namespace. A block of any language with a ``title`` is written to that file instead.
-- Commands are ``$ holdfast ...`` and ``$ python FILE``; a backslash at the end of a line continues one. They run in this
-  process.
+- Commands are ``$ holdfast ...`` and ``$ python FILE``; a backslash at the end of a line continues one. They run in
+  this process.
 - ``<!-- not run: REASON -->`` in the line before a block leaves it out.
 - ``<!-- run first: CODE -->`` is Python that the page needs and does not print; it runs before the page's blocks.
 - Blocks in other languages (text, yaml without a title, toml) are not run.
