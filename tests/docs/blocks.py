@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,12 @@ def blocks(page: str) -> list[Block]:
     return [Block(m["language"], m["title"], m["text"], m["reason"]) for m in FENCE.finditer(page)]
 
 
+def words(command: str) -> Iterator[str]:
+    """The words of a command as a shell passes them, with the files that ``runs/*`` matches."""
+    for word in shlex.split(command, comments=True):
+        yield from sorted(map(str, Path().glob(word))) if "*" in word else [word]
+
+
 @dataclass
 class Outcome:
     """What a page leaves behind: its folder, the names that its Python defines, and what its commands print."""
@@ -85,20 +92,18 @@ def run_page(text: str, folder: Path) -> Outcome:
                 exec(compile(block.text, "a block of the page", "exec"), names)
                 continue
             for command in block.commands():
-                arguments = []
-                for word in shlex.split(command, comments=True):
-                    arguments += sorted(map(str, Path().glob(word))) if "*" in word else [word]
-                assert arguments[0] == "holdfast", (
-                    f"mark this command with the reason why it is not run: {command}"
-                )
+                arguments = list(words(command))
+                if arguments[0] == "python":
+                    runpy.run_path(arguments[1], run_name="__main__")
+                    continue
+                assert arguments[0] == "holdfast", f"mark this command with a reason: {command}"
                 result = CliRunner().invoke(app, arguments[1:])
                 if result.exception and not isinstance(result.exception, SystemExit):
                     raise result.exception
                 assert result.exit_code == 0, f"{command}\n{result.output}"
                 outcome.printed.append((command, result.output))
-    for name in (
-        set(sys.modules) - modules
-    ):  # files of the page, which another page may have under the same name
+    # Another page may have files of the same name.
+    for name in set(sys.modules) - modules:
         if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
     return outcome

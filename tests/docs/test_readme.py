@@ -26,7 +26,7 @@ def test_the_commands_train_and_write_a_report(page: Outcome) -> None:
 
 def test_the_first_page_of_the_site_has_the_same_example() -> None:
     (example,) = [block.text for block in blocks(README) if block.language == "python"]
-    lines = example.split("\n\n")[1].splitlines()[:2]
+    lines = example.split("\n\n")[1].splitlines()[:3]
     assert "\n".join(lines) in (ROOT / "docs/index.md").read_text(encoding="utf-8")
 
 
