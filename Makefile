@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Small tensors, several processes: more than one thread each only gets in the way.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: demo test test-flower test-ray test-kernels test-chaos lint format bench docs clean
+.PHONY: demo test test-flower test-ray test-kernels test-chaos lint format bench docs dist test-release clean
 
 demo: .venv/.ready  ## FedAvg against the forgetting-aware methods on digits: a leaderboard and a report
 	rm -rf runs/demo
@@ -50,8 +50,16 @@ bench: .venv/.ready  ## the CPU's part; nothing else should run meanwhile
 docs: .venv/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+dist: .venv-release/.ready  ## the sdist and the wheel, checked, in dist/
+	rm -rf build dist
+	.venv-release/bin/python -m build
+	.venv-release/bin/twine check --strict dist/*
+
+test-release: dist  ## the files of dist/ in empty environments, also with the oldest dependencies; downloads these
+	$(ONE_THREAD) HOLDFAST_DIST=dist .venv-release/bin/pytest tests/release
+
 clean:
-	rm -rf .venv .venv-flower .venv-ray .venv-kernels build dist site runs/demo src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-flower .venv-ray .venv-kernels .venv-release build dist site runs/demo src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -76,6 +84,11 @@ clean:
 	grep -v '^numpy' constraints.txt > .venv-kernels/constraints.txt
 	.venv-kernels/bin/pip install -q -c .venv-kernels/constraints.txt 'numpy==2.2.*' -e . 'pytest>=8' 'pytest-xdist>=3'
 	.venv-kernels/bin/pip install -q --no-deps 'triton==3.6.0'
+	touch $@
+
+.venv-release/.ready:
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/pip install -q 'build>=1.2' 'twine>=6.1' 'pytest>=8'
 	touch $@
 
 .venv/.ready-docs: .venv/.ready

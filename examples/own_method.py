@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean
 from typing import ClassVar
 
 import torch
@@ -67,10 +66,7 @@ if __name__ == "__main__":
         local_epochs=2,
         lr=0.1,
     )
-    for row in comparison.rows:
-        accuracy, forgetting = fmean(row.accuracy), fmean(row.forgetting)
-        better = "" if row.difference is None else f", {row.difference:+.1%} (p = {row.p_value:.2f})"
-        print(f"{row.method}: accuracy {accuracy:.1%}, forgetting {forgetting:.1%}{better}")
+    print(comparison)
     # The same on the command line:
     # holdfast compare fedavg own_method.py:Calibrated own_method.py:Calibrated+own_method.py:FedAdam
     #     --data own_method.py:federation --model mlp:64 --rounds 25 --clients-per-round 5 --local-epochs 2

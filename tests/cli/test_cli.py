@@ -261,8 +261,10 @@ def test_what_is_written_makes_its_folder(run, tmp_path):
 
 
 def test_export(run, tmp_path):
-    for name in ("m.safetensors", "m.pt2", "m.csv"):
+    for name in ("m.safetensors", "m.pt2", "m.csv", "m.md"):
         good("export", run, tmp_path / name)
+    good("export", run, tmp_path / "README", "--format", "card")
+    assert (tmp_path / "README").read_text() == (tmp_path / "m.md").read_text()
     opened = hf.Run.open(run)
     weights = load_file(tmp_path / "m.safetensors")
     assert all(torch.equal(weights[k], v) for k, v in opened.model.state_dict().items())
@@ -487,8 +489,10 @@ def test_bad_data_and_files_are_refused(tmp_path, run):
     assert (result.exit_code, "unknown setting 'learning_rate'" in result.stderr) == (2, True)
     result = call("run", *SMALL, "--out", run)
     assert (result.exit_code, "already holds a run" in result.stderr) == (2, True)
-    result = call("export", run, tmp_path / "m.onnx")
-    assert (result.exit_code, "must end in .safetensors, .pt2, .csv" in result.stderr) == (2, True)
+    result = call("export", run, tmp_path / "m.h5")
+    assert (result.exit_code, "it must end in .pt, .safetensors" in result.stderr) == (2, True)
+    result = call("export", run, tmp_path / "m.pt", "--format", "tensorflow")
+    assert (result.exit_code, "unknown export format 'tensorflow'" in result.stderr) == (2, True)
     assert call("run", "--methd", "fedavg").exit_code == 2
 
 

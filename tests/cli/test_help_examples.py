@@ -58,8 +58,8 @@ def test_an_example_works_as_printed(example, workplace, monkeypatch):
         shutil.copytree(runs / "old", runs / "x")
     if command == "ui":
         monkeypatch.setattr("holdfast.report.serve", lambda *_, ready: ready("http://…"))
-    if command == "reproduce":
-        arguments.append("--status")  # its data set must be downloaded, and its runs take a GPU
+    if command in ("reproduce", "leaderboard"):
+        arguments.append("--status")  # their runs take a GPU, and data sets that must be downloaded
     if "certificates" in arguments:
         pytest.importorskip("cryptography")
     before = set(runs.rglob("experiment.yaml"))

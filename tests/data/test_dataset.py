@@ -158,13 +158,21 @@ NAN = np.array([[1.0, 2.0], [np.nan, 1.0], [0.0, 0.0], [np.inf, 1.0]])
         ((X, Y, X[:, :, :4], Y), {}, r"training samples have shape \(3, 8, 8\), test samples \(3, 4, 8\)"),
         ((X, Y, X / 255, Y), {}, "both be images"),
         ((X[:, 0].astype(int), Y, X[:, 0].astype(int) + 200, Y), {}, "both be images"),
-        ((np.array(["a", "b"]), Y[:2], X, Y), {}, "x_train must be an array of numbers"),
+        (
+            (np.array(["a", "b"]), Y[:2], X, Y),
+            {},
+            "x_train must be an array of numbers",
+        ),
         (
             (X, np.array(["a", "b", "a", "b"]), X, Y),
             {},
             "y_train .* holds strings .*; pass the names as classes",
         ),
-        (([[1, 2], [3]], Y[:2], X, Y), {}, "x_train must be an array of numbers"),
+        (
+            ([[1, 2], [3]], Y[:2], X, Y),
+            {},
+            "x_train has samples of different lengths",
+        ),
         ((X, Y, X, Y), {"classes": "ab"}, "classes must be a list of names, .* not 'ab'"),
         ((X, Y, X, Y), {"classes": 2}, "classes must be a list of names, .* not 2"),
         ((X, Y, X, Y), {"classes": ["a", "a"]}, "classes must differ, but 'a' occurs more than once"),

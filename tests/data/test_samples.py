@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import eye_array
 from torch.utils.data import TensorDataset
 
 from holdfast.core.errors import HoldfastError
@@ -122,6 +123,33 @@ def test_a_hugging_face_data_set_as_a_table():
     assert Dataset.from_frame(given, target="ill").shape == (3,)
 
 
+class Unreadable(Pictures):
+    def __getitem__(self, index):
+        if index:
+            raise OSError("no such picture")
+        return X[0], 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float8_e5m2, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.uint16, torch.int64),
+        (torch.int16, torch.int64),
+    ],
+)
+def test_types_that_numpy_lacks(dtype, kept):
+    values = torch.tensor([[1, 2], [4, 8]] * 10)
+    for test in ({}, {"x_test": values.to(dtype), "y_test": Y}):
+        data = Dataset.from_arrays(values.to(dtype), Y, **test)
+        assert data.x_train.dtype == kept
+        assert sorted(map(tuple, data.x_train.tolist())) == sorted(
+            map(tuple, values[: len(data.x_train)].tolist())
+        )
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -132,6 +160,16 @@ def test_a_hugging_face_data_set_as_a_table():
             lambda: Dataset.from_arrays(X, list("ab") * 10),
             "y_train must be an array of numbers: it holds strings",
         ),
+        (lambda: Dataset.from_arrays(X, Y, seed="a"), "seed is 'a'; it must be a whole number"),
+        (lambda: Dataset.from_arrays([[1, 2], [3]], [0, 1]), "x_train has samples of different lengths; make them"),
+        (lambda: Dataset.from_arrays(np.ma.masked_less(X, 0.5), Y), "x_train must be an array of numbers: it is a"),
+        (lambda: Dataset.from_arrays(eye_array(20), Y), "it is a sparse matrix; pass its toarray()"),
+        (lambda: Dataset.from_arrays(torch.eye(20).to_sparse(), Y), "it is a sparse tensor; pass its to_dense()"),
+        (lambda: Dataset.from_arrays(torch.eye(20, device="meta"), Y), "it is a meta tensor, which holds no values"),
+        (lambda: Dataset.from_arrays(np.zeros(20, [("a", float)]), Y), "it is a structured array; pass it to Dataset."),
+        (lambda: Dataset.from_arrays(X.astype(complex), Y), "x_train must be real numbers, not complex ones"),
+        (lambda: Dataset.from_arrays(X, Y.astype(complex)), "y_train must be real numbers, not complex ones"),
+        (lambda: Dataset.from_torch(Unreadable()), "item 1 of the data set cannot be read: OSError: no such picture"),
         (lambda: Dataset.from_torch(5), "the data set is a int; it must be a map-style data set"),
         (
             lambda: Dataset.from_torch([1, 2]),
@@ -159,7 +197,7 @@ def test_a_hugging_face_data_set_as_a_table():
             "a DatasetDict must have the parts train and test, not train",
         ),
     ],
-)
+)  # fmt: skip
 def test_bad_input(make, words):
     with pytest.raises(HoldfastError, match=re.escape(words)):
         make()

@@ -209,6 +209,7 @@ X, Y = arrays(0, 10)
     ("sites", "options", "words"),
     [
         (clinics(), {}, "name the target column of site 'paris', such as target='ill'"),
+        (clinics(), TABLES | {"categorial": ["age"]}, "unknown option of tables 'categorial'; did you mean"),
         (clinics(), {"target": "sick"}, "unknown column of site 'paris' 'sick'; known: age, ill, sex, unit"),
         (without("ill"), TABLES, "site 'lyon' has no column 'ill', unlike site 'paris'; the columns of all"),
         (changed("weight", np.ones(20)), TABLES, "site 'lyon' has the columns 'weight', unlike site 'paris'"),

@@ -605,6 +605,7 @@ def test_unusable_npz(tmp_path, arrays, words):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        (3, "the data set is a int; it must be a name, such as 'digits', or a path"),
         ("cifra10", "unknown data set 'cifra10'; did you mean cifar10"),
         ("some/folder", "there is no folder some/folder"),
         ("none.npz", r"none\.npz cannot be read"),

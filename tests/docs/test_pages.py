@@ -1,10 +1,16 @@
 """Every page of the documentation: its blocks run as printed, and no command hides from this in an indented block."""
 
 import re
+import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer
 from blocks import ROOT, SHELLS, blocks, run_page
+
+import holdfast as hf
+from holdfast.cli import app
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN_TESTS = {"README.md": "test_readme.py", "own.md": "test_own_page.py", "sites.md": "test_sites_page.py"}
@@ -43,6 +49,28 @@ def test_every_command_is_in_a_block_that_is_run_or_marked(page: Path) -> None:
     )
     for block in blocks(text):
         assert block.language not in SHELLS or block.is_run or block.reason
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every command of the library on a page, also of blocks that are not run, without its name."""
+    shells = [block for block in blocks(page.read_text(encoding="utf-8")) if block.language in SHELLS]
+    found = [shlex.split(command, comments=True) for block in shells for command in block.commands()]
+    return [words[1:] for words in found if words and words[0] == "holdfast"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
+def test_the_options_of_every_command_exist(page: Path) -> None:
+    known = {field.name for field in fields(hf.Experiment)}
+    for words in (words for words in commands(page) if words[0] != "--version"):
+        command = typer.main.get_command(app)
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        with command.make_context(command.name, words) as context:
+            given = {
+                key: value for key, value in context.params.items() if key in known and value is not None
+            }
+            if not any(".py:" in str(value) or "clinics/" in str(value) for value in given.values()):
+                hf.Experiment(**given)
 
 
 def test_pages_with_own_tests_have_them() -> None:

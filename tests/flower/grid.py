@@ -26,6 +26,7 @@ class LocalGrid(Grid):
         self.keeps = True  # what was sent and received, to be looked at
         self.sent: list[Message] = []
         self.received: list[Message] = []
+        self.contexts: dict[int, Context] = {}  # a node keeps what its app keeps in it
         self._count = 0
 
     def set_run(self, run: Any) -> None: ...
@@ -62,7 +63,9 @@ class LocalGrid(Grid):
         node = message.metadata.dst_node_id
         if node not in self.nodes:
             return Message(Error(5, "gone"), reply_to=message)
-        context = Context(1, node, self.nodes[node], RecordDict(), self.config)
+        context = self.contexts.setdefault(
+            node, Context(1, node, self.nodes[node], RecordDict(), self.config)
+        )
         TaskIdentity.node_id = node
         try:
             reply: Message = self.app(copy.copy(message), context)

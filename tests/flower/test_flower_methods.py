@@ -203,7 +203,7 @@ def test_a_file_that_changes_during_a_run_is_an_incident(tmp_path: Path) -> None
     world = with_code(tmp_path, min_clients=1, rounds=2)
 
     def changed(asked: Any, reply: Any) -> list[Any]:
-        if asked.metadata.message_type == "train":
+        if not reply.has_error() and "client 1" in reply.content:  # site 1 has trained in the first round
             (tmp_path / "site1" / "code.py").write_text(CODE + "\n# another\n")
         return [reply]
 
@@ -276,18 +276,19 @@ def test_the_payload_is_the_tensors_and_little_else(model: str, tmp_path: Path) 
         size = sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
         print(f"{model}: {raw} bytes in {len(world.model)} tensors, {size - raw} more, {size / raw - 1:.2%}")
         assert raw < size <= 1.05 * raw
-        assert size - raw <= 1100 + 30 * len(world.model)
+        assert size - raw <= 1350 + 30 * len(world.model)  # 250 of which bind the reply to its request
 
 
 def test_flowers_own_mods_can_read_what_is_sent(tmp_path: Path) -> None:
     """Local differential privacy with little noise: it requires the same arrays in request and reply."""
     world = World(tmp_path, nodes=len(SIZES), method="fedavg")
-    train, noisy = world.grid.app, LocalDpMod(clipping_norm=1e6, sensitivity=1e-6, epsilon=1.0, delta=1e-5)
-    world.grid.app = lambda message, context: (
-        noisy(message, context, train)
-        if message.metadata.message_type == "train"
-        else train(message, context)
-    )
+    noisy = LocalDpMod(clipping_norm=1e6, sensitivity=1e-6, epsilon=1.0, delta=1e-5)
+
+    def noisy_training(message: Any, context: Any, call_next: Any) -> Any:
+        training = message.metadata.message_type == "train"
+        return noisy(message, context, call_next) if training else call_next(message, context)
+
+    world.grid.app = world.app.client_app(mods=[noisy_training])
     world.run()
     assert world.incidents() == []
     difference = apart(world.model, reference(hf.FedAvg()).model.state_dict())

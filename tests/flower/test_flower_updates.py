@@ -6,6 +6,7 @@ import json
 from collections import deque
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,3 +96,31 @@ def test_a_site_stops_before_its_budget_is_passed(tmp_path: Path) -> None:
     account.path.write_text("[1]")
     with pytest.raises(HoldfastError, match="is damaged"):
         account.spend(20, 1.5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"robust": "median", "compress": "topk:0.5+int8", "max_update_norm": 1.0, "max_update_ratio": 3.0},
+        {
+            "dp": "epsilon=1e4,delta=1e-2,noise_multiplier=0.3",
+            "dp_samples": SAMPLES,
+            "compress": "int8",
+            "max_update_norm": 5.0,
+        },
+    ],
+    ids="+".join,
+)
+def test_together(options: dict[str, Any], tmp_path: Path) -> None:
+    """All combinations that are not refused, without secure; as in tests/training/test_combined_updates.py."""
+    pytest.importorskip("dp_accounting")
+    world = World(tmp_path, rounds=2, **options).run()
+    run = reference(parse_method("fedavg"), rounds=2, **options)
+    if "dp" not in options:
+        assert apart(world.model, run.model.state_dict()) <= 1e-9
+        assert [r["incidents"] for r in world.records] == [r["incidents"] for r in run.records]
+    for mine, theirs in zip(world.records, run.records, strict=True):
+        assert mine.get("epsilon") == theirs.get("epsilon")
+        assert mine.get("sample_privacy") == theirs.get("sample_privacy")
+        assert mine["bytes_up"] == theirs["bytes_up"]
+    assert all(torch.isfinite(value).all() for value in world.model.values())

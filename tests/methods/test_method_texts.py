@@ -36,6 +36,7 @@ def test_what_is_wrong_is_said(text: str, said: str) -> None:
 
 PUBLISHED = {
     "fedavg": {},
+    "steady": {},
     "fedprox": {"mu": 0.1},
     "fedavgm": {"beta": 0.7, "damped": False},
     "scaffold": {"variant": "original"},

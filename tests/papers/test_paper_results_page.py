@@ -90,7 +90,7 @@ def test_the_overview_has_published_numbers_and_the_mean_of_the_last_ten_rounds(
 
 def test_the_pages_of_the_documentation_are_those_of_the_stored_results(tmp_path):
     write_page(DOCS.parent / "results", tmp_path / "results.md")
-    for written in (tmp_path / "results.md", *(tmp_path / "results").iterdir()):
+    for written in (tmp_path / "results.md", tmp_path / "recipe.md", *(tmp_path / "results").iterdir()):
         assert written.read_text() == (DOCS / written.relative_to(tmp_path)).read_text(), (
             f"{written.name} is not what `holdfast reproduce --page docs/results.md` writes"
         )

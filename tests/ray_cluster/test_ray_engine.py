@@ -27,6 +27,7 @@ from holdfast.methods.base import Batch, Method, Tree
 from holdfast.methods.context import Client
 from holdfast.methods.registry import METHODS, parse_method
 from holdfast.models.network import Output
+from holdfast.runs import read_audit, verify_audit
 from holdfast.training.comparison import compare
 from holdfast.training.experiment import Experiment
 from holdfast.training.session import Training
@@ -137,6 +138,39 @@ def test_privacy_of_clients_and_of_samples(method: str, cluster: Any) -> None:
     assert_close(expected, found)
     assert [r["epsilon"] for r in before] == [r["epsilon"] for r in after]
     assert [r["sample_privacy"] for r in before] == [r["sample_privacy"] for r in after]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("dp", "dp_samples", "compress", "max_update_norm"),
+        ("dp", "dp_samples", "secure"),
+        ("robust", "compress", "max_update_norm", "max_update_ratio"),
+        ("secure",),
+    ],
+    ids="+".join,
+)
+def test_what_may_be_done_to_updates(names: tuple[str, ...], cluster: Any) -> None:
+    """All combinations that are not refused, as in tests/training/test_combined_updates.py."""
+    if "dp" in names:
+        pytest.importorskip("dp_accounting")
+    dp = {"epsilon": 1e4, "delta": 1e-2, "noise_multiplier": 0.3}
+    options = {
+        "dp": dp,
+        "dp_samples": dp,
+        "secure": {"name": "secagg+"},
+        "robust": {"name": "median"},
+        "compress": "topk:0.5+int8",
+        "max_update_norm": 1.5,
+        "max_update_ratio": 3.0,
+    }
+    given = {name: options[name] for name in names} | {"clients_per_round": 5}
+    expected, before = learnt(parse_method("fedavg"), "sequential", **given)
+    found, after = learnt(parse_method("fedavg"), "ray", cluster.address, **given)
+    assert_close(expected, found)
+    for one, other in zip(before, after, strict=True):
+        for key in one.keys() - {"seconds", "train_loss"}:
+            assert one[key] == other[key], key
 
 
 def test_both_nodes_work(cluster: Any) -> None:
@@ -300,6 +334,9 @@ def test_a_run_directory(cluster: Any, tmp_path: Path) -> None:
     assert run.experiment["ray_address"] == cluster.address
     assert len(run.records) == 3
     assert 0 <= run.accuracy <= 1
+    assert verify_audit(tmp_path / "run").problem is None
+    received = [entry["received"] for entry in read_audit(tmp_path / "run") if entry["event"] == "round"]
+    assert [len(hashes) for hashes in received] == [len(record["participants"]) for record in run.records]
 
 
 def test_workers_use_the_main_processs_precision(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,14 @@ def federation():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"method": hf.FedAvg}, r"method is the class FedAvg; .* holdfast\.FedAvg\(\)"),
+        ({"method": hf.FedAvg}, r"method is the class FedAvg; it must be an object of it, FedAvg\(\)"),
         ({"method": 3}, "method is a int"),
         ({"model": hf.models.mlp}, r"model is the function mlp; .* models\.mlp\(64\)"),
         ({"model": nn.Linear}, "model is the class Linear"),
+        (
+            {"model": lambda width: nn.Linear(6, width)},
+            "the function <lambda>, which needs width; it is called",
+        ),
         ({"federation": DATA}, "federation is a Dataset; it must come from holdfast.federate"),
         ({"rounds": "3"}, "rounds is '3'; it must be a whole number"),
         ({"rounds": 2.0}, "rounds is 2.0; it must be a whole number"),
@@ -43,6 +47,25 @@ def federation():
         ({"device": "mps"}, "device is 'mps'; it must be auto, cpu or cuda"),
         ({"device": "meta"}, "device is 'meta'"),
         ({"resume": True}, "resume is given without out"),
+        ({"resume": "yes"}, "resume is 'yes'; it must be true or false"),
+        ({"progress": "no"}, "progress is 'no'; it must be true or false"),
+        ({"device": 0}, "device is 0; it must be text"),
+        ({"parallel_clients": "2"}, "parallel_clients is '2'; it must be a whole number"),
+        ({"classifier": ["2"]}, r"classifier is \['2'\]; it must be text"),
+        ({"out": 1}, r"out is a int; it must be the path of a directory, such as 'runs/x'"),
+        ({"on_round": "print"}, "on_round is a str; it must be a function"),
+        (
+            {"trackers": "csv"},
+            r"trackers holds a str; it must be a list of trackers, .*tracker\('csv', 'runs/x'\)",
+        ),
+        ({"trackers": [1]}, "trackers holds a int"),
+        ({"task": 1}, "task is 1; it must be text or a mapping"),
+        ({"dp": 8}, "dp is 8; it must be text or a mapping"),
+        ({"dp_samples": [8]}, r"dp_samples is \[8\]; it must be text or a mapping"),
+        ({"secure": True}, "secure is True; it must be text or a mapping"),
+        ({"robust": 2}, "robust is 2; it must be text or a mapping"),
+        ({"attack": 0.2}, r"attack is 0\.2; it must be text or a mapping"),
+        ({"compress": 8}, "compress is 8; it must be text or a mapping"),
     ],
 )
 def test_one_sentence_on_what_is_wrong(federation, changes, said):

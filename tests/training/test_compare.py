@@ -179,3 +179,69 @@ def test_looking_for_refusals_makes_no_engine(monkeypatch):
     monkeypatch.setattr(session, "choose_engine", lambda *args: made.append(args[1].name) or choose(*args))
     hf.compare(["fedavg", "fedntd"], EXPERIMENT, 1)
     assert made == ["fedavg", "fedntd"]
+
+
+# The result as an object ----------------------------------------------------------------------------------
+
+
+def test_a_comparison_prints_as_a_table(compared):
+    _, found, _ = compared
+    header, first, second, *notes = repr(found).splitlines()
+    assert notes == found.notes
+    assert header.split()[:3] == ["method", "accuracy", "forgetting"]
+    for line, row in zip((first, second), found.rows, strict=True):
+        values = 100 * np.array(row.accuracy)
+        assert line.startswith(f"{row.method} ")
+        assert f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" in line
+    assert second.endswith(f"{found.rows[1].p_value:.3f}")
+    ends = {line.index("±") for line in (first, second)}
+    assert len(ends) == 1  # columns are aligned
+    page = found._repr_html_()
+    assert all(
+        f">{cell}<" in page for cell in second.split("  ") if cell and "±" not in cell and " " not in cell
+    )
+
+
+def test_a_comparison_as_a_frame(compared):
+    pytest.importorskip("pandas")
+    _, found, _ = compared
+    frame = found.to_frame()
+    assert frame[["method", "seed"]].values.tolist() == [[r.method, s] for r in found.rows for s in range(3)]
+    assert frame["accuracy"].tolist() == [value for row in found.rows for value in row.accuracy]
+
+
+def test_a_comparison_is_drawn_with_its_own_labels(compared, tmp_path):
+    out, found, _ = compared
+    axes = found.plot().axes[0]
+    assert [line.get_label() for line in axes.lines] == ["fedavg", "fedntd:beta=2"]
+    for line, row in zip(axes.lines, found.rows, strict=True):
+        assert line.get_ydata()[-1] == pytest.approx(np.mean(row.accuracy))
+    page = found.report()
+    assert page == out / "report.html"
+    assert "fedntd:beta=2" in page.read_text()
+    page.unlink()
+    in_memory = hf.compare(
+        {"a <b>": "fedavg", "c": "local"}, replace(EXPERIMENT, rounds=2), 1, progress=False
+    )
+    written = in_memory.report(tmp_path / "page.html").read_text()
+    assert "a \\u003cb>" in written
+    assert "a <b>" not in in_memory._repr_html_()
+    with pytest.raises(
+        hf.HoldfastError, match="unknown metric of these runs 'acuracy'; did you mean accuracy"
+    ):
+        in_memory.plot("acuracy")
+
+
+def test_a_comparison_is_read_from_its_directory(tmp_path):
+    with pytest.raises(hf.HoldfastError, match=r"holds no comparison: there are no runs in METHOD/seed-N"):
+        hf.Comparison.open(tmp_path)
+    methods, seeds = ["local", "fedntd:beta=2", "fedavg"], [3, 11]
+    found = hf.compare(methods, replace(EXPERIMENT, rounds=2), seeds, out=tmp_path, progress=False)
+    again = hf.Comparison.open(tmp_path)
+    assert [row.method for row in again.rows] == ["local", "fedavg", "fedntd-beta=2"]  # the baseline first
+    for row, before in zip(again.rows, (found.rows[0], found.rows[2], found.rows[1]), strict=True):
+        assert replace(row, method=before.method) == before
+    assert again.paths[:2] == [tmp_path / "local" / f"seed-{seed}" for seed in seeds]
+    (tmp_path / "fedavg" / "seed-3" / "model.safetensors").unlink()
+    with pytest.raises(hf.HoldfastError, match="seed-3 is not finished"):
+        hf.Comparison.open(tmp_path)

@@ -131,6 +131,28 @@ def test_a_comparison_stops_and_goes_on(tmp_path):
     assert [row.accuracy for row in again.rows] == [row.accuracy for row in whole.rows]
 
 
+def test_a_comparison_in_memory_cannot_go_on():
+    experiment = hf.Experiment(clients=5, model="linear", rounds=3, evaluate_locals=False)
+    lost = r"nothing of it is kept: give out='runs/mine' for one"
+    with pytest.raises(KeyboardInterrupt, match=lost), pytest.warns(hf.HoldfastWarning):
+        hf.compare(["fedavg", "fedprox"], experiment, 1, on_round=press(1, round=1))
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_that_has_not_begun_is_not_continued(tmp_path, monkeypatch, begun):
+    def interrupted(experiment, out, **_):
+        if begun:
+            hf.RunDirectory.create(out, experiment.describe())
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hf.Experiment, "run", interrupted)
+    done = CliRunner().invoke(app, ["run", "--data", "digits", "--clients", "3", "--out", "runs/x"])
+    assert done.exit_code == 130
+    advice = "stopped; continue with: holdfast resume runs/x" if begun else "stopped before the first round"
+    assert done.stderr == f"holdfast: {advice}\n"
+
+
 def test_in_a_terminal_a_sentence_says_what_happens(monkeypatch):
     written = []
     monkeypatch.setattr(interrupt, "is_terminal", lambda: True)

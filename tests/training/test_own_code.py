@@ -90,7 +90,7 @@ class Push(hf.Method):
     mu: float = 0.1
 
     def proximal_mu(self):
-        return -self.mu
+        return self.mu / 2
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,9 @@ def test_objects_that_a_file_leads_to_are_recorded_by_it(tmp_path):
     experiment = hf.Experiment(data=split, method=hf.FedNTD() + Push(mu=0.01), model=small_net, **SHORT)
     run = experiment.run(tmp_path)
     again = hf.Experiment.from_file(tmp_path / "experiment.yaml")
-    assert replace(again, engine="auto", parallel_clients=None, task=None) == experiment  # these were found
+    assert (
+        replace(again, engine="auto", parallel_clients=None, task=None, metrics=None) == experiment
+    )  # found
     assert again.make_method() == hf.FedNTD() + Push(mu=0.01)  # the same class, not that of a second module
     assert weights(hf.Run.open(tmp_path)) == weights(run)
     direct = hf.train(hf.FedNTD() + Push(mu=0.01), small_net, split(0), seed=0, **SHORT)

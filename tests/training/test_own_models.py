@@ -47,11 +47,11 @@ def test_what_asks_for_no_gradient_is_neither_trained_nor_sent(federation, metho
     )  # four clients; SCAFFOLD sends as much again
 
 
-def test_a_frozen_classifier_is_refused(federation):
+def test_a_frozen_layer_is_refused_as_the_classifier(federation):
     net = two_layers()
     net[4].requires_grad_(False)
     with pytest.raises(hf.HoldfastError, match="classifier '4' requires no gradient"):
-        hf.train("fedavg", net, federation, **SHORT)
+        hf.train("fedavg", net, federation, classifier="4", **SHORT)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

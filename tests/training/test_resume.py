@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.runs import verify_audit
+
 ROUNDS, KILLS = 12, 4
 SETTINGS = {
     "clients": 6,
@@ -104,6 +106,7 @@ def test_killed_at_random_moments(processes, tmp_path, method, engine):
     finish(processes, "resume", run)
     assert kills > 1
     assert outcome(run) == outcome(tmp_path / "calm")
+    assert verify_audit(run).problem is None
 
 
 def test_a_second_process_on_one_directory_is_refused(processes, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,24 @@ def test_a_client_whose_values_are_out_of_range_is_left_out() -> None:
 def test_what_needs_single_uploads_is_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(hf.HoldfastError, match=sentence):
         train(**({"secure": "secagg+"} | given))
+
+
+def test_too_few_clients_are_refused_before_training() -> None:
+    """In all, or at one stage of a stream."""
+    data = federation().dataset
+    one = hf.federate(data, [np.arange(72)])
+    with pytest.raises(
+        hf.HoldfastError, match="there is 1 client with samples, and secure aggregation needs 2"
+    ):
+        hf.train("fedavg", net(), one, rounds=1, secure="secagg+")
+    stream = hf.stream(data, hf.IID(), clients=3, tasks_per_client=2, seed=1)
+    sizes = [12, 12, 12, 0, 12, 0]  # by client and stage: at the second stage two clients have nothing
+    lacking = replace(stream, indices=np.arange(48), offsets=np.concatenate([[0], np.cumsum(sizes)]))
+    assert [np.count_nonzero(lacking.sizes(stage)) for stage in range(2)] == [3, 1]
+    with pytest.raises(
+        hf.HoldfastError, match="a stage has 1 client with samples, and secure aggregation needs 2"
+    ):
+        hf.train("fedavg", net(), lacking, rounds=2, secure="secagg+")
 
 
 def test_a_threshold_that_dropouts_will_miss_is_warned_of() -> None:

@@ -297,6 +297,7 @@ def test_a_run_of_a_version_without_a_setting_can_be_resumed(federation, tmp_pat
     older = [line for line in lines if not line.startswith("drop_last")]
     assert len(older) == len(lines) - 1
     file.write_text("".join(older))
+    (tmp_path / "checksums.json").unlink()  # older versions wrote none
     hf.train(hf.FedAvg(), hf.models.linear(), federation, out=tmp_path, resume=True, **SMALL)
     with pytest.raises(hf.HoldfastError, match="another drop_last: it was False, now it is True"):
         hf.train("fedavg", "linear", federation, out=tmp_path, resume=True, drop_last=True, **SMALL)
@@ -324,8 +325,13 @@ def edited(file, old, new):
 
 def test_an_experiment_edited_since_is_noticed(begun):
     edited(begun / "experiment.yaml", "\nlr: 0.1\n", "\nlr: 0.2\n")
+    with pytest.raises(hf.HoldfastError, match=r"does not match its SHA-256"):
+        hf.Experiment.from_file(begun / "experiment.yaml").run(begun, resume=True)
+    recorded = (begun / "checksums.json").read_bytes()
+    (begun / "checksums.json").unlink()  # as if the edited file were accepted
     with pytest.raises(hf.HoldfastError, match=r"another lr: it was 0\.1, now it is 0\.2"):
         hf.Experiment.from_file(begun / "experiment.yaml").run(begun, resume=True)
+    (begun / "checksums.json").write_bytes(recorded)
     edited(begun / "experiment.yaml", "\nlr: 0.2\n", "\nlr: 0.1\n")
     run = hf.Experiment.from_file(begun / "experiment.yaml").run(begun, resume=True)
     assert [record["round"] for record in run.records] == [1, 2, 3]

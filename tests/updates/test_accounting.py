@@ -57,6 +57,52 @@ def test_published_figures_are_upper_bounds_that_are_nearly_reached(
     assert 0.7 * published <= epsilon_after(rounds, delta, noise, sampling) <= renyi
 
 
+# (z, clients a round of 10, rounds, δ), and ε: the examples in dp-accounting's own tests. The first two are exact
+# values of the distribution of the privacy loss, the third is Rényi's.
+EXAMPLES = [
+    ("_loss_distribution", (math.sqrt(3), 10, 3, 0.126936), 1.0),
+    ("_loss_distribution", (0.5, 2, 3, 0.15594), 1.0),
+    ("_renyi", (4.530877117, 10, 1, 1e-6), 1.0),
+]
+
+
+@pytest.mark.parametrize(("account", "setting", "epsilon"), EXAMPLES)
+def test_epsilon_is_that_of_the_accountants_own_examples(
+    account: str, setting: tuple[float, int, int, float], epsilon: float
+) -> None:
+    noise, per_round, rounds, delta = setting
+    found = getattr(accounting, account)(rounds, delta, noise, Sampling("poisson", per_round, 10))
+    assert found == pytest.approx(epsilon, abs=4e-3)
+
+
+def renyi_of_fixed_samples(noise: float, rate: float, order: int) -> float:
+    """Rényi's divergence of a sample of a fixed size (Wang et al., 2019, Theorem 9, for the Gaussian mechanism)."""
+    second = math.exp(2 / (2 * noise**2))
+    terms = [1.0, rate**2 * math.comb(order, 2) * min(4 * (second - 1), 2 * second)]
+    terms += [
+        2 * rate**j * math.comb(order, j) * math.exp((j - 1) * j / (2 * noise**2))
+        for j in range(3, order + 1)
+    ]
+    return math.log(sum(terms)) / (order - 1)
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(2.0, 50), (5.0, 1000)])
+def test_samples_of_a_fixed_size_spend_no_more_than_the_bound_of_their_paper(
+    noise: float, rounds: int
+) -> None:
+    """ε of an order follows from the divergence by Canonne et al., 2020, Proposition 12."""
+    delta, orders = 1e-5, range(2, 33)
+    by_order = [
+        rounds * renyi_of_fixed_samples(noise, 0.01, a)
+        + math.log((a - 1) / a)
+        - (math.log(delta) + math.log(a)) / (a - 1)
+        for a in orders
+    ]
+    spent = epsilon_after(rounds, delta, noise, Sampling("fixed", 10, 1000))
+    # Rényi's account of Poisson samples cannot be more than that of samples of a fixed size.
+    assert accounting._renyi(rounds, delta, noise, Sampling("poisson", 10, 1000)) <= spent <= min(by_order)
+
+
 # (q, z, steps, δ), and ε of Opacus 1.6.0: RDPAccountant and PRVAccountant, whose ε is tight up to its discretisation.
 OPACUS = [
     ((0.01, 1.0, 1000, 1e-5), (2.101365, 1.838372)),

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-from io import BytesIO, StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from holdfast.cli.options import Json
 from holdfast.cli.printing import console, print_json, print_table
 from holdfast.core.defaults import DASHBOARD_PORT
-from holdfast.core.errors import HoldfastError
-
-if TYPE_CHECKING:
-    from holdfast.runs import RunDirectory
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 RunsArgument = Annotated[
@@ -34,6 +28,7 @@ def show(run: RunArgument, as_json: Json = False) -> None:
 
     Example:  holdfast show runs/x
     """
+    from holdfast.report.round_table import by_class
     from holdfast.runs import RunDirectory, list_runs
 
     directory = RunDirectory.open(run)
@@ -61,9 +56,9 @@ def show(run: RunArgument, as_json: Json = False) -> None:
         out.print(
             f"forgetting  {outcome['forgetting']:.2%}   (mean over classes of best minus final accuracy)"
         )
-    by_class = _by_class(experiment, tested[-1])
-    if by_class:
-        worst = sorted(by_class.items(), key=lambda pair: pair[1])[:3]
+    scores = by_class(experiment, tested[-1])
+    if scores:
+        worst = sorted(scores.items(), key=lambda pair: pair[1])[:3]
         text = "   ".join(f"{label}: {value:.1%}" for label, value in worst)
         out.print(f"worst       {text}", soft_wrap=True)
     domains = tested[-1].get("domain_accuracy", {})
@@ -74,26 +69,37 @@ def show(run: RunArgument, as_json: Json = False) -> None:
 
 def export(
     run: RunArgument,
-    file: Annotated[Path, typer.Argument(help="The file to write: .safetensors, .pt2 or .csv.")],
+    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="state_dict, safetensors, torch.export, onnx, metrics or card (default: by the file's ending)."
+        ),
+    ] = None,
 ) -> None:
-    """Write a run's model or its metrics to a file that other programs can read.
+    """Write a run's model, its metrics or a model card to a file for other programs.
 
-    .safetensors: the final weights.  .pt2: the final model as a torch.export program, from preprocessed
-    inputs to logits, which runs without Holdfast.  .csv: one line for each round.
+    .pt, .safetensors: the final weights.  .pt2, .onnx: the final model as a program of torch.export or ONNX, from
+    preprocessed samples to scores with any batch size, which runs without Holdfast.  .csv: one line for each round.
+    .md: a model card, with what was trained, how and with what result.
 
     Example:  holdfast export runs/x model.pt2
     """
-    from holdfast.core import files
+    from holdfast.report.loading import read_federation
     from holdfast.runs import RunDirectory
+    from holdfast.training.export import Exported
+    from holdfast.training.export import export as write
+    from holdfast.training.run import Run
 
-    writers = {".safetensors": _weights, ".pt2": _exported_program, ".csv": _metrics_csv}
-    if file.suffix not in writers:
-        raise HoldfastError(f"cannot tell what to export from '{file}'; it must end in {', '.join(writers)}")
     directory = RunDirectory.open(run)
-    content = writers[file.suffix](directory)
-    with files.writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    files.replace(file, content)
+    what = Exported(
+        directory.experiment,
+        directory.records(),
+        read_federation(directory.path),
+        directory.load_model,
+        lambda: Run.open(directory.path).scoring_model,
+    )
+    write(what, file, format)
     console().print(f"Written: {file}", soft_wrap=True)
 
 
@@ -176,13 +182,6 @@ def _outcome(tested: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _by_class(experiment: dict[str, Any], record: dict[str, Any]) -> dict[str, float]:
-    """The class accuracies of a record by class name, or by class number if the run has no names."""
-    values = record.get("class_accuracy", [])
-    names = experiment.get("classes", range(len(values)))
-    return {str(name): value for name, value in zip(names, values, strict=False) if value is not None}
-
-
 def _short(value: Any) -> str:
     """A setting on one line; a mapping as its name and its other entries."""
     if isinstance(value, dict):
@@ -195,40 +194,3 @@ def _spark(tested: list[dict[str, Any]], width: int = 40) -> str:
     """Accuracy over rounds as a line of blocks between 0 and 100 %."""
     step = max(1, len(tested) // width)
     return "".join(SPARK_BLOCKS[min(7, int(8 * record["accuracy"]))] for record in tested[::step])
-
-
-def _weights(directory: RunDirectory) -> bytes:
-    from safetensors.torch import save
-
-    return bytes(save(directory.load_model()))
-
-
-def _exported_program(directory: RunDirectory) -> bytes:
-    import torch
-
-    from holdfast.training.run import Run
-
-    run = Run.open(directory.path)
-    example = torch.zeros(2, *run.experiment["shape"])
-    batch = torch.export.Dim("batch")
-    file = BytesIO()
-    torch.export.save(torch.export.export(run.model, (example,), dynamic_shapes=({0: batch},)), file)
-    return file.getvalue()
-
-
-def _metrics_csv(directory: RunDirectory) -> bytes:
-    """The numbers of every round, with a column for the accuracy on each class and domain."""
-    rows = []
-    for record in directory.records():
-        row = {key: value for key, value in record.items() if isinstance(value, (int, float))}
-        row |= {f"seconds_{key}": value for key, value in record.get("seconds", {}).items()}
-        row |= {f"accuracy_{name}": value for name, value in _by_class(directory.experiment, record).items()}
-        row |= {f"accuracy_{name}": value for name, value in record.get("domain_accuracy", {}).items()}
-        lists = {"clients": "participants", "incidents": "incidents"}
-        rows.append(row | {name: len(record[key]) for name, key in lists.items() if key in record})
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    file = StringIO()
-    writer = csv.DictWriter(file, columns)
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue().encode()

@@ -17,6 +17,7 @@ from holdfast.core.errors import HoldfastError, install
 EXTRAS = {
     "data": ("h5py", "PIL"),
     "report": ("matplotlib", "jinja2", "starlette", "uvicorn"),
+    "export": ("onnx", "onnxscript"),
     "ray": ("ray",),
     "flower": ("flwr",),
 }

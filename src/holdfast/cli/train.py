@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -117,7 +114,7 @@ def compare(
         page = out / "report.html"
         write_report(comparison.paths, page)
     if as_json:
-        print_json(asdict(comparison) | {"paths": [str(path) for path in comparison.paths]})
+        print_json(comparison.to_json())
     else:
         _print_comparison(comparison, shared)
         console().print(f"Runs: {out}" if page is None else f"Report: {page}", soft_wrap=True)
@@ -145,7 +142,7 @@ def _trackers(names: list[str] | None, directory: Path) -> list[Tracker]:
 def _train(
     experiment: Experiment, out: Path, as_json: bool, resume: bool = False, trackers: Sequence[Tracker] = ()
 ) -> None:
-    with advice_on_interrupt(f"continue with: holdfast resume {shlex.quote(str(out))}"):
+    with advice_on_interrupt(f"continue with: holdfast resume {shlex.quote(str(out))}", out):
         run = experiment.run(out, resume=resume, trackers=trackers)
         if run.interrupted:
             raise KeyboardInterrupt
@@ -187,22 +184,8 @@ def _print_run(run: Run) -> None:
 
 
 def _print_comparison(comparison: Comparison, experiment: Experiment) -> None:
-    rows = []
-    for row in comparison.rows:
-        difference = "" if row.difference is None else f"{100 * row.difference:+.2f}"
-        rows.append(
-            [
-                row.method,
-                _mean([100 * value for value in row.accuracy]),
-                _mean([100 * value for value in row.forgetting]),
-                _format_rounds(row.rounds_to_target),
-                f"{fmean(row.seconds):.1f}",
-                f"{fmean(row.megabytes):.1f}",
-                difference,
-                "" if row.p_value is None else f"{row.p_value:.3f}",
-            ]
-        )
-    columns = ["method", " accuracy", " forgetting", " rounds", " s", " MB", " vs first", " p"]
+    header, rows = comparison.cells()
+    columns = [header[0], *(f" {name}" for name in header[1:])]
     title = (
         f"{experiment.data_name}, {experiment.rounds} rounds, {len(comparison.rows[0].seeds)} seeds: mean ± deviation; "
         "accuracy and forgetting in %, rounds to the target, seconds and MB sent in a run"
@@ -210,21 +193,6 @@ def _print_comparison(comparison: Comparison, experiment: Experiment) -> None:
     print_table(title, columns, rows)
     for note in comparison.notes:
         console().print(note, style="dim", soft_wrap=True)
-
-
-def _format_rounds(rounds: Sequence[int | None]) -> str:
-    """Rounds to the target: ``14 ± 1``; ``15 (2/3)`` if two of three seeds reach it; a dash if none does."""
-    reached = [one for one in rounds if one is not None]
-    share = f" ({len(reached)}/{len(rounds)})" if 0 < len(reached) < len(rounds) else ""
-    return _mean(reached, digits=0) + share
-
-
-def _mean(values: Sequence[float], digits: int = 2) -> str:
-    """``87.31 ± 0.42``; a dash if any value is unknown."""
-    from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
-
-    unknown = any(math.isnan(value) for value in values)
-    return UNKNOWN if unknown else format_mean(*mean_and_deviation(values), digits)
 
 
 def _new_directory(experiment: Experiment) -> Path:
@@ -237,12 +205,16 @@ def _new_directory(experiment: Experiment) -> Path:
 
 
 @contextmanager
-def advice_on_interrupt(advice: str) -> Iterator[None]:
-    """On Ctrl-C, exit with a sentence on how to continue."""
+def advice_on_interrupt(advice: str, run: Path | None = None) -> Iterator[None]:
+    """On Ctrl-C, exit with a sentence on how to continue, unless the directory ``run`` holds no run yet."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "interrupted after round", HoldfastWarning)
             yield
     except KeyboardInterrupt:
-        print(f"holdfast: stopped; {advice}", file=sys.stderr)
+        begun = run is None or (run / "experiment.yaml").exists()
+        print(
+            f"holdfast: stopped; {advice}" if begun else "holdfast: stopped before the first round",
+            file=sys.stderr,
+        )
         raise typer.Exit(INTERRUPTED) from None

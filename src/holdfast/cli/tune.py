@@ -25,8 +25,9 @@ SETTING = re.compile(r"^[\w.]+=")  # a method's text has a colon before its firs
 @with_settings(hidden=("method",))
 def tune(
     words: Annotated[
-        list[str], typer.Argument(metavar="METHOD [KEY=VALUES...]", help="The method, and more of --space.")
-    ] = [],  # noqa: B006  (typer's way to an optional list)
+        list[str] | None,
+        typer.Argument(metavar="METHOD [KEY=VALUES...]", help="The method, and more of --space."),
+    ] = None,
     space: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,7 +58,7 @@ def tune(
     from holdfast.report.progress_display import log_line
     from holdfast.tuning.tune import tune as search
 
-    method, more = _method_and_space(words)
+    method, more = _method_and_space(words or ())
     if method is not None:
         if "method" in settings:
             raise HoldfastError(
@@ -111,10 +112,10 @@ def _print(tuning: Tuning, out: Path) -> None:
     )
     print_table(title, [" trial", *(f" {key}" for key in keys), " rounds", f" {measure.name}", " s"], rows)
     best, text = tuning.best, console()
-    told = (
+    settings = (
         ", ".join(f"{key}={_short(value)}" for key, value in best.settings.items()) or "the settings as given"
     )
-    text.print(f"Best: {told}", style="bold", soft_wrap=True)
+    text.print(f"Best: {settings}", style="bold", soft_wrap=True)
     text.print(f"Run: {best.path}   (holdfast show, report, export)", soft_wrap=True)
     text.print(f"Experiment: {out / 'best.yaml'}   (holdfast run)", soft_wrap=True)
     if tuning.final:

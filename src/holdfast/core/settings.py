@@ -79,6 +79,11 @@ class Settings:
         HelpGroup.SCHEDULE, "Local steps of every client in each round, instead of local_epochs.", None
     )
     batch_size: PositiveCount = setting(HelpGroup.SCHEDULE, "Samples in each local step.", 32)
+    micro_batch_size: Annotated[int, Range(ge=1, unit="sample")] | None = setting(
+        HelpGroup.SCHEDULE,
+        "Samples whose gradient is computed at once; a batch's is accumulated (default: all).",
+        None,
+    )
     drop_last: bool = setting(
         HelpGroup.SCHEDULE,
         "Leave out an epoch's last batch if it is not full, unless it is the only one.",
@@ -184,6 +189,14 @@ class Settings:
         if self.local_steps is not None and self.local_epochs != 1:
             raise HoldfastError(
                 f"local_steps is {self.local_steps} and local_epochs is {self.local_epochs}; give one of them"
+            )
+        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
+            raise HoldfastError(
+                f"micro_batch_size is {self.micro_batch_size}; it must be at most batch_size, {self.batch_size}"
+            )
+        if self.micro_batch_size is not None and self.dp_samples is not None:
+            raise HoldfastError(
+                "micro_batch_size must be None with dp_samples, which computes the gradients of single samples"
             )
 
     def _check_optimizer(self) -> None:
@@ -328,7 +341,10 @@ class ExperimentSettings(Settings):
     )  # fmt: skip
 
 
-RECORDED = ("hash", "shape", "classes", "outputs", "encoder", "own_kernels", "versions", "machine")
+RECORDED = (
+    "hash", "shape", "sample_dtype", "sample_preprocess", "classes", "outputs", "encoder", "frozen", "own_kernels",
+    "versions", "machine",
+)  # fmt: skip
 """Entries of a run's experiment.yaml that are found, not set."""
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.spec import named
+from holdfast.data.arrays import LABELS_HINT, as_tensor
 from holdfast.data.preprocess import Preprocess
 from holdfast.tasks.base import Loss, Task
 from holdfast.tasks.classes import Multiclass
@@ -194,11 +195,13 @@ class Dataset:
             x_train, y_train, x_test, y_test = draw_test_share(x_train, y_train, test, seed)
         if x_test is None or y_test is None:
             raise HoldfastError("x_test and y_test must both be given, or both be drawn")
-        samples = {"x_train": _samples(x_train, "x_train"), "x_test": _samples(x_test, "x_test")}
+        samples = {"x_train": as_samples(x_train, "x_train"), "x_test": as_samples(x_test, "x_test")}
         if {x.dtype for x in samples.values()} == {torch.int64, torch.float32}:
             samples = {part: x.to(torch.float32) for part, x in samples.items()}
-        hint = "; pass the names as classes and their indices, from 0, as labels"
-        raw = {"y_train": _tensor(y_train, "y_train", hint), "y_test": _tensor(y_test, "y_test", hint)}
+        raw = {
+            "y_train": _tensor(y_train, "y_train", LABELS_HINT),
+            "y_test": _tensor(y_test, "y_test", LABELS_HINT),
+        }
         if samples["x_train"].dtype != samples["x_test"].dtype:
             raise HoldfastError("x_train and x_test must both be images from 0 to 255, or both be floats")
         if samples["x_train"].shape[1:] != samples["x_test"].shape[1:]:
@@ -369,35 +372,16 @@ def _names(given: Sequence[str] | np.ndarray, what: str) -> tuple[str, ...]:
 
 
 def _tensor(values: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
-    try:
-        if not isinstance(values, Tensor):
-            # Torch needs writable memory and has few operations for wide unsigned integers.
-            values = np.require(values, requirements=["C", "W"])
-            if values.dtype.kind in "OSUT":
-                raise TypeError(f"it holds strings or other objects{hint}")
-            if values.dtype.kind in "mM":
-                raise TypeError("it holds dates or times; make them numbers, such as the days since a date")
-            if values.dtype.kind == "u" and values.dtype.itemsize > 1:
-                if values.size and values.max() > np.iinfo(np.int64).max:
-                    raise TypeError("it holds whole numbers above 2^63 - 1")
-                values = values.astype(np.int64)
-            elif values.dtype.kind == "f" and values.dtype.itemsize > 8:
-                values = values.astype(np.float64)
-            values = values.astype(values.dtype.newbyteorder("="), copy=False)
-        tensor = torch.as_tensor(values).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise HoldfastError(f"{name} must be an array of numbers: {error}") from error
+    tensor = as_tensor(values, name, hint)
     if tensor.ndim == 0 or len(tensor) == 0:
         raise HoldfastError(f"{name} is empty; it must hold at least one sample")
     return tensor
 
 
-def _samples(values: ArrayLike | Tensor, name: str) -> Tensor:
+def as_samples(values: ArrayLike | Tensor, name: str) -> Tensor:
     x = _tensor(values, name)
     if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.permute(0, 3, 1, 2)
-    if x.is_complex():
-        raise HoldfastError(f"{name} must be real numbers, not complex ones")
     if x.dtype == torch.bool:
         return x.to(torch.float32).contiguous()
     if x.is_floating_point():

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.random import generator
-from holdfast.core.spec import named
+from holdfast.core.spec import named, validate
+from holdfast.data.arrays import LABELS_HINT, as_tensor
 from holdfast.data.indexing import stratified_split
 from holdfast.data.tables.targets import strata
 
-Samples = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Samples = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def draw_test_share(
@@ -25,12 +25,13 @@ def draw_test_share(
     """``x_train, y_train, x_test, y_test``, with a share of each class, or of each quarter of numbers, for testing."""
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
         raise HoldfastError(f"test is {share!r}; it must be a share above 0 and below 1, such as 0.2")
-    samples, targets = (np.asarray(v.numpy(force=True) if isinstance(v, Tensor) else v) for v in (x, y))
+    seed = validate("seed", seed, int)
+    samples, targets = as_tensor(x, "x_train"), as_tensor(y, "y_train", LABELS_HINT)
     if not samples.ndim or not targets.ndim or not len(samples):
         raise HoldfastError("there are no samples to draw a test share from")
     if len(samples) != len(targets):
         raise HoldfastError(f"x has {len(samples)} samples, but y has {len(targets)} targets")
-    train, test = stratified_split(strata(targets), generator(seed, f"test rows of {site}"), share)
+    train, test = stratified_split(strata(targets.numpy()), generator(seed, f"test rows of {site}"), share)
     if not len(test):
         raise HoldfastError(
             f"samples are too few ({len(samples)}) to draw a test share from; give test samples"
@@ -46,7 +47,12 @@ def read_items(data: Any, what: str = "the data set") -> tuple[np.ndarray, np.nd
         )
     xs, ys = [], []
     for index in range(len(data)):
-        item = data[index]
+        try:
+            item = data[index]
+        except Exception as error:
+            raise HoldfastError(
+                f"item {index} of {what} cannot be read: {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise HoldfastError(
                 f"item {index} of {what} is {named(item)}; it must be a pair (sample, target)"
@@ -99,7 +105,7 @@ def class_names(data: Any, column: str) -> tuple[str, ...] | None:
 
 def _array(value: Any, what: str) -> np.ndarray:
     """A tensor, an array, an image or a number as an array."""
-    array = value.numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
+    array = as_tensor(value, what).numpy() if isinstance(value, Tensor) else np.asarray(value)
     if array.dtype.kind in "OUST":
         raise HoldfastError(f"{what} is {named(value)}; it must be a tensor, an array, an image or a number")
     return array

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.spec import named
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.federation import Federation, federate
@@ -20,6 +20,8 @@ from holdfast.data.samples import draw_test_share, read_items
 from holdfast.data.sources.formats import read_npz
 from holdfast.data.tables.dataset import CLASS_TASKS, dataset_from_tables, is_site_table
 from holdfast.data.tables.table import SUFFIXES
+
+TABLE_OPTIONS = ("categorical", "drop", "transformer", "classes", "task")
 
 
 def federation_from_sites(
@@ -53,6 +55,9 @@ def federation_from_sites(
     if isinstance(sites, (str, Path)):
         folder = Path(sites).expanduser()
         name, sites = name or folder.name, list_sites(folder)
+    for option in options:
+        if option not in TABLE_OPTIONS:
+            raise unknown("option of tables", option, TABLE_OPTIONS)
     sites = _checked(sites)
     tables = [is_site_table(source) for source in sites.values()]
     if all(tables):

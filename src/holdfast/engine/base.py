@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from holdfast.core.trees import Tree
 from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
+
+if TYPE_CHECKING:
+    from holdfast.engine.secure_sums import SecureSums
 
 
 def _nothing() -> None:
@@ -42,6 +45,16 @@ class Engine(Protocol):
         self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = ...
     ) -> Iterator[ClientResult | Incident]:
         """Train each client; a result's tensors are valid until the next one is requested."""
+
+
+@runtime_checkable
+class MaskingEngine(Protocol):
+    """An engine whose clients mask their uploads, so that nobody but they sees them."""
+
+    def train_masked(
+        self, sent: Broadcast, jobs: Sequence[Job], sums: SecureSums
+    ) -> Iterator[ClientResult | Incident]:
+        """Train each client and give ``sums`` the sum of their uploads; the results have no tensors."""
 
 
 class ClientStateStore(Protocol):

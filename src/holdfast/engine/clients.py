@@ -117,6 +117,7 @@ class ClientResult:
         0  # rounds that the client itself has counted for the privacy of its samples; 0: unknown
     )
     validation: Mapping[str, float] | None = None  # of its own model, if the client tests it itself
+    digest: str | None = None  # SHA-256 of the message that brought it, if there was one
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Incident:
     client: int
     kind: str  # one or two words, for counting
     detail: str = ""
+    digest: str | None = None  # SHA-256 of the message that caused it, if there was one
 
     def record(self) -> dict[str, int | str]:
         """The entry in metrics.jsonl."""

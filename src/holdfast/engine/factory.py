@@ -88,8 +88,12 @@ def _local_engine(
     if settings.dp_samples is not None:  # batches differ in size, by the square root of their mean
         width = min(int(trained.max()), width + 4 * math.isqrt(width) + 1)
         context.network.own_kernels = False
+    pass_width = width  # of a forward pass
+    if settings.micro_batch_size is not None:
+        pass_width = min(width, settings.micro_batch_size)
+        context.network.own_kernels = False  # they expect one pass a step
     on_cpu = context.device.type == "cpu"
-    large_steps = on_cpu and name != "vectorized" and step_bytes(context, data, width) > SMALL_STEP_BYTES
+    large_steps = on_cpu and name != "vectorized" and step_bytes(context, data, pass_width) > SMALL_STEP_BYTES
     own = settings.optimizer_spec is None
     if own and name == "vectorized":
         raise HoldfastError(
@@ -102,12 +106,12 @@ def _local_engine(
         pad = private or (respects_mask(method) and context.task.own_loss is None)
         if not pad:  # Holdfast's kernels would be compiled for every size of a batch
             context.network.own_kernels = False
-        reason = vmap_error(context, data, width, lanes)
+        reason = vmap_error(context, data, pass_width, lanes)
         unfit = None
         if reason is None and not private and (is_own(method) or context.task.own_loss is not None):
             unfit = try_on_lanes(method, context, data, settings, pad)
         if reason is None and unfit is None:
-            lanes = lanes or fitting_lanes(context, data, cohort, width)
+            lanes = lanes or fitting_lanes(context, data, cohort, pass_width)
             return VectorizedEngine(method, context, data, settings, lanes, width, sizes, pad)
         if unfit is not None and name == "vectorized":
             raise HoldfastError(f"{unfit.reason}; or use engine 'sequential'")

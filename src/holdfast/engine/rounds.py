@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from holdfast import metrics
+from holdfast.core.digests import PendingDigest
 from holdfast.core.errors import HoldfastError
 from holdfast.core.settings import Settings
 from holdfast.core.trees import size_in_bytes, tensors_only
 from holdfast.data.federation import Federation
 from holdfast.engine.aggregation import PrivateSums, UploadSums, too_few_updates, validate_update
-from holdfast.engine.base import ClientStateStore, Engine, Overlap
-from holdfast.engine.clients import Broadcast, ClientRunner, Incident, Job
+from holdfast.engine.base import ClientStateStore, Engine, MaskingEngine, Overlap
+from holdfast.engine.clients import Broadcast, ClientResult, ClientRunner, Incident, Job
 from holdfast.engine.evaluation import Evaluation, PendingEvaluation, TestSet, evaluated_model
 from holdfast.engine.local_records import LocalRecords
 from holdfast.engine.probe import Probe
@@ -27,7 +28,7 @@ from holdfast.engine.secure_sums import SecureSums
 from holdfast.engine.stream_evaluation import StreamEvaluation
 from holdfast.engine.uploads import RobustSums, RoundUploads
 from holdfast.engine.validation import PendingMetrics, Validation, validation_record
-from holdfast.methods.base import Method, Server, Tensors
+from holdfast.methods.base import Method, Server, Tensors, Tree
 from holdfast.methods.context import RunContext
 from holdfast.updates.attacks import Backdoor, marked_test, parse_attack
 from holdfast.updates.compression import parse_compression
@@ -48,6 +49,23 @@ class Tests:
 
 
 @dataclass(eq=False)
+class RoundAudit:
+    """What the audit log has of a round besides its record."""
+
+    asked: list[int]
+    used: list[int]
+    received: dict[int, str]
+    refused: dict[int, str]
+    model: PendingDigest
+
+    def entry(self) -> dict[str, Any]:
+        """The entry, once the new model is there."""
+        hashes = {"received": self.received, "refused": self.refused}
+        by_client = {key: {str(k): v for k, v in found.items()} for key, found in hashes.items() if found}
+        return {"asked": self.asked, "used": self.used, **by_client, "model": self.model.wait()}
+
+
+@dataclass(eq=False)
 class PendingRound:
     """A trained round whose record is not complete: its model has not been tested, or the test is running."""
 
@@ -57,6 +75,7 @@ class PendingRound:
     test_seconds: float  # of these, spent on completed tests
     server: Server  # after the round
     local_validation: Sequence[PendingMetrics] = ()
+    audit: RoundAudit | None = None
     tests: Tests | None = None
 
     def test(self) -> None:
@@ -90,12 +109,13 @@ class RoundLoop:
         privacy: ClientPrivacy | None = None,
         validation: Validation | None = None,
         sample_privacy: SampleAccount | None = None,
+        audited: bool = False,
     ) -> None:
         self.method, self.context, self.federation = method, context, federation
         self.engine, self.settings, self.client_states = engine, settings, client_states
         self.test, self.local_test, self.runner = test, local_test, runner
         self.probe_batch, self.privacy, self.validation = probe_batch, privacy, validation
-        self.sample_privacy = sample_privacy
+        self.sample_privacy, self.audited = sample_privacy, audited
         self.sampler = sampler_of(federation, settings, privacy)
         self.attack = None if settings.attack is None else parse_attack(settings.attack)
         self.secure = None if settings.secure is None else parse_secure(settings.secure)
@@ -168,6 +188,8 @@ class RoundLoop:
             overlap = replace(overlap, finish_last_round=finish_last_round)
         tested = number % settings.evaluate_every == 0 or number == settings.rounds
         uploads = self._new_uploads(jobs, lost.tolist())
+        if isinstance(uploads.sums, SecureSums):
+            uploads.sums.check_clients()
         local, probe = LocalRecords(self, tested), self._new_probe(number)
         incidents = [Incident(int(k), "dropout") for k in lost]
         incidents += self._receive(sent, jobs, overlap, uploads, local, probe)
@@ -198,9 +220,17 @@ class RoundLoop:
             record["attack_success"] = self.evaluate_global(self.backdoor_test).accuracy
         test_seconds = local.seconds + time.perf_counter() - trained
         after = replace(self.server)
+        audit = None
+        if self.audited:
+            refused = {i.client: i.digest for i in incidents if i.digest is not None}
+            asked = [job.client for job in jobs]
+            digest = PendingDigest({"params": after.params, "buffers": after.buffers})
+            audit = RoundAudit(asked, uploads.used, uploads.received, refused, digest)
         start_tests = partial(self._start_tests, after) if tested else None
         seconds = time.perf_counter() - began
-        self._pending = PendingRound(record, start_tests, seconds, test_seconds, after, local.validation)
+        self._pending = PendingRound(
+            record, start_tests, seconds, test_seconds, after, local.validation, audit
+        )
         return self._pending
 
     def finish_round(self, pending: PendingRound) -> dict[str, Any]:
@@ -257,22 +287,21 @@ class RoundLoop:
         """Train the clients and add up their valid uploads; returns the incidents."""
         incidents = []
         states = {job.client: job.client_state for job in jobs}
-        for result in self.engine.train(sent, jobs, overlap) if jobs else ():
+        masked = isinstance(uploads.sums, SecureSums) and isinstance(self.engine, MaskingEngine)
+        for result in self._train(sent, jobs, overlap, uploads.sums) if jobs else ():
             if isinstance(result, Incident):
                 incidents.append(result)
                 continue
             if self.sample_privacy is not None:
                 self.sample_privacy.correct(result.client, result.protected_rounds)
-            defect = validate_update(result, self.server)
-            if defect is not None:
-                incidents.append(Incident(result.client, defect))
-                continue
-            if self.compression is not None:
-                result = uploads.compressed(result, self.compression, states[result.client])
-            refused = uploads.add(result)
-            if refused is not None:
-                incidents.append(refused)
-                continue
+            if masked:
+                uploads.add_masked(result)
+            else:
+                added = self._add(result, uploads, states)
+                if isinstance(added, Incident):
+                    incidents.append(added)
+                    continue
+                result = added
             self.client_states.put(result.client, result.client_state)
             local.add(result, self.server)
             if probe is not None:
@@ -280,6 +309,24 @@ class RoundLoop:
                 probe.add(result, *self.context.read(ids))
         local.flush()
         return incidents + uploads.close()
+
+    def _train(
+        self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap, sums: UploadSums
+    ) -> Iterator[ClientResult | Incident]:
+        if isinstance(sums, SecureSums) and isinstance(self.engine, MaskingEngine):
+            return self.engine.train_masked(sent, jobs, sums)
+        return self.engine.train(sent, jobs, overlap)
+
+    def _add(
+        self, result: ClientResult, uploads: RoundUploads, states: Mapping[int, Tree | None]
+    ) -> ClientResult | Incident:
+        """Add a result to the uploads; returns it as the server reads it, or why it is refused."""
+        defect = validate_update(result, self.server)
+        if defect is not None:
+            return Incident(result.client, defect, digest=result.digest)
+        if self.compression is not None:
+            result = uploads.compressed(result, self.compression, states[result.client])
+        return uploads.add(result) or result
 
     def _new_uploads(self, jobs: Sequence[Job], lost: Sequence[int]) -> RoundUploads:
         private = self.runner.private
@@ -292,7 +339,9 @@ class RoundLoop:
             sums = RobustSums(self.robust, self.server, private)
         else:
             sums = UploadSums(self.method.keeps_uploads)
-        return RoundUploads(sums, self.server, private, self.settings, self.attack, self.hostile)
+        return RoundUploads(
+            sums, self.server, private, self.settings, self.attack, self.hostile, self.audited
+        )
 
     def _aggregate(self, uploads: UploadSums) -> None:
         method, server = self.method, self.server

@@ -169,7 +169,7 @@ class SecureSums(UploadSums):
     """The sum of a round's uploads under secure aggregation. Its means are the plain ones, up to rounding.
 
     In a simulation uploads are masked and added one by one (``add``), with the share of the noise that
-    ``noise(layout, client)`` draws; on Flower the engine brings the sum (``add_total``).
+    ``noise(layout, client)`` draws; on Flower the engine brings the sum (``set_total``).
     """
 
     sees_uploads = False
@@ -237,9 +237,9 @@ class SecureSums(UploadSums):
         self.masked.add(result.client, values)
         self._count(layout, values, 1)
 
-    def add_total(self, total: Tensor, layout: Layout, clients: int) -> None:
-        """Add the sum of so many clients' uploads, from which masks have been removed."""
-        self.total = self.masked.grid.reduce(total if self.total is None else self.total + total)
+    def set_total(self, total: Tensor, layout: Layout, clients: int) -> None:
+        """Take the sum of so many clients' uploads, from which masks have been removed."""
+        self.total = total
         self._count(layout, total, clients)
 
     def _count(self, layout: Layout, values: Tensor, clients: int) -> None:
@@ -247,16 +247,19 @@ class SecureSums(UploadSums):
         self.count += clients
         self.bytes += clients * len(values) * self.masked.grid.bits // 8
 
-    def check(self, incidents: Sequence[Incident]) -> None:
-        """Raise if too many of the round's clients are lost for the sum to be unmasked, or it would be one upload.
+    def check_clients(self) -> None:
+        """Raise if the sum would be one upload.
 
         With noise the upload of a single client is no more than what the mechanism publishes.
         """
-        if len(self.masked.seats) < 2 and self.noise is None:
+        if len(self.masked.seats) < 2 and self.privacy is None:
             raise HoldfastError(
                 f"round {self.masked.round}: one client takes part, and its upload would be the sum that the server "
                 "learns; let more clients take part in a round"
             )
+
+    def check(self, incidents: Sequence[Incident]) -> None:
+        """Raise if too many of the round's clients are lost for the sum to be unmasked."""
         if self.total is None and not self.masked.suffices:
             raise too_few(self.masked, incidents)
 

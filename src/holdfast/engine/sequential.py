@@ -26,6 +26,7 @@ from holdfast.engine.clients import (
     teacher_outputs,
 )
 from holdfast.engine.local_optimizer import LocalOptimizer, TorchOptimizer
+from holdfast.engine.micro_batches import MicroBatch, joined, micro_batches
 from holdfast.engine.optim import add_proximal_term, clip
 from holdfast.engine.sample_gradients import private_gradient
 from holdfast.methods.base import Batch, Local, Method, Tensors, Tree, weights_and_carry
@@ -58,6 +59,7 @@ class SequentialEngine:
         self.optimizer = None if settings.optimizer_spec is None else LocalOptimizer(settings)
         self.optimizer_state: Tree = self.optimizer.new_state(self.params) if self.optimizer else {}
         self.own_optimizer: TorchOptimizer | None = None  # of the present client
+        self.key: Tensor | None = None  # of the present step's dropout masks
         if self.optimizer is None:
             self._own_optimizer(settings.lr)  # an optimiser that cannot be made is refused before training
         if context.device.type == "cpu":
@@ -66,7 +68,8 @@ class SequentialEngine:
     @property
     def buffers(self) -> Tensors:
         """The model's current buffers; layers may replace them by other tensors."""
-        return {name: buffer.detach() for name, buffer in self.net.named_buffers()}
+        kept = self.context.network.buffers.keys()
+        return {name: buffer.detach() for name, buffer in self.net.named_buffers() if name in kept}
 
     def train(
         self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = NO_OVERLAP
@@ -93,9 +96,8 @@ class SequentialEngine:
         for index, ends_epoch in enumerate(plan.ends_epoch):
             batch = self._batch(prepared, ids, index)
             if self.context.network.dropouts:
-                self.context.network.seed_dropout(
-                    torch.tensor(int(plan.keys[index]), device=self.context.device)
-                )
+                self.key = torch.tensor(int(plan.keys[index]), device=self.context.device)
+                self.context.network.seed_dropout(self.key)
             if self.runner.sample_dp is not None:
                 protection = self._protection(job, prepared, index)
                 loss, carry = self._standard_step(batch, carry, sent.params, rates[index], protection)
@@ -181,8 +183,7 @@ class SequentialEngine:
         elif method.overrides("perturb"):
             loss, out, grads, carry = self._perturbed_gradient(batch, carry, local)
         else:
-            loss, out = self._forward(batch, carry, local)
-            grads = self._gradient(loss)
+            loss, out, grads = self._accumulated(batch, carry, local)
         unused = [i for i, g in enumerate(grads) if g is None]  # not part of this batch's forward pass
         with torch.no_grad():
             if unused:
@@ -223,20 +224,42 @@ class SequentialEngine:
         )  # fmt: skip
         return loss, [grads[name] for name in self.params], carry
 
-    def _forward(
+    def _accumulated(
         self, batch: Batch, carry: Tree, local: Local, ascends: bool = False
+    ) -> tuple[Tensor, Output, Sequence[Tensor]]:
+        """The loss of a batch, or that of the ascent, the model's outputs, and the gradient, over micro-batches."""
+        parts = micro_batches(batch, self.settings.micro_batch_size)
+        if len(parts) == 1:
+            loss, out = self._forward(parts[0], carry, local, ascends)
+            return loss, out, self._gradient(loss, materialize=ascends)
+        total, outputs = torch.zeros((), dtype=self.context.dtype, device=self.context.device), []
+        grads: list[Tensor | None] = [None] * len(self.param_list)
+        for part in parts:
+            if self.key is not None:
+                self.context.network.seed_dropout(part.key(self.key))
+            loss, out = self._forward(part, carry, local, ascends)
+            total += loss.detach()
+            outputs.append(out)
+            for i, gradient in enumerate(self._gradient(loss, materialize=ascends)):
+                before = grads[i]
+                grads[i] = gradient if before is None or gradient is None else before + gradient
+                if gradient is None:
+                    grads[i] = before
+        return total, joined(outputs), cast("Sequence[Tensor]", grads)
+
+    def _forward(
+        self, part: MicroBatch, carry: Tree, local: Local, ascends: bool = False
     ) -> tuple[Tensor, Output]:
-        """The loss of a batch, or that of the ascent, and the model's outputs."""
-        method, extra = self.method, self.method.extra_inputs(carry)
+        """A part of the loss of a batch, or of that of the ascent, and the model's outputs."""
+        method, batch, extra = self.method, part.batch, self.method.extra_inputs(carry)
         x = batch.x if extra is None else torch.cat([extra, batch.x])
         out = self.context.network.call(self.net, self.context.network.to_fast_layout(x))
         if extra is not None:
             out = split_extra(out, len(extra))
         loss = method.ascent_loss(out, batch, carry, local) if ascends else None
-        if loss is None:
-            loss, term = method.task_loss(out, batch, carry), method.loss(out, batch, carry, local)
-            loss = loss if term is None else loss + term
-        return loss, out
+        if loss is not None:
+            return part.scaled(loss), out
+        return part.add(method.task_loss(out, batch, carry), method.loss(out, batch, carry, local)), out
 
     def _gradient(self, loss: Tensor, materialize: bool = False) -> Sequence[Tensor]:
         """The loss's gradient; for parameters that it does not depend on, None or, if ``materialize``, zeros."""
@@ -261,21 +284,14 @@ class SequentialEngine:
         """Loss, outputs and gradient at the weights that ``Method.perturb`` chooses, and the carry."""
         ascent, buffers = {}, {}
         if self.method.ascends:
-            loss, _ = self._forward(batch, carry, local, ascends=True)
-            ascent = dict(
-                zip(
-                    self.params,
-                    self._gradient(loss, materialize=True),
-                    strict=True,
-                )
-            )
+            _, _, gradient = self._accumulated(batch, carry, local, ascends=True)
+            ascent = dict(zip(self.params, gradient, strict=True))
             buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         with torch.no_grad():
             start = [p.clone() for p in self.param_list]
             point, carry = self.method.perturb(ascent, carry, local)
             self._assign(point)
-        loss, out = self._forward(batch, carry, local)
-        grads = self._gradient(loss)
+        loss, out, grads = self._accumulated(batch, carry, local)
         with torch.no_grad():
             torch._foreach_copy_(self.param_list, start)
             for name, buffer in buffers.items():

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.core.digests import digest
 from holdfast.core.settings import Settings
 from holdfast.core.trees import Tensors, Tree, clone, leaves, size_in_bytes, tree_map, unflatten
 from holdfast.engine.aggregation import UploadSums
@@ -46,7 +47,9 @@ class RoundUploads:
         settings: Settings,
         attack: Attack | None,
         hostile: Collection[int],
+        audited: bool = False,
     ) -> None:
+        """``audited``: whether the hashes of uploads are kept; on a GPU only those of messages."""
         self.sums, self.server, self.settings, self.private = sums, server, settings, private
         self.names = [name for name in server.params if name not in private]
         self.attack = attack if attack is not None and attack.changes_updates else None
@@ -55,7 +58,9 @@ class RoundUploads:
         self.waiting: list[ClientResult] | None = [] if waits else None
         self.norms: dict[int, Tensor] = {}
         self.clients: list[int] = []
-        self.added = 0
+        self.audited = audited and sums.sees_uploads
+        self.received: dict[int, str] = {}  # by client, the SHA-256 of its upload
+        self.used: list[int] = []
         self.compressed_bytes = 0
 
     def add(self, result: ClientResult) -> Incident | None:
@@ -66,6 +71,12 @@ class RoundUploads:
         shared, buffers, sums = (clone(tree) for tree in (result.shared, result.buffers, result.sums))
         self.waiting.append(replace(result, shared=shared, buffers=buffers, sums=sums))
         return None
+
+    def add_masked(self, result: ClientResult) -> None:
+        """Take note of a client whose upload is in the sum that the engine has brought."""
+        self.clients.append(result.client)
+        self.used.append(result.client)
+        self._note(result)
 
     def compressed(self, result: ClientResult, compression: Compression, state: Tree | None) -> ClientResult:
         """The result as the server reads it from a compressed upload; ``state`` is the client's before the round."""
@@ -88,6 +99,11 @@ class RoundUploads:
                 incidents += [] if incident is None else [incident]
         return incidents + self._large()
 
+    @property
+    def added(self) -> int:
+        """How many uploads are in the sums."""
+        return len(self.used)
+
     def bytes(self, models: int) -> int:
         """The bytes of all uploads; ``models`` are those of the models, if these are sent as they are."""
         if not self.sums.sees_uploads:
@@ -101,6 +117,7 @@ class RoundUploads:
 
     def _add(self, result: ClientResult, norm: Tensor, middle: float | None) -> Incident | None:
         """Add one result, unless it is longer than allowed; ``middle`` is the median norm of the round."""
+        self._note(result)
         most, ratio = self.settings.max_update_norm, self.settings.max_update_ratio
         if most is not None and float(norm) > most:
             return _refused(result, float(norm), f"above max_update_norm {most:g}")
@@ -113,8 +130,16 @@ class RoundUploads:
             return Incident(result.client, "out of range", str(error))
         if self.sums.sees_uploads:
             self.norms[result.client] = norm
-        self.added += 1
+        self.used.append(result.client)
         return None
+
+    def _note(self, result: ClientResult) -> None:
+        """Keep the hash of an upload as it arrived."""
+        if result.digest is not None:
+            self.received[result.client] = result.digest
+        elif self.audited and all(value.device.type == "cpu" for value in result.shared.values()):
+            exchanged = {k: v for k, v in (result.shared | result.buffers).items() if k not in self.private}
+            self.received[result.client] = digest({"model": exchanged, "sums": result.sums})
 
     def _norm(self, result: ClientResult) -> Tensor:
         with torch.no_grad():

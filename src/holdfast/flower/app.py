@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from holdfast.updates.sample_privacy import parse_dp_samples
 if TYPE_CHECKING:
     from flwr.app import RecordDict
     from flwr.clientapp import ClientApp
+    from flwr.clientapp.typing import Mod
     from flwr.serverapp import ServerApp
 
 Config = Mapping[str, Any]
@@ -81,15 +82,20 @@ class FlowerApp:
 
         return app
 
-    def client_app(self) -> ClientApp:
-        """The app for the sites."""
+    def client_app(self, mods: Sequence[Mod] = ()) -> ClientApp:
+        """The app for the sites.
+
+        ``mods`` are Flower's, such as ``LocalDpMod``; a mod added in another way changes sealed replies, which the
+        server refuses.
+        """
         from flwr.clientapp import ClientApp
 
         from holdfast.flower.sealing import seal_reply
+        from holdfast.flower.secure_site import SECURE_HANDLERS
         from holdfast.flower.site import HANDLERS
 
-        app = ClientApp(mods=[seal_reply])
-        for kind, handler in HANDLERS.items():
+        app = ClientApp(mods=[seal_reply, *mods])
+        for kind, handler in (HANDLERS | SECURE_HANDLERS).items():
             self._register(app, kind, handler)
         return app
 
@@ -102,7 +108,7 @@ class FlowerApp:
             folder = _folder(context.node_config)
             app_config = AppConfig(self, context.run_config, folder, "the SuperNode's --node-config")
             app_config.check_code(message.content)
-            return handler(self, app_config, message, context.node_config)
+            return handler(self, app_config, message, context)
 
 
 def _folder(config: Config) -> Path | None:
@@ -138,8 +144,10 @@ class AppConfig:
             raise HoldfastError(
                 "attack is for simulations; leave it out on Flower, where sites send what they send"
             )
-        if experiment.secure is not None:
-            raise HoldfastError("secure is for simulations so far; leave it out on Flower")
+        if experiment.secure is not None and experiment.evaluate_locals:
+            raise HoldfastError(
+                "evaluate_locals needs every client's model at the server, and secure hides them; leave one of them out"
+            )
         values = {name: getattr(experiment, name) for name in SCHEDULE_SETTINGS}
         # Sites keep what they remember for the last checkpoint only, so there is one every round.
         self.settings = Settings(

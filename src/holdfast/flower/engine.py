@@ -6,17 +6,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
+from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.trees import Tensors, Tree, leaves, to_device
 from holdfast.engine.base import NO_OVERLAP, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Incident, Job
+from holdfast.engine.secure_sums import SecureSums, decoded_tree, encoded_tree
 from holdfast.engine.sequential import SequentialEngine
 from holdfast.engine.uploads import received
 from holdfast.engine.validation import metric_names
@@ -24,14 +26,18 @@ from holdfast.flower.app import AppConfig
 from holdfast.flower.messages import (
     EVALUATE,
     STATISTICS,
+    STATISTICS_MASKED,
     TRAIN,
+    TRAIN_MASKED,
     ConfigReader,
     RoundRequest,
+    digest_of,
     tree_from_record,
     tree_to_record,
 )
-from holdfast.flower.nodes import Nodes, last_line
+from holdfast.flower.nodes import Nodes
 from holdfast.flower.population import Population
+from holdfast.flower.secure_round import SecureRound, TooFew
 from holdfast.flower.site import (
     build_upload,
     compressed_upload,
@@ -43,6 +49,7 @@ from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
 from holdfast.metrics.by_task import Metric, metrics_of
 from holdfast.updates.compression import parse_compression
+from holdfast.updates.secure import FixedPoint, Layout, parse_secure
 
 MAX_ATTEMPTS = 3  # to get enough replies for a round
 PAUSE_SECONDS = 5.0  # between two attempts
@@ -73,6 +80,8 @@ class FlowerEngine:
         """``metrics`` are those that are recorded of what clients measure on their validation samples."""
         self.app_config, self.nodes, self.population = app_config, nodes, population
         self.method, self.context, self.data = method, context, data
+        secure = app_config.settings.secure
+        self.secure = None if secure is None else parse_secure(secure)
         wanted = metrics_of(context.task, app_config.described["metrics"])
         self.measured = metric_names(context.task, wanted)  # what a client sends
         self.recorded = metric_names(context.task, metrics)
@@ -118,11 +127,124 @@ class FlowerEngine:
         for job in jobs:
             yield from collected[job.client]
 
+    # Under secure aggregation ---------------------------------------------------------------------------
+
+    def train_masked(
+        self, sent: Broadcast, jobs: Sequence[Job], sums: SecureSums
+    ) -> Iterator[ClientResult | Incident]:
+        """Train each client and give ``sums`` the sum of their uploads; the results have no tensors."""
+        upload, settings = sums.upload, self.app_config.settings
+        fields: dict[str, Any] = {"unit": upload.unit}
+        if upload.noise is not None:
+            fields["noise"] = [float(value) for value in astuple(upload.noise)]
+        layout = upload.layout(self._dummy_result(sent, jobs[0]))
+
+        def read(job: Job, content: RecordDict) -> Iterator[ClientResult | Incident]:
+            values = self._fields(job, sent, content, f"result {job.client}")
+            if values.integer("memory-lost", 0, 1):
+                yield Incident(job.client, "memory lost", "it started without a memory")
+            yield ClientResult(
+                client=job.client,
+                samples=values.integer("samples", 1, len(job.ids)),
+                weight=math.nan,
+                label_counts=np.zeros(self.context.num_classes, np.int64),
+                params={},
+                buffers={},
+                shared={},
+                sums={},
+                loss=math.nan,
+                finite=True,
+                **self._remembered(values, {}, sent),
+                digest=digest_of(content, job.client),
+            )
+
+        total, results, incidents = self._secure_sum(
+            TRAIN_MASKED, sent, jobs, layout, upload.grid, len(sums.masked.seats), fields, read
+        )
+        sums.set_total(total, layout, len(results))
+        loss = sums.mean_loss(sum(result.samples for result in results))
+        if loss is None or settings.dp_samples is not None:
+            loss = math.nan
+        yield from incidents
+        yield from (replace(result, loss=loss) for result in results)
+
+    def sum_statistics(self, sent: Broadcast, jobs: Sequence[Job]) -> tuple[Tree, int, list[Incident]]:
+        """The sum of the clients' statistics under the final model, of how many clients, and the incidents."""
+        assert self.secure is not None
+        grid = self.secure.grid(len(jobs))
+        dummy = replace(jobs[0], ids=self._dummy_ids(jobs[0]))
+        engine = SequentialEngine(self.method, self.context, self.data, self.app_config.settings)
+        layout, _ = encoded_tree(engine.runner.final_statistics(dummy, sent), grid)
+
+        def read(job: Job, content: RecordDict) -> Iterator[int]:
+            yield job.client
+
+        total, clients, incidents = self._secure_sum(
+            STATISTICS_MASKED, sent, jobs, layout, grid, len(jobs), {}, read
+        )
+        return decoded_tree(total, layout, grid), len(clients), incidents
+
+    def _secure_sum(
+        self,
+        kind: str,
+        sent: Broadcast,
+        jobs: Sequence[Job],
+        layout: Layout,
+        grid: FixedPoint,
+        seats: int,
+        fields: Mapping[str, Any],
+        read: Callable[[Job, RecordDict], Iterator[Result | Incident]],
+    ) -> tuple[Tensor, list[Result], list[Incident]]:
+        """The sum of the clients' vectors, what they sent besides in the order of ``jobs``, and the incidents.
+
+        Where too few clients remain, further attempts follow, with new keys.
+        """
+        assert self.secure is not None
+        of_client, incidents = {job.client: job for job in jobs}, list[Incident]()
+
+        def content(clients: Sequence[int]) -> dict[int, dict[str, Any]]:
+            requests = self.round_content(sent, [of_client[client] for client in clients])
+            return {
+                node: {**records, "secure": ConfigRecord(dict(fields))} for node, records in requests.items()
+            }
+
+        length, seconds = (
+            sum(math.prod(shape) for shape, _ in layout.values()),
+            self.app_config.settings.deadline,
+        )
+        for attempt in range(MAX_ATTEMPTS):
+            if attempt:
+                _log.warning("Holdfast: too few clients answered round %s; asking again", sent.round)
+                time.sleep(PAUSE_SECONDS)
+            one = SecureRound(self.nodes, self.secure, grid, sent.round, seats, seconds)
+            try:
+                total, found = one.sum(
+                    list(of_client),
+                    kind,
+                    content,
+                    length,
+                    lambda client, reply: read(of_client[client], reply),
+                )
+            except TooFew:
+                incidents += one.incidents
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise
+            else:
+                return total, [found[k] for k in of_client if k in found], incidents + one.incidents
+        raise AssertionError
+
+    # Messages -------------------------------------------------------------------------------------------
+
     def _request(
         self, kind: str, sent: Broadcast, jobs: Sequence[Job]
     ) -> tuple[dict[int, Message], dict[int, Incident]]:
         """Send one message to each node with clients among ``jobs``."""
         self.nodes.refresh()
+        content = self.round_content(sent, jobs)
+        return self.nodes.request(kind, content, self.app_config.settings.deadline)
+
+    def round_content(self, sent: Broadcast, jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
+        """The records of a round for each node with clients among ``jobs``."""
         model = {"params": sent.params, "buffers": sent.buffers}
         exchanged = exchanged_tensors(model, self.method, self.context, self.app_config)
         broadcast = tree_to_record(exchanged | {"payload": sent.payload})
@@ -137,7 +259,7 @@ class FlowerEngine:
                 f"payload {job.client}": tree_to_record(job.payload) for job in node_jobs if job.payload
             }
             content[node] = {"broadcast": broadcast, "request": request, **payloads}
-        return self.nodes.request(kind, content, self.app_config.settings.deadline)
+        return content
 
     def _round_request(self, sent: Broadcast, jobs: Sequence[Job]) -> RoundRequest:
         counts = self.population.counts
@@ -166,25 +288,13 @@ class FlowerEngine:
         read: Reader[Result],
     ) -> Iterator[Result | Incident]:
         """A client's part of its site's reply, or the incident that prevents it."""
-        client, node = job.client, self.nodes.of_client.get(job.client)
-        if node is None:
-            yield Incident(client, "offline", "no node serves it now")
-            return
-        fault = faults.get(node)
-        if fault is not None:
-            yield replace(fault, client=client)
-        if node in replies:
-            try:
-                yield from read(job, sent, replies[node].content)
-            except WireError as error:
-                yield Incident(client, error.kind, str(error))
-        elif fault is None:
-            seconds = self.app_config.settings.deadline
-            yield Incident(client, "late", "" if seconds is None else f"after {seconds:g} s")
+        seconds = self.app_config.settings.deadline
+        return self.nodes.read_reply(
+            job.client, replies, faults, lambda content: read(job, sent, content), seconds
+        )
 
     def _fields(self, job: Job, sent: Broadcast, content: RecordDict, name: str) -> ConfigReader:
         """The values that a client sent in a record of this name; of another round they raise a `WireError`."""
-        _raise_failure(job, content)
         fields = ConfigReader(content, name)
         if fields.integer("round") != sent.round:
             raise WireError("wrong round", f"it answers round {fields.integer('round')}")
@@ -192,7 +302,6 @@ class FlowerEngine:
 
     def _read_tree(self, kind: str, sent: Broadcast, job: Job, content: RecordDict) -> Tree:
         """The tensors that a client sent."""
-        _raise_failure(job, content)
         tree = tree_from_record(content, f"client {job.client}", self._expected_spec(kind, sent, job))
         return to_device(tree, self.context.device)
 
@@ -201,22 +310,31 @@ class FlowerEngine:
 
         It is the same for all clients without a payload of their own.
         """
-        samples = min(2, len(job.ids))
+        ids = self._dummy_ids(job)
+        samples = len(ids)
         if (kind, samples) in self._specs and not job.payload:
             return self._specs[kind, samples]
-        ids = np.arange(len(self.data.x) - samples, len(self.data.x))
-        dummy = Job(job.client, ids, job.stage, job.payload)
-        engine = SequentialEngine(self.method, self.context, self.data, self.app_config.settings)
         if kind == STATISTICS:
-            tree = engine.runner.final_statistics(dummy, sent)
+            engine = SequentialEngine(self.method, self.context, self.data, self.app_config.settings)
+            tree = engine.runner.final_statistics(Job(job.client, ids, job.stage, job.payload), sent)
         else:
-            result = next(engine.train(sent, [dummy]))
+            result = self._dummy_result(sent, job)
             result, compressed = compressed_upload(
                 result, self.method, self.context, self.app_config, sent, None
             )
             tree = build_upload(result, self.method, self.context, self.app_config, compressed)
         self._specs[kind, samples] = spec_of(tree)
         return self._specs[kind, samples]
+
+    def _dummy_ids(self, job: Job) -> np.ndarray:
+        """One or two of the server's own samples in place of those of a client."""
+        return np.arange(len(self.data.x) - min(2, len(job.ids)), len(self.data.x))
+
+    def _dummy_result(self, sent: Broadcast, job: Job) -> ClientResult:
+        """What a client's result is like."""
+        engine = SequentialEngine(self.method, self.context, self.data, self.app_config.settings)
+        dummy = Job(job.client, self._dummy_ids(job), job.stage, job.payload)
+        return next(engine.train(sent, [dummy]))
 
     def _read_statistics(self, job: Job, sent: Broadcast, content: RecordDict) -> Iterator[Tree]:
         tree = self._read_tree(STATISTICS, sent, job, content)
@@ -252,10 +370,6 @@ class FlowerEngine:
             raise WireError("wrong values", f"its label counts do not add up to {samples}")
         params = {name: tree["local"][name] for name in shared} if "local" in tree else shared
         numbers = [v.sum() for _, v in leaves({"a": shared, "b": params}) if v.is_floating_point()]
-        # The memory itself stays at the site, except for tests of local models; the server keeps its round.
-        memory = tree.get("memory", {})
-        if fields.integer("has-memory", 0, 1):
-            memory = memory | {"round": torch.tensor(sent.round)}
         yield ClientResult(
             client=job.client,
             samples=samples,
@@ -265,21 +379,24 @@ class FlowerEngine:
             buffers=sent.buffers | tree.get("buffers", {}),
             shared=shared,
             sums=tree.get("sums", {}),
-            client_state=memory,
             loss=math.nan if self.app_config.settings.dp_samples is not None else fields.number("loss"),
             finite=bool(torch.isfinite(torch.stack(numbers).sum())),
-            protected_rounds=fields.integer("protected-rounds"),
-            validation=self._metrics(fields, "validation") if fields.has("validation") else None,
+            **self._remembered(fields, tree.get("memory", {}), sent),
+            digest=digest_of(content, job.client),
         )
+
+    def _remembered(self, fields: ConfigReader, memory: Tree, sent: Broadcast) -> dict[str, Any]:
+        """What a client sends besides its upload."""
+        # The memory itself stays at the site, except for tests of local models; the server keeps its round.
+        if fields.integer("has-memory", 0, 1):
+            memory = memory | {"round": torch.tensor(sent.round)}
+        return {
+            "client_state": memory,
+            "protected_rounds": fields.integer("protected-rounds"),
+            "validation": self._metrics(fields, "validation") if fields.has("validation") else None,
+        }
 
     def _metrics(self, fields: ConfigReader, key: str) -> dict[str, float]:
         """The metrics that a client sent under a key, as far as they are recorded."""
         values = dict(zip(self.measured, fields.numbers(key, len(self.measured)), strict=True))
         return {name: values[name] for name in self.recorded}
-
-
-def _raise_failure(job: Job, content: RecordDict) -> None:
-    """Raise a `WireError` if the client sent an error in place of a result."""
-    if f"failed {job.client}" in content:
-        detail = ConfigReader(content, f"failed {job.client}").text("detail")
-        raise WireError("failed", last_line(detail))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -17,6 +18,11 @@ TRAIN = "train"  # train clients for one round
 EVALUATE = "evaluate"  # test the global model on the clients' validation samples
 STATISTICS = "query.statistics"  # compute statistics of clients under the final model
 SAMPLES = "query.samples"  # send single samples
+KEYS = "query.secure_keys"  # make keys for a secure sum
+SHARES = "query.secure_shares"  # deal shares of the secrets behind them
+TRAIN_MASKED = "train.masked"  # train clients for one round and mask their uploads
+STATISTICS_MASKED = "query.masked_statistics"  # the same with statistics under the final model
+UNMASK = "query.secure_unmask"  # reveal the shares that remove the masks
 
 NUMPY = "numpy.ndarray"  # Flower's name for the array format, so that its mods can read it
 
@@ -41,6 +47,21 @@ def tree_from_record(
         for manifest, array in record.items()
     }
     return unpack(packed, expected, unchecked)
+
+
+def digest_of(content: RecordDict, client: int) -> str:
+    """The SHA-256 of a client's part of a reply as it arrived, whether it is valid or not."""
+    found = sha256()
+    for name in sorted(name for name in content if name.rpartition(" ")[2] == str(client)):
+        found.update(f"{name}\n".encode())
+        record = content[name]
+        if isinstance(record, ArrayRecord):
+            for key, array in record.items():
+                found.update(f"{key}\n{array.dtype} {array.shape}\n".encode())
+                found.update(array.data)
+        else:
+            found.update(repr(sorted(record.items())).encode())
+    return found.hexdigest()
 
 
 class ConfigReader:
@@ -86,6 +107,23 @@ class ConfigReader:
         value = self._record.get(key)
         if not isinstance(value, list) or len(value) != count or any(type(n) is not float for n in value):
             raise self._error(key, f"{count} numbers")
+        return list(value)
+
+    def blob(self, key: str, size: int) -> bytes:
+        """A string of exactly ``size`` bytes."""
+        value = self._record.get(key)
+        if type(value) is not bytes or len(value) != size:
+            raise self._error(key, f"{size} bytes")
+        return value
+
+    def blobs(self, key: str, count: int | None = None, longest: int = 1_000) -> list[bytes]:
+        """Strings of bytes, each at most ``longest``; ``count`` of them, if given."""
+        value = self._record.get(key)
+        valid = isinstance(value, list) and all(type(b) is bytes and len(b) <= longest for b in value)
+        if not valid or (count is not None and len(value) != count):
+            raise self._error(
+                key, f"{'' if count is None else count} strings of at most {longest} bytes".strip()
+            )
         return list(value)
 
     def _error(self, key: str, required: str) -> WireError:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast.engine.clients import Incident
 from holdfast.flower.description import described_dataset
-from holdfast.flower.messages import DESCRIBE, make_message
+from holdfast.flower.messages import DESCRIBE, ConfigReader, digest_of, make_message
 from holdfast.flower.population import MAX_DESCRIPTION, SiteReport, format_clients
 from holdfast.flower.sealing import check_seal, new_binding
 from holdfast.flower.wire import WireError
@@ -24,6 +24,8 @@ from holdfast.flower.wire import WireError
 DESCRIBE_SECONDS = 60.0  # timeout for a new node's report
 ERROR_KINDS = {2: "failed", 5: "site lost", 8: "site crashed"}
 """The kind of incident by Flower's error code."""
+
+Result = TypeVar("Result")
 
 _log = logging.getLogger("flwr")  # the logger whose records Flower displays
 
@@ -143,6 +145,32 @@ class Nodes:
         except Exception as error:  # as in `refresh`; the caller tries again
             return {}, {node: Incident(-1, "not reached", _first_line(error)) for node in content}
 
+    def read_reply(
+        self,
+        client: int,
+        replies: Mapping[int, Message],
+        faults: Mapping[int, Incident],
+        read: Callable[[RecordDict], Iterator[Result | Incident]],
+        seconds: float | None,
+    ) -> Iterator[Result | Incident]:
+        """A client's part of its site's reply, or the incident that prevents it; ``seconds`` were waited."""
+        node = self.of_client.get(client)
+        if node is None:
+            yield Incident(client, "offline", "no node serves it now")
+            return
+        fault = faults.get(node)
+        if fault is not None:
+            yield replace(fault, client=client)
+        if node in replies:
+            try:
+                _raise_failure(client, replies[node].content)
+                yield from read(replies[node].content)
+            except WireError as error:
+                digest = digest_of(replies[node].content, client)
+                yield Incident(client, error.kind, str(error), digest)
+        elif fault is None:
+            yield Incident(client, "late", "" if seconds is None else f"after {seconds:g} s")
+
     def _exchange(
         self, kind: str, content: Mapping[int, Mapping[str, Any]], seconds: float | None
     ) -> tuple[dict[int, Message], dict[int, Incident]]:
@@ -176,6 +204,13 @@ class Nodes:
             else:
                 replies[node] = reply
         return replies, faults
+
+
+def _raise_failure(client: int, content: RecordDict) -> None:
+    """Raise a `WireError` if the client sent an error in place of a result."""
+    if f"failed {client}" in content:
+        detail = ConfigReader(content, f"failed {client}").text("detail")
+        raise WireError("failed", last_line(detail))
 
 
 def last_line(text: object) -> str:

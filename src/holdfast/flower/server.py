@@ -157,6 +157,15 @@ class FlowerTraining(Training):
         x = torch.stack([next(rows[owner]) for owner in owners if owner is not None]).to(self.device)
         return dataset.preprocess(x, dtype=self.data.dtype), self.data.y[torch.from_numpy(ids)]
 
+    def sum_statistics(
+        self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]
+    ) -> tuple[Tree, int, list[Incident]]:
+        """The sum of the clients' statistics under the final model, of how many clients, and who is left out."""
+        assert isinstance(self.engine, FlowerEngine)
+        if loop.secure is not None:
+            return self.engine.sum_statistics(sent, jobs)
+        return super().sum_statistics(loop, sent, jobs)
+
     def final_statistics(
         self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]
     ) -> Iterator[Tree | Incident]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from holdfast.core.device import choose_device, choose_precision
@@ -112,7 +113,7 @@ class Site:
 
 
 def _in_first_class(counts: np.ndarray, protected: bool) -> np.ndarray:
-    """Label counts ``[..., C]`` as they leave the site: where samples are protected, only how many there are."""
+    """Label counts ``[..., C]`` as they leave the site: where they are protected, only how many samples there are."""
     if not protected:
         return counts
     withheld = np.zeros_like(counts)
@@ -132,11 +133,12 @@ def _node_number(node: Config, key: str) -> int:
 # Handlers of messages -----------------------------------------------------------------------------------------
 
 
-def describe(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
+def describe(app: FlowerApp, app_config: AppConfig, message: Message, context: Context) -> Message:
     """Report the clients at this site and their samples of each class."""
-    site = Site(app, app_config, node)
+    site = Site(app, app_config, context.node_config)
     leaves, protected = site.federation.leaves, app_config.settings.dp_samples is not None
-    counts = _in_first_class(site.counts(), protected)
+    secret = app_config.settings.secure is not None
+    counts = _in_first_class(site.counts(), protected or secret)
     arrays = {"clients": torch.tensor(list(site.local_index)), "counts": torch.from_numpy(counts)}
     if len(leaves):
         arrays["leaves"] = torch.from_numpy(leaves[list(site.local_index.values())])
@@ -151,33 +153,35 @@ def describe(app: FlowerApp, app_config: AppConfig, message: Message, node: Conf
         rows = list(site.local_index.values())
         arrays["validation"] = torch.from_numpy(site.federation.validation_sizes()[rows])
         arrays["defined"] = torch.from_numpy(site.defined_metrics()[rows])
-    return _reply(message, {"clients": tree_to_record(arrays), "properties": ConfigRecord(properties)})
+    return make_reply(message, {"clients": tree_to_record(arrays), "properties": ConfigRecord(properties)})
 
 
-def train(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
+def train(app: FlowerApp, app_config: AppConfig, message: Message, context: Context) -> Message:
     """Train the requested clients one by one; an error of one does not affect the others."""
-    work = RoundWork(app, app_config, message, node)
-    return _reply(message, dict(_for_each_client(work, work.train)))
+    _refuse_open_uploads(app_config)
+    work = RoundWork(app, app_config, message, context.node_config)
+    return make_reply(message, dict(for_each_client(work, work.train)))
 
 
-def evaluate(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
+def evaluate(app: FlowerApp, app_config: AppConfig, message: Message, context: Context) -> Message:
     """Test the global model on the requested clients' validation samples."""
-    work = RoundWork(app, app_config, message, node)
-    return _reply(message, dict(_for_each_client(work, lambda client, _: work.evaluate(client))))
+    work = RoundWork(app, app_config, message, context.node_config)
+    return make_reply(message, dict(for_each_client(work, lambda client, _: work.evaluate(client))))
 
 
-def statistics(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
+def statistics(app: FlowerApp, app_config: AppConfig, message: Message, context: Context) -> Message:
     """Compute the requested clients' statistics under the final model."""
-    work = RoundWork(app, app_config, message, node)
-    return _reply(message, dict(_for_each_client(work, lambda client, _: work.statistics(client))))
+    _refuse_open_uploads(app_config)
+    work = RoundWork(app, app_config, message, context.node_config)
+    return make_reply(message, dict(for_each_client(work, lambda client, _: work.statistics(client))))
 
 
-def samples(app: FlowerApp, app_config: AppConfig, message: Message, node: Config) -> Message:
+def samples(app: FlowerApp, app_config: AppConfig, message: Message, context: Context) -> Message:
     """Send single samples, at most one of each class, if this site's configuration allows it."""
-    site = Site(app, app_config, node)
+    site = Site(app, app_config, context.node_config)
     columns = {k: v.tolist() for k, v in tree_from_record(message.content, "positions").items()}
     positions = list(zip(*(columns[key] for key in ("client", "stage", "label", "rank")), strict=True))
-    if node.get("share-samples") is not True:
+    if context.node_config.get("share-samples") is not True:
         raise HoldfastError(
             f"the server requests {len(positions)} samples, and this site does not share any; to share them, set "
             "share-samples=true in its --node-config"
@@ -191,10 +195,12 @@ def samples(app: FlowerApp, app_config: AppConfig, message: Message, node: Confi
         ids = replace(site.federation, cumulative=False).client(site.local_index[client], stage)
         chosen.append(ids[labels[ids] == label][rank])
     x = site.dataset.x_train[torch.tensor(chosen)]
-    return _reply(message, {"samples": tree_to_record({"x": x})})
+    return make_reply(message, {"samples": tree_to_record({"x": x})})
 
 
-HANDLERS: dict[str, Callable[[FlowerApp, AppConfig, Message, Config], Message]] = {
+Handler = Callable[[FlowerApp, AppConfig, Message, Context], Message]
+
+HANDLERS: dict[str, Handler] = {
     DESCRIBE: describe,
     TRAIN: train,
     EVALUATE: evaluate,
@@ -203,22 +209,32 @@ HANDLERS: dict[str, Callable[[FlowerApp, AppConfig, Message, Config], Message]] 
 }
 
 
-def _reply(message: Message, content: dict[str, Any]) -> Message:
+def _refuse_open_uploads(app_config: AppConfig) -> None:
+    if app_config.settings.secure is not None:
+        raise HoldfastError("the server asks for an upload without masks, and secure is set; it is not sent")
+
+
+def make_reply(message: Message, content: dict[str, Any]) -> Message:
     return Message(RecordDict(content), reply_to=message)
 
 
-def _for_each_client(
+def for_each_client(
     work: RoundWork, function: Callable[[int, int], dict[str, Any]]
 ) -> Iterator[tuple[str, Any]]:
     """The records of each client, from ``function(client, memory_round)``; an error becomes a record too."""
     request = work.request
     for client, memory_round in zip(request.clients, request.memory_rounds, strict=True):
-        try:
-            yield from function(client, memory_round).items()
-        except Exception as error:  # any error is reported with the client it belongs to
-            line = str(error).splitlines()[0] if str(error) else ""
-            detail = line if isinstance(error, HoldfastError) else f"{type(error).__name__}: {line}"
-            yield f"failed {client}", ConfigRecord({"round": request.round, "detail": detail[:1000]})
+        yield from guarded(client, partial(function, client, memory_round))
+
+
+def guarded(client: int, records: Callable[[], dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """A client's records, or one that describes the error of making them."""
+    try:
+        yield from records().items()
+    except Exception as error:  # any error is reported with the client it belongs to
+        line = str(error).splitlines()[0] if str(error) else ""
+        detail = line if isinstance(error, HoldfastError) else f"{type(error).__name__}: {line}"
+        yield f"failed {client}", ConfigRecord({"detail": detail[:1000]})
 
 
 class RoundWork:
@@ -267,6 +283,22 @@ class RoundWork:
 
     def train(self, client: int, memory_round: int) -> dict[str, Any]:
         """Train one client; returns the records of its reply."""
+        result, memory = self.trained(client, memory_round)
+        result, sent = compressed_upload(
+            result, self.method, self.context, self.app_config, self.sent, memory
+        )
+        protected = self.app_config.settings.dp_samples is not None
+        fields = self.remembered(result, memory, memory_round) | {
+            "weight": float(result.weight),
+            # Neither is protected by the noise on the gradients.
+            "loss": 0.0 if protected else float(result.loss),
+            "label-counts": _in_first_class(result.label_counts, protected).tolist(),
+        }
+        upload = tree_to_record(build_upload(result, self.method, self.context, self.app_config, sent))
+        return {f"client {client}": upload, f"result {client}": ConfigRecord(fields)}
+
+    def trained(self, client: int, memory_round: int) -> tuple[ClientResult, Tree | None]:
+        """The result of one client's training, and the memory with which it began."""
         request = self.request
         memory = self.client_states.get(client, memory_round) if memory_round else None
         ids = self.site.ids(client, request.stage)
@@ -277,25 +309,21 @@ class RoundWork:
             protected_rounds = account.spend(len(ids), multiplier)
         job = Job(client, ids, request.stage, self._payload(client), memory, multiplier)
         result = next(self.engine.train(self.sent, [job]))
-        result, sent = compressed_upload(
-            result, self.method, self.context, self.app_config, self.sent, memory
-        )
+        return replace(result, protected_rounds=protected_rounds), memory
+
+    def remembered(self, result: ClientResult, memory: Tree | None, memory_round: int) -> dict[str, Any]:
+        """Store what the client remembers of the round; returns the values that it sends besides its upload."""
+        client, number = result.client, self.request.round
         measured = self._test_own_model(client, result)
-        self.client_states.put(client, request.round, to_device(result.client_state, "cpu"), memory_round)
-        fields = {
-            "round": request.round,
+        self.client_states.put(client, number, to_device(result.client_state, "cpu"), memory_round)
+        return {
+            "round": number,
             "samples": result.samples,
-            "weight": float(result.weight),
-            # Neither is protected by the noise on the gradients.
-            "loss": 0.0 if multiplier else float(result.loss),
-            "label-counts": _in_first_class(result.label_counts, bool(multiplier)).tolist(),
-            "protected-rounds": protected_rounds,
+            "protected-rounds": result.protected_rounds,
             "has-memory": int(bool(result.client_state)),
             "memory-lost": int(bool(memory_round) and memory is None),
             **measured,
         }
-        upload = tree_to_record(build_upload(result, self.method, self.context, self.app_config, sent))
-        return {f"client {client}": upload, f"result {client}": ConfigRecord(fields)}
 
     def _test_own_model(self, client: int, result: ClientResult) -> dict[str, Any]:
         """The metrics of a client's model on its own validation samples, in rounds in which models are tested."""
@@ -325,9 +353,13 @@ class RoundWork:
         return {f"metrics {client}": ConfigRecord({"round": self.request.round, "values": values})}
 
     def statistics(self, client: int) -> dict[str, Any]:
+        """The record of one client's statistics under the final model."""
+        return {f"client {client}": tree_to_record(self.final_statistics(client))}
+
+    def final_statistics(self, client: int) -> Tree:
         """One client's statistics under the final model."""
         job = Job(client, self.site.ids(client, self.request.stage), self.request.stage)
-        return {f"client {client}": tree_to_record(self.engine.runner.final_statistics(job, self.sent))}
+        return self.engine.runner.final_statistics(job, self.sent)
 
     def _broadcast(self) -> Broadcast:
         network = self.context.network

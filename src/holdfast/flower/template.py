@@ -53,7 +53,7 @@ client = app.client_app()
 '''
 
 PYPROJECT = """[build-system]
-requires = ["setuptools>=69"]
+requires = ["setuptools>=77"]
 build-backend = "setuptools.build_meta"
 
 [project]
@@ -88,6 +88,7 @@ momentum = 0.9
 seed = 0
 deadline = 0            # seconds after which a round closes without the clients still training; 0: no deadline
 min-clients = 1         # with fewer usable updates in a round the run stops; it can be resumed
+secure = ""             # "secagg+": the server learns the sum of the updates and no single one
 validation = 0          # share of each client's samples on which it tests models, such as 0.1; 0: none
 patience = 0            # tests there without a better model, after which the run stops; 0: it trains all rounds
 evaluate-locals = false # true: the server tests every local model, so that tensors private to a client are sent too

@@ -147,6 +147,8 @@ class Method:
     """Whether it reads the features or the classifier, and so needs a model that ends in a Linear layer."""
     holdout: ClassVar[float] = 0.0
     """The share of a client's samples that is kept out of its training, as ``client.heldout``."""
+    compares_samples: ClassVar[bool] = False
+    """Whether its loss compares the samples of a batch, so that it is no mean over samples."""
     assumes_sgd: ClassVar[str] = ""
     """Why the arithmetic holds only for local SGD with one learning rate in a round; other runs are refused with it."""
     uses_mask: ClassVar[bool] = False
@@ -317,6 +319,10 @@ class Method:
     def personal_logits(self, out: Output, state: Tree) -> Tensor:
         """A client's scores, such as logits ``[B, C]``, from its trained model's outputs and its state."""
         return out.logits
+
+    def personal_params(self, server: Server, state: Tree, client: int) -> Tensors:
+        """The parameters of a client's own model after training, from the final server and the client's state."""
+        return server.params
 
     def prototype_logits(self, out: Output, server: Server) -> Tensor:
         """Scores ``[B, C]`` by distance to the federation's class prototypes; the classifier's without prototypes."""

@@ -2,6 +2,7 @@
 # ruff: noqa: I001
 
 from holdfast.methods.fedavg import FedAvg as FedAvg
+from holdfast.methods.steady import Steady as Steady
 from holdfast.methods.fedprox import FedProx as FedProx
 from holdfast.methods.fedavgm import FedAvgM as FedAvgM
 from holdfast.methods.scaffold import Scaffold as Scaffold

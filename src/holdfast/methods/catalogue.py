@@ -53,7 +53,7 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def _parameters(kind: type[Method]) -> list[dict[str, Any]]:
-    # The comment beside a field says what it means, where whoever reads the method needs it.
+    # The comment beside a field explains it.
     classes = [parent for parent in reversed(kind.__mro__) if issubclass(parent, Method)]
     source = "".join(map(inspect.getsource, classes))
     comments = dict(re.findall(r"^    (\w+):[^\n#]*=[^\n#]*# ?(.*)$", source, re.MULTILINE))

@@ -223,6 +223,7 @@ CONTRACTS: dict[str, Callable[[Any, tuple[Any, ...]], None]] = {
     "eval_params": lambda result, args: _model(result, args[0].params, args[0].buffers),
     "global_logits": lambda result, args: _scores(result, args[0]),
     "personal_logits": lambda result, args: _scores(result, args[0]),
+    "personal_params": lambda result, args: _like(result, args[0].params, WEIGHTS),
     "prototype_logits": lambda result, args: _scores(result, args[0]),
     "final_statistics": lambda result, _: _statistics(result),
     "finalize": lambda result, args: _server(result, args[0]),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.spec import NonNegative, PositiveCount
-from holdfast.methods.base import Local, Method, Tensors, Tree
+from holdfast.methods.base import Local, Method, Server, Tensors, Tree
 from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 
@@ -76,3 +76,8 @@ class Ditto(Method):
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         return {}, {"personal": params}
+
+    def personal_params(self, server: Server, state: Tree, client: int) -> Tensors:
+        """v_k."""
+        own: Tensors = state["personal"]
+        return own

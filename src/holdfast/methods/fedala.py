@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from holdfast.core.spec import NonNegative, PositiveCount, PositiveFraction
-from holdfast.methods.base import Method, Tensors, Tree
+from holdfast.methods.base import Method, Server, Tensors, Tree
 from holdfast.methods.card import Card
 from holdfast.methods.context import Client
 
@@ -83,6 +83,10 @@ class FedALA(Method):
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         return {}, {"old": self._top(params, client), **client.notes[self.name]}
+
+    def personal_params(self, server: Server, state: Tree, client: int) -> Tensors:
+        """ŵ, with the weights that were learnt last."""
+        return _mixed(server.params, state["old"], state["weights"])
 
 
 def _mixed(sent: Tensors, old: Tensors, weights: Tensors) -> Tensors:

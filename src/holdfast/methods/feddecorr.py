@@ -28,6 +28,7 @@ class FedDecorr(Method):
         when="strong label skew leaves the features few effective dimensions, and the classifier's input is wide",
     )
     needs_features: ClassVar[bool] = True
+    compares_samples: ClassVar[bool] = True
 
     beta: NonNegative = 0.1  # β: weight of the penalty
 

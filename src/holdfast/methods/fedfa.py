@@ -45,6 +45,7 @@ class FedFA(Method):
     )
     needs_classes: ClassVar[bool] = True
     needs_features: ClassVar[bool] = True
+    compares_samples: ClassVar[bool] = True
 
     mu: NonNegative = 0.1  # μ: weight of L_fa
     lam: Fraction = 0.5  # λ: weight of the old anchor in an epoch's update

@@ -74,6 +74,10 @@ class FedFomo(Method):
         notes = client.notes[self.name]
         return {"gains": notes["gains"]}, {"own": params, "old": notes["old"]}
 
+    def personal_params(self, server: Server, state: Tree, client: int) -> Tensors:
+        own: Tensors = state["own"]
+        return own
+
     def refine(self, server: Server, uploads: Sequence[Upload], context: RunContext) -> Server:
         """Store models and affinities; the global model is the mean of all that are stored."""
         models, samples, affinity = (dict(server.state.get(k, {})) for k in ("models", "samples", "affinity"))

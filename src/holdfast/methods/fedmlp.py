@@ -81,6 +81,7 @@ class FedMLP(Method):
         """Whether this method defines a hook itself, which depends on its hyper-parameters."""
         has = {
             "initial_params": self.head != "shared",
+            "personal_params": self.head != "shared",
             "prototype_logits": self._from_server,
             "learning_rate": self.head_epochs > 0,
             "client_weight": self.weights == "uniform",
@@ -230,6 +231,11 @@ class FedMLP(Method):
         if self.head == "epoch":
             state["stage"] = torch.tensor(client.stage)
         return sums, state
+
+    def personal_params(self, server: Server, state: Tree, client: int) -> Tensors:
+        """The body with the client's own classifier."""
+        own: Tensors = state.get("head", {})
+        return server.params | own
 
     def is_shared(self, name: str, context: RunContext) -> bool:
         return self.head != "personal" or name not in context.network.head.names

@@ -110,6 +110,11 @@ class FedPAC(Method):
         sums = _class_sums(client.forward(params).features, client)
         return {"features": sums, "labels": client.label_counts, **client.notes[self.name]}, {}
 
+    def personal_params(self, server: Server, state: Tree, client: int) -> Tensors:
+        """The body with the client's mixture of heads."""
+        head: Tensors = self.broadcast_to(server, client).get("head", {})
+        return server.params | head
+
     def update(self, server: Server, sums: Tree, uploads: Sequence[Upload], context: RunContext) -> Tree:
         """New prototypes, and new heads for the participants."""
         state, labels = server.state, sums["labels"]

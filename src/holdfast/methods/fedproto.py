@@ -86,6 +86,10 @@ class FedProto(Method):
         sent = {"prototypes": prototypes, "holders": visited.to(counts.dtype)}
         return sent, {"params": params, **remembered}
 
+    def personal_params(self, server: Server, state: Tree, client: int) -> Tensors:
+        own: Tensors = state["params"]
+        return own
+
     def is_shared(self, name: str, context: RunContext) -> bool:
         return False
 

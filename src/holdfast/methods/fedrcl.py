@@ -39,6 +39,7 @@ class FedRCL(Method):
     )
     needs_classes: ClassVar[bool] = True
     needs_features: ClassVar[bool] = True
+    compares_samples: ClassVar[bool] = True
 
     tau: Positive = 0.05  # τ: temperature of the cosines
     lam: PositiveFraction = 0.7  # λ: cosine from which a pair of one class is driven apart

@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.spec import PositiveCount
-from holdfast.methods.base import Method, Tensors, Tree
+from holdfast.methods.base import Method, Server, Tensors, Tree
 from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 
@@ -54,6 +54,11 @@ class FedRep(Method):
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         return {}, {"head": {name: params[name] for name in client.context.network.head.names}}
+
+    def personal_params(self, server: Server, state: Tree, client: int) -> Tensors:
+        """The body with the client's own head."""
+        head: Tensors = state["head"]
+        return server.params | head
 
     def is_shared(self, name: str, context: RunContext) -> bool:
         """Whether it belongs to the body."""

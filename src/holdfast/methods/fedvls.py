@@ -37,6 +37,7 @@ class FedVLS(Method):
         client=GLOBAL_TEACHER,
     )
     needs_classes: ClassVar[bool] = True
+    compares_samples: ClassVar[bool] = True
     teachers: ClassVar[tuple[str, ...]] = ("global",)
 
     lam: NonNegative = 0.1  # λ: weight of the distillation

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holdfast.methods.base import Method, Tensors, Tree
+from holdfast.methods.base import Method, Server, Tensors, Tree
 from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 
@@ -30,6 +30,10 @@ class LocalTraining(Method):
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
         return {}, {"params": params}
+
+    def personal_params(self, server: Server, state: Tree, client: int) -> Tensors:
+        own: Tensors = state["params"]
+        return own
 
     def is_shared(self, name: str, context: RunContext) -> bool:
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -314,6 +314,13 @@ class Stack(Method):
     def personal_logits(self, out: Output, state: Tree) -> Tensor:
         part = self._owner("personal_logits")
         return part.personal_logits(out, state.get(part.name, {}))
+
+    def personal_params(self, server: Server, state: Tree, client: int) -> Tensors:
+        """Each part replaces its own share of the parameters."""
+        for part in self.parts:
+            params = part.personal_params(_view(server, part), state.get(part.name, {}), client)
+            server = replace(server, params=params)
+        return server.params
 
     def prototype_logits(self, out: Output, server: Server) -> Tensor:
         part = self._owner("prototype_logits")

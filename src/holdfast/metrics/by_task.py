@@ -96,13 +96,13 @@ def _f1(p: Predictions) -> FloatArray:
     if p.task.name != "multilabel":
         return f1_by_class(p.predicted, p.y, p.probabilities.shape[1])
     pairs = zip(p.predicted.T, p.members.T.astype(np.int64), strict=True)
-    return np.array([f1_by_class(said, true, 2)[1] for said, true in pairs])
+    return np.array([f1_by_class(guess, true, 2)[1] for guess, true in pairs])
 
 
 def _overlap(p: Predictions, union: bool) -> FloatArray:
     """Dice or intersection over union of each class, over the pixels of all samples."""
-    right, said, true = p.kept[:, 3:].sum(0).reshape(-1, 3).T
-    score = divide(right, said + true - right) if union else divide(2 * right, said + true)
+    both, labelled, true = p.kept[:, 3:].sum(0).reshape(-1, 3).T
+    score = divide(both, labelled + true - both) if union else divide(2 * both, labelled + true)
     return np.where(true > 0, score, np.nan)
 
 
@@ -186,7 +186,7 @@ class Metric:
 
     @property
     def base_name(self) -> str:
-        """The name without what it says of the mean over classes."""
+        """The name without the suffix of the mean over classes."""
         return self.name.removesuffix(WEIGHTED)
 
     def try_on(self, trial: Predictions) -> bool:

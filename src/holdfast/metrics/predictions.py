@@ -67,10 +67,10 @@ def f1_by_class(predicted: ArrayLike, labels: ArrayLike, classes: int) -> FloatA
 
     Source: van Rijsbergen, Information Retrieval, 1979.
     """
-    said, truth = as_labels(predicted, "predicted"), as_labels(labels, "labels")
-    right = np.bincount(truth[said == truth], minlength=classes)
+    guess, truth = as_labels(predicted, "predicted"), as_labels(labels, "labels")
+    right = np.bincount(truth[guess == truth], minlength=classes)
     total = np.bincount(truth, minlength=classes)
-    return np.where(total > 0, divide(2.0 * right, np.bincount(said, minlength=classes) + total), np.nan)
+    return np.where(total > 0, divide(2.0 * right, np.bincount(guess, minlength=classes) + total), np.nan)
 
 
 def balanced_accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
@@ -85,9 +85,9 @@ def balanced_accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
 
     Source: Brodersen et al., ICPR 2010.
     """
-    said, truth = as_labels(predicted, "predicted"), as_labels(labels, "labels")
+    guess, truth = as_labels(predicted, "predicted"), as_labels(labels, "labels")
     total = np.bincount(truth)
-    right = np.bincount(truth[said == truth], minlength=len(total))
+    right = np.bincount(truth[guess == truth], minlength=len(total))
     return float((right[total > 0] / total[total > 0]).mean())
 
 

@@ -47,7 +47,7 @@ def paired_test(a: ArrayLike, b: ArrayLike, resampled: float = 0.0) -> tuple[flo
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:
-    """p-values corrected for several tests at once (Holm, 1979).
+    """p-values corrected for several tests at once.
 
     The i-th smallest of m, p_(i), becomes max_{j ≤ i} min(1, (m − j + 1) p_(j)).
 
@@ -56,6 +56,8 @@ def holm(p_values: ArrayLike) -> np.ndarray:
 
     Returns:
         [m], in the order of the arguments.
+
+    Source: Holm, 1979.
     """
     given = as_array(p_values, "p_values", "m")
     order = np.argsort(given, kind="stable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -81,13 +82,23 @@ def _head(layer: str, linear: nn.Linear, params: Mapping[str, nn.Parameter]) -> 
     return Head(weight, bias, linear.in_features)
 
 
+def _is_frozen(linear: nn.Linear) -> bool:
+    weight = linear._parameters.get("weight")  # absent if it is computed from others
+    return weight is not None and not weight.requires_grad
+
+
+def logits_of(outputs: Any) -> Any:
+    """The logits of a module's outputs: these themselves, or the ``logits`` of an object, as of transformers."""
+    return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
+
+
 def _call(
     net: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """A module's outputs at given weights, and the new values of buffers that a layer has reassigned."""
     before = {**buffers, **params}
     after = dict(before)  # ``functional_call`` stores reassigned tensors here
-    logits = functional_call(net, after, (x,))
+    logits = logits_of(functional_call(net, after, (x,)))
     return logits, {name: after[name].detach() for name in buffers if after[name] is not before[name]}
 
 
@@ -105,6 +116,7 @@ class Network:
         batchnorm: ``average`` (BatchNorm's statistics and weights are averaged like all others), ``local`` (each
             client keeps its own, as in FedBN) or ``drop`` (no running statistics: batch statistics always).
         unused: parameters that get no gradient. Like those that require none, they are neither trained nor sent.
+        constants: buffers that are not part of the model's state; they are not sent either.
     """
 
     def __init__(
@@ -113,6 +125,7 @@ class Network:
         classifier: str | None = None,
         batchnorm: BatchNormPolicy = "average",
         unused: frozenset[str] = frozenset(),
+        constants: frozenset[str] = frozenset(),
     ) -> None:
         if batchnorm not in ("average", "local", "drop"):
             raise HoldfastError(f"batchnorm is '{batchnorm}'; it must be average, local or drop")
@@ -120,7 +133,8 @@ class Network:
             raise HoldfastError(
                 "the model has lazy layers, whose weights do not exist yet; call it once on a few samples first"
             )
-        self._original, self._batchnorm, self._layer, self.unused = net, batchnorm, classifier, unused
+        self._original, self._batchnorm, self._layer = net, batchnorm, classifier
+        self.unused, self._constants = unused, constants
         self.net = copy.deepcopy(net)
         norms = {
             name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
@@ -150,15 +164,20 @@ class Network:
         self.head_is_shared = True  # another layer uses its parameters too
         self.num_outputs: int | None = None  # of the classifier
         self.vector_features = True  # whether the classifier is applied to one vector a sample
-        found = find_classifier(self.net, classifier)
-        if found is not None:
-            self._set_head(*found, trained)
         if not self.params:
             raise HoldfastError(
                 "the model has no parameter that requires a gradient, so there is nothing to train"
             )
+        self.frozen_classifier: str | None = None  # the last Linear layer, if it is not trained
+        found = find_classifier(self.net, classifier)
+        if found is not None and classifier is None and _is_frozen(found[1]):
+            self.frozen_classifier = found[0]
+        elif found is not None:
+            self._set_head(*found, trained)
         self.frozen = any(not p.requires_grad for p in self.net.parameters())
-        self.buffers = {name: b.detach().clone() for name, b in self.net.named_buffers()}
+        self.buffers = {
+            name: b.detach().clone() for name, b in self.net.named_buffers() if name not in constants
+        }
         prefixes = tuple(f"{name}." for name in norms) if batchnorm == "local" else ()
         self.kept_local = frozenset(
             n for n in [*self.params, *self.buffers] if prefixes and n.startswith(prefixes)
@@ -181,8 +200,8 @@ class Network:
             )
         if head.weight not in self.params:
             raise HoldfastError(
-                f"the model's classifier '{layer}' requires no gradient, but every method trains it; call "
-                "requires_grad_(True) on it"
+                f"the model's classifier '{layer}' requires no gradient, but methods train it; call "
+                "requires_grad_(True) on it, or name no classifier"
             )
         head_ids = {id(p) for p in linear.parameters()}
         uses = sum(id(p) in head_ids for _, p in self.net.named_parameters(remove_duplicate=False))
@@ -200,7 +219,9 @@ class Network:
     def head(self) -> Head:
         """The classifier's parameters; an error if the model does not end in a Linear layer."""
         if self._head is None:
-            raise HoldfastError("the model does not end in a torch.nn.Linear layer, so it has no classifier")
+            raise HoldfastError(
+                "the model does not end in a torch.nn.Linear layer that is trained, so it has no classifier"
+            )
         return self._head
 
     def drop_head(self) -> None:
@@ -225,22 +246,36 @@ class Network:
 
     def clone(self) -> Network:
         """A network with the same initial weights, for use in another thread."""
-        return self._with_same_head(Network(self._original, self._layer, self._batchnorm, self.unused))
+        return self._with_same_head(self._network_of(self._original))
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Network:
         """A copy on a device that shares no memory with this one; floating-point tensors get the ``dtype``."""
         net = copy.deepcopy(self._original).to(device, dtype)
-        copied = Network(net, self._layer, self._batchnorm, self.unused)
+        copied = self._network_of(net)
         for own, tensors in ((copied.params, self.params), (copied.buffers, self.buffers)):
             own |= {name: t.to(device, own[name].dtype, copy=True) for name, t in tensors.items()}
         copied.own_kernels, copied.ignores_padding = self.own_kernels, self.ignores_padding
         return self._with_same_head(copied)
+
+    def _network_of(self, net: nn.Module) -> Network:
+        return Network(net, self._layer, self._batchnorm, self.unused, self._constants)
 
     def _with_same_head(self, copied: Network) -> Network:
         if not self.has_head:
             copied.drop_head()
         copied.vector_features = self.vector_features
         return copied
+
+    def frozen_hash(self) -> str | None:
+        """A hash of the parameters that require no gradient, which checkpoints leave out; None if there are none."""
+        if not self.frozen:
+            return None
+        digest = hashlib.sha256()
+        for name, p in self._original.named_parameters():
+            if not p.requires_grad:
+                digest.update(f"{name} {p.dtype} {tuple(p.shape)}".encode())
+                digest.update(p.detach().cpu().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def min_batchnorm_values(self, x: Tensor) -> int | None:
         """The fewest values (pixels) per channel and sample that any BatchNorm normalises; None without BatchNorm."""
@@ -284,7 +319,7 @@ class Network:
     def call(self, module: nn.Module, x: Tensor) -> Output:
         """The outputs of a module with its own weights."""
         self._captured.clear()
-        logits = module(x)
+        logits = logits_of(module(x))
         return self._output(logits)
 
     def _output(self, logits: Tensor) -> Output:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from inspect import Parameter, signature
+from inspect import Parameter, isfunction, signature
 from typing import Any, TypeGuard, get_type_hints
 
 from torch import nn
@@ -128,6 +128,11 @@ def as_model(model: object) -> ModelSpec | OwnModel | nn.Module:
         return model
     if _makes_a_model(model):
         return OwnModel(model, {}, own.code_of(model))
+    if isfunction(model) and (missing := _missing(model)):
+        raise HoldfastError(
+            f"model is {named(model)}, which needs {missing[0]}; it is called with those of {', '.join(GIVEN)} that it "
+            "names, and its other arguments must have defaults"
+        )
     raise HoldfastError(
         f"model is {named(model)}; it must be one of holdfast.models, such as models.mlp(64), a torch.nn.Module, a "
         f"function of {', '.join(GIVEN)} that makes one, or text such as 'mlp:64'"
@@ -142,10 +147,18 @@ def _makes_a_model(value: object) -> TypeGuard[Callable[..., Any]]:
         parameters = signature(value).parameters.values()
     except (TypeError, ValueError):
         return False
-    return all(
-        p.name in GIVEN or p.default is not Parameter.empty or p.kind is Parameter.VAR_KEYWORD
+    return not _missing(value) and all(p.kind is not Parameter.VAR_POSITIONAL for p in parameters)
+
+
+def _missing(value: Callable[..., Any]) -> list[str]:
+    """The arguments of a function that have no default and are not given to it."""
+    parameters = signature(value).parameters.values()
+    variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return [
+        p.name
         for p in parameters
-    )
+        if p.name not in GIVEN and p.default is Parameter.empty and p.kind not in variable
+    ]
 
 
 def describe_model(model: ModelSpec | OwnModel | nn.Module) -> dict[str, Any]:

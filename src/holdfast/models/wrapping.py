@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.data.dataset import Dataset
-from holdfast.models.network import BatchNormPolicy, Network, find_classifier
+from holdfast.models.network import BatchNormPolicy, Network, find_classifier, logits_of
 from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec
 
@@ -24,7 +24,8 @@ def build_network(
     if isinstance(model, OwnModel):
         model = model.build(shape, num_outputs, seed)
     net = copy.deepcopy(unwrap_module(model)).to(device, dtype)
-    return Network(net, classifier, batchnorm, unused_parameters(net, shape, classifier))
+    unused = unused_parameters(net, shape, classifier)
+    return Network(net, classifier, batchnorm, unused, constant_buffers(net, shape))
 
 
 def fit_samples(network: Network, dataset: Dataset) -> Dataset:
@@ -68,7 +69,7 @@ def unused_parameters(module: nn.Module, shape: tuple[int, ...], classifier: str
     for x in _trial_inputs(shape, first):
         try:
             with torch.random.fork_rng([first.device] if first.is_cuda else []):
-                loss = trial(x).square().sum()
+                loss = logits_of(trial(x)).square().sum()
                 grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
             continue  # the first forward pass reports inputs that the model does not accept
@@ -76,6 +77,24 @@ def unused_parameters(module: nn.Module, shape: tuple[int, ...], classifier: str
     found = find_classifier(trial, classifier)
     head = set() if found is None else {id(p) for p in found[1].parameters()}
     return frozenset() if any(id(params[name]) in head for name in unused) else frozenset(unused)
+
+
+def constant_buffers(module: nn.Module, shape: tuple[int, ...]) -> frozenset[str]:
+    """The names of buffers that no ``state_dict`` contains and training does not change, such as position ids."""
+    names = {name for name, _ in module.named_buffers()} - module.state_dict().keys()
+    if not names:
+        return frozenset()
+    trial = copy.deepcopy(module).train()
+    first, runs, changed = next(trial.parameters()), False, set[str]()
+    for x in _trial_inputs(shape, first):
+        try:
+            with torch.no_grad(), torch.random.fork_rng([first.device] if first.is_cuda else []):
+                trial(x)
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+            continue  # the first forward pass reports inputs that the model does not accept
+        runs, after = True, dict(trial.named_buffers())
+        changed |= {n for n, b in module.named_buffers() if n in names and not torch.equal(b, after[n])}
+    return frozenset(names - changed) if runs else frozenset()
 
 
 def _trial_inputs(shape: tuple[int, ...], like: Tensor) -> Iterator[Tensor]:

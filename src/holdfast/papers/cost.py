@@ -18,6 +18,7 @@ MICROSECONDS = {
     "fa-fmnist": 2,
     "fa-validation-fmnist": 2,
     "mlp-cnn5": 3,
+    "cnn": 3,
     "t-cnn": 3,
     "ntd-mnist": 3,
     "ntd-cifar": 4,

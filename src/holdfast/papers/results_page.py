@@ -13,6 +13,7 @@ from holdfast.papers.findings import compare
 from holdfast.papers.overview import draw_overview
 from holdfast.papers.paper_page import Section, paper_page
 from holdfast.papers.published import Paper, load_tables
+from holdfast.papers.recipe_page import recipe_page
 from holdfast.papers.results import Results
 
 HEAD = """# Results
@@ -53,7 +54,7 @@ with CUDA's multi-process service (`nvidia-cuda-mps-control -d`), without which 
 
 
 def write_page(results: str | Path, page: Path) -> Path:
-    """Write the first page, the papers' pages into a folder of its name, and figures into ``images/results`` beside it.
+    """Write the first page, the papers' pages into a folder of its name, the recipe's page and the figures beside it.
 
     Returns the figures' folder.
     """
@@ -65,6 +66,7 @@ def write_page(results: str | Path, page: Path) -> Path:
     of_paper = {paper: [s for s in sections if s.table.paper is paper] for paper in papers}
     for paper in papers:
         _write(folder / f"{paper.key}.md", paper_page(paper, of_paper[paper], folder))
+    _write(page.with_name("recipe.md"), recipe_page(stored, page.parent, images))
     parts = [HEAD, _summary(of_paper, folder.name)]
     parts += [_overview(paper, of_paper[paper], images, page) for paper in papers]
     _write(page, "\n\n".join(part.strip() for part in (*parts, FINDINGS, COMMANDS)) + "\n")

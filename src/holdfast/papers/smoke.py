@@ -32,10 +32,16 @@ TEST_SAMPLES = 20
 LARGE = ("fa-digits", "resnet50", "fa-cifar100", "mlp-resnet18")  # models trained by one client in one round
 SHORT_SCHEDULES = (
     (r"body_epochs=\d+", "body_epochs=1"),
+    (r"head_epochs=\d+", "head_epochs=1"),
     (r"\bsteps=\d+", "steps=1"),
     (r"^creff$", "creff:repeats=1,match_steps=2,epochs=2"),
 )
 """Patterns and replacements that shorten the schedules inside methods."""
+TWO_PHASES = (
+    "fedrep",
+    "fedpac",
+    "head_epochs",
+)  # methods that need an epoch for the classifier and one for the body
 
 
 def smoke(folder: Path, tables: Sequence[Table]) -> Iterator[str]:
@@ -96,7 +102,7 @@ def shrink(settings: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[str, 
         "clients": 5 if stream else 8 if len(names) > 1 else 20 if large else 10,
         "clients_per_round": 1 if large else 2,
         "rounds": 5 if stream and not large else 1 if large else 2,
-        "local_epochs": 2 if "fedrep" in settings["method"] or "fedpac" in settings["method"] else 1,
+        "local_epochs": 2 if any(name in settings["method"] for name in TWO_PHASES) else 1,
         "batch_size": 24,
         "method": _shorten(settings["method"]),
         "partition": re.sub(r"min_size=\d+", "min_size=1", settings["partition"]),

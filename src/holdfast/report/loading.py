@@ -5,9 +5,10 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os import PathLike
 from os.path import commonpath
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from holdfast.core import files
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.schema import validate_content
 from holdfast.core.settings import MACHINE_SETTINGS, RECORDED
+from holdfast.core.spec import named
 from holdfast.metrics.arrays import FloatArray
 from holdfast.runs import RunDirectory, list_runs
 from holdfast.runs.comparison import is_baseline
@@ -29,6 +31,17 @@ UNGROUPED_SETTINGS = frozenset({"name", "seed", "partition_seed", *RECORDED, *MA
 # Settings that make accuracies incomparable where they differ.
 COMPARABILITY_SETTINGS = ("data", "partition", "stream", "long_tail", "skew")
 MAX_LABEL_SETTINGS = 4
+
+
+class InMemory(Protocol):
+    """A result of training that contains runs."""
+
+    def stored_runs(self) -> "Sequence[StoredRun]":
+        """The runs, as read from their directories."""
+
+
+Given = Path | str | InMemory
+"""A run directory, a directory of such, or a result of training."""
 
 Curve = tuple[FloatArray, FloatArray]
 """Rounds and values, each [n]."""
@@ -50,8 +63,7 @@ class StoredRun:
         cls, path: Path, name: str, experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
     ) -> "StoredRun":
         """A run with what its directory stores besides the experiment and the records."""
-        federation = _read_optional(path / FEDERATION, StoredFederation)
-        probe = _read_optional(path / PROBE, StoredProbe)
+        federation, probe = read_federation(path), read_probe(path)
         names = experiment.get("classes") or federation.get("classes")
         classes = check_records(path / METRICS, records, len(names) if names else None)
         check_federation(path / FEDERATION, federation, classes)
@@ -175,14 +187,28 @@ def load_run(path: Path) -> StoredRun:
     return run
 
 
-def load_runs(paths: Sequence[Path]) -> list[StoredRun]:
-    """Read run directories, and all runs below other directories; an empty list is an error."""
-    if not paths:
+def load_runs(given: Given | Sequence[Given]) -> list[StoredRun]:
+    """The runs of results of training, of run directories and below other directories; an empty list is an error."""
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if not several:
         raise HoldfastError("no run given; name at least one run directory, for example runs/fedavg")
-    found = {place.resolve(): run for path in paths for place, run in _runs_at(Path(path))}
-    common = commonpath([place.parent for place in found])
+    found: dict[Path | int, StoredRun] = {}  # by its directory, or a number
+    for one in several:
+        if isinstance(one, str | PathLike):
+            found |= {place.resolve(): run for place, run in _runs_at(Path(one))}
+        elif hasattr(one, "stored_runs"):
+            found |= dict(enumerate(one.stored_runs(), len(found)))
+        else:
+            raise HoldfastError(
+                f"{named(one)} is no run; give what train or compare returns, or the path of a run directory"
+            )
+    if places := [place.parent for place in found if isinstance(place, Path)]:
+        common = commonpath(places)
     # The runs of a comparison are all called seed-0, seed-1, …: the parent directories tell them apart.
-    return [replace(run, name=place.relative_to(common).as_posix()) for place, run in found.items()]
+    return [
+        replace(run, name=place.relative_to(common).as_posix()) if isinstance(place, Path) else run
+        for place, run in found.items()
+    ]
 
 
 def _runs_at(path: Path) -> list[tuple[Path, StoredRun]]:
@@ -201,6 +227,16 @@ def _runs_at(path: Path) -> list[tuple[Path, StoredRun]]:
     for sentence in damaged:
         warnings.warn(sentence, HoldfastWarning, stacklevel=3)
     return loaded
+
+
+def read_federation(run: Path) -> dict[str, Any]:
+    """The content of a run's federation.json; empty without one."""
+    return _read_optional(run / FEDERATION, StoredFederation)
+
+
+def read_probe(run: Path) -> dict[str, Any]:
+    """The content of a run's probe.json; empty without one."""
+    return _read_optional(run / PROBE, StoredProbe)
 
 
 def _read_optional(path: Path, schema: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from holdfast.core import files
 from holdfast.report import palette
 from holdfast.report.curves import NotRecorded
 from holdfast.report.figures import FIGURES, build_figure
-from holdfast.report.loading import RunGroup, StoredRun, group_runs, load_runs
+from holdfast.report.loading import Given, RunGroup, StoredRun, group_runs, load_runs
 from holdfast.report.tables import leaderboard
 
 if TYPE_CHECKING:
@@ -24,10 +24,13 @@ SCRIPTS = ("uplot.min.js", "base.js", "curves.js", "bars.js", "cells.js", "figur
 MAX_INCIDENTS = 500
 
 
-def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Write one self-contained HTML page about run directories to ``out`` and return its path."""
-    loaded = load_runs(runs)
-    page = report_html(loaded)
+def write_report(runs: Given | Sequence[Given], out: Path | str) -> Path:
+    """Write one self-contained HTML page about runs or run directories to ``out`` and return its path."""
+    return write_page(report_html(load_runs(runs)), out)
+
+
+def write_page(page: str, out: Path | str) -> Path:
+    """Write a page to ``out``, whose folder is made, and return its path."""
     out = Path(out)
     with files.writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -35,11 +38,11 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def report_html(runs: Sequence[StoredRun]) -> str:
-    """The page about these runs; the same runs give the same bytes."""
+def report_html(runs: Sequence[StoredRun], groups: Sequence[RunGroup] | None = None) -> str:
+    """The page about these runs, grouped by experiment or as given; the same runs give the same bytes."""
     from markupsafe import Markup
 
-    groups = group_runs(runs)
+    groups = group_runs(runs) if groups is None else groups
     style = "".join(map(asset, STYLES))
     script = "".join(map(asset, (*SCRIPTS, "report.js")))
     return template("report.html").render(

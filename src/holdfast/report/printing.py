@@ -12,8 +12,9 @@ from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 from holdfast.metrics.arrays import FloatArray
 from holdfast.report.curves import NotRecorded
-from holdfast.report.figures import build_figure
-from holdfast.report.loading import group_runs, load_runs
+from holdfast.report.figures import FIGURES, build_figure
+from holdfast.report.loading import Given, RunGroup, group_runs, load_runs
+from holdfast.report.metric_figures import build_metric_figure
 from holdfast.report.palette import DASHES, MARKERS, RAMP_LIGHT, SERIES_LIGHT
 from holdfast.report.panels import Bars, Bubbles, Figure, Heatmap, Lines, Panel, Scatter
 
@@ -46,23 +47,43 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def figure(name: str, runs: Sequence[Path], out: Path) -> Path:
-    """Draw a figure of run directories, by its name in ``FIGURES``, to a PDF, PNG or SVG file."""
+def figure(name: str, runs: Given | Sequence[Given], out: Path | str) -> Path:
+    """Draw a figure of runs or run directories, by its name in ``FIGURES``, to a PDF, PNG or SVG file."""
     out = _checked(out)
-    try:
-        built = build_figure(name, group_runs(load_runs(runs)))
-    except NotRecorded as reason:
-        raise HoldfastError(f"the figure '{name}' cannot be drawn from these runs: {reason}") from reason
-    draw(built, out)
+    draw(_built(name, group_runs(load_runs(runs)), build_figure), out)
     return out
 
 
+def plot(name: str, groups: Sequence[RunGroup]) -> "Drawing":
+    """A figure by its name in ``FIGURES``, or a metric of the records over rounds, as a matplotlib figure."""
+    build = build_figure if name in FIGURES else build_metric_figure
+    return drawing_of(_built(name, groups, build))
+
+
+def _built(
+    name: str, groups: Sequence[RunGroup], build: Callable[[str, Sequence[RunGroup]], Figure]
+) -> Figure:
+    try:
+        return build(name, groups)
+    except NotRecorded as reason:
+        raise HoldfastError(f"the figure '{name}' cannot be drawn from these runs: {reason}") from reason
+
+
 def draw(built: Figure, out: Path) -> None:
-    """Draw a figure's panels side by side, up to three in a row; of the steps of a slider, the last one."""
+    """Write a figure as the PDF, PNG or SVG file ``out``."""
     import matplotlib
-    from matplotlib.figure import Figure as Drawing
 
     out = _checked(out)
+    with matplotlib.rc_context(STYLE):
+        write_drawing(drawing_of(built), out)
+
+
+def drawing_of(built: Figure) -> "Drawing":
+    """Draw a figure's panels side by side, up to three in a row; of the steps of a slider, the last one."""
+    import matplotlib
+
+    from holdfast.report.drawing import Drawing
+
     panels = [part for panel in built.panels for part in _by_stage(panel)]
     across = _across(panels)
     down = -(-len(panels) // across)
@@ -79,7 +100,7 @@ def draw(built: Figure, out: Path) -> None:
         for place in axes[len(panels) :]:
             place.set_axis_off()
         _legend(drawing, axes, panels)
-        write_drawing(drawing, out)
+    return drawing
 
 
 def write_drawing(drawing: "Drawing", out: Path) -> None:
@@ -93,7 +114,7 @@ def write_drawing(drawing: "Drawing", out: Path) -> None:
     files.replace(out, drawn.getvalue())
 
 
-def _checked(out: Path) -> Path:
+def _checked(out: Path | str) -> Path:
     out = Path(out)
     if out.suffix.lower() not in FORMATS:
         raise HoldfastError(f"a figure is written as {', '.join(FORMATS)}, not '{out.suffix}' ({out})")

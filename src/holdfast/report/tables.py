@@ -4,7 +4,6 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from holdfast.metrics import backward_transfer_forgetting, paired_test, rounds_t
 from holdfast.metrics.arrays import FloatArray
 from holdfast.metrics.progress import TARGET_SHARE, default_target
 from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
-from holdfast.report.loading import RunGroup, StoredRun, group_runs, load_runs
+from holdfast.report.loading import Given, RunGroup, StoredRun, group_runs, load_runs
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,8 @@ def _test(group: RunGroup, baseline: RunGroup) -> BaselineTest:
     return BaselineTest(*paired_test([final[seed] for seed in shared], [reference[seed] for seed in shared]))
 
 
-def table(runs: Sequence[Path], format: str = "markdown") -> str:
-    """The leaderboard of run directories as ``markdown``, ``latex`` (booktabs) or ``csv`` text."""
+def table(runs: Given | Sequence[Given], format: str = "markdown") -> str:
+    """The leaderboard of runs or run directories as ``markdown``, ``latex`` (booktabs) or ``csv`` text."""
     if format not in FORMATS:
         raise unknown("table format", format, FORMATS)
     return FORMATS[format](leaderboard(group_runs(load_runs(runs))))

@@ -10,13 +10,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.report.loading import mean_of_numbers
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Receives a run's records during training."""
 

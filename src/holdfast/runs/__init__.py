@@ -1,8 +1,18 @@
 """Run directories: the files of a run, written so that the run survives being killed at any moment."""
 
+from holdfast.runs.audit_check import AuditReport, read_audit, verify_audit
 from holdfast.runs.checkpoint import Checkpoint
 from holdfast.runs.client_states import ClientStates
 from holdfast.runs.directory import RunDirectory
 from holdfast.runs.summary import RunSummary, list_runs
 
-__all__ = ["Checkpoint", "ClientStates", "RunDirectory", "RunSummary", "list_runs"]
+__all__ = [
+    "AuditReport",
+    "Checkpoint",
+    "ClientStates",
+    "RunDirectory",
+    "RunSummary",
+    "list_runs",
+    "read_audit",
+    "verify_audit",
+]

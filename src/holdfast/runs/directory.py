@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from hashlib import sha256
 from io import FileIO
 from pathlib import Path
 from shlex import quote
@@ -17,6 +18,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.schema import validate_content
 from holdfast.core.settings import with_current_names
 from holdfast.runs import metrics_file
+from holdfast.runs.audit_log import AUDIT, AuditLog, of_record
 from holdfast.runs.checkpoint import Checkpoint, CheckpointFolder
 from holdfast.runs.checksums import CHECKSUMS, Checksums
 from holdfast.runs.consistency import check_records
@@ -87,6 +89,7 @@ class RunDirectory:
         self._metrics = path / METRICS
         self._checkpoint = CheckpointFolder(path / CHECKPOINT)
         self._checksums = Checksums(path)
+        self._audit = AuditLog(path)
         self._locked = False
         self._appending: FileIO | None = None
 
@@ -100,7 +103,7 @@ class RunDirectory:
         with files.writing(run.path):
             run.path.mkdir(parents=True, exist_ok=True)
         with run.lock():
-            if any((run.path / name).exists() for name in (EXPERIMENT, METRICS, CHECKPOINT, MODEL)):
+            if any((run.path / name).exists() for name in (EXPERIMENT, METRICS, AUDIT, CHECKPOINT, MODEL)):
                 raise HoldfastError(
                     f"{run.path} already holds a run; continue it with `holdfast resume {quote(str(run.path))}`"
                     " or choose another --out"
@@ -131,6 +134,7 @@ class RunDirectory:
             finally:
                 self._locked = False
                 self._stop_appending()
+                self._audit.close()
                 self._clear_scratch()
 
     @cached_property
@@ -148,13 +152,16 @@ class RunDirectory:
         """A directory for temporary files of the running process, such as spilled states; ``lock`` removes it."""
         return self.path / "scratch"
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, Any], audit: Mapping[str, Any] | None = None) -> None:
         """Append a record, which needs a ``round``, to metrics.jsonl; other processes see it at once.
 
-        Arrays and tensors become lists, NaN and infinities null.
+        Arrays and tensors become lists, NaN and infinities null. ``audit`` are the facts of the round that only
+        audit.jsonl has.
         """
         self._need_lock()
         line = metrics_file.to_line(record)
+        if audit is not None:
+            self.audit("round", **of_record(record), **audit, record=sha256(line[:-1]).hexdigest())
         with files.writing(self._metrics):
             if self._appending is None:
                 self._checksums.forget(METRICS)
@@ -165,6 +172,26 @@ class RunDirectory:
             except OSError:
                 self._appending.truncate(end)  # leave no incomplete line on a full disk
                 raise
+
+    def audit(self, event: str, **facts: Any) -> None:
+        """Append an entry to audit.jsonl."""
+        self._need_lock()
+        if event != "ended":
+            self._checksums.forget(AUDIT)
+        self._audit.append(event, facts)
+
+    def audit_start(self, event: str, round: int, **facts: Any) -> None:
+        """Append the entry of a process that continues the run after ``round``, with its files as they are."""
+        data = self._metrics.read_bytes() if self._metrics.exists() else b""
+        ends = {record["round"]: end for end, record in metrics_file.lines(self._metrics, data)}
+        records = sha256(data[: ends.get(round, 0)]).hexdigest()
+        self.audit(event, round=round, records=records, files=self._hashes(EXPERIMENT, FEDERATION), **facts)
+
+    def _hashes(self, *names: str) -> dict[str, str]:
+        """The SHA-256 of those of the files that exist."""
+        paths = [self.path / name for name in names]
+        with files.reading(self.path):
+            return {path.name: sha256(path.read_bytes()).hexdigest() for path in paths if path.exists()}
 
     def records(self) -> list[Record]:
         """Every record so far, oldest first, without an incomplete last line."""
@@ -209,6 +236,7 @@ class RunDirectory:
         if self._appending is not None:
             with files.writing(self._metrics):
                 os.fsync(self._appending.fileno())  # the record of a checkpointed round must not be lost
+        self._audit.flush()
         return self._checkpoint.save(round, tensors, meta, clients)
 
     def load_checkpoint(self) -> Checkpoint | None:
@@ -230,7 +258,14 @@ class RunDirectory:
         if self._metrics.exists():
             with files.reading(self._metrics):
                 self._checksums.expect(METRICS, self._metrics.read_bytes())
-        self.write(MODEL, to_bytes(tensors))
+        model = to_bytes(tensors)
+        if self._audit.exists:
+            found = self._hashes(EXPERIMENT, FEDERATION, METRICS, PROBE, BEST_MODEL)
+            last = next(metrics_file.newest_first(self._metrics))["round"]
+            self.audit("ended", round=last, files=found | {MODEL: sha256(model).hexdigest()})
+            self._audit.flush()
+            self._checksums.expect(AUDIT, self._audit.path.read_bytes())
+        self.write(MODEL, model)
 
     def save_best_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Write the model of the round that is the best on the clients' validation samples."""

@@ -161,6 +161,19 @@ class StoredProbe(TypedDict, total=False):
     pairs: Pairs
 
 
+class Task(TypedDict, total=False):
+    """The task of a run, with its options."""
+
+    name: str
+
+
+class Metric(TypedDict, total=False):
+    """A metric that is a function of the user's own."""
+
+    name: Required[str]
+    less_is_better: bool
+
+
 class StoredExperiment(TypedDict, total=False):
     """The entries of experiment.yaml that are read without being parsed as settings."""
 
@@ -173,6 +186,8 @@ class StoredExperiment(TypedDict, total=False):
     shape: list[int]
     hash: str
     engine: str
+    task: Task | None
+    metrics: list[str | Metric] | None
     versions: dict[str, Any]
 
 
@@ -199,3 +214,71 @@ class StoredComparison(TypedDict, total=False):
     """The content of comparison.json."""
 
     baseline: Required[str]
+
+
+class AuditEntry(TypedDict, total=False):
+    """What every line of audit.jsonl has."""
+
+    event: Required[str]
+    time: Required[str]
+    previous: Required[str]
+    hash: Required[str]
+
+
+class AuditStart(TypedDict, total=False):
+    """A process begins, resumes or extends the run: it continues after ``round``."""
+
+    round: Required[int]
+    rounds: Required[int]
+    records: Required[str]  # SHA-256 of metrics.jsonl up to that round
+    files: Required[dict[str, str]]  # SHA-256 by name
+    federation: Required[str]
+    method: Required[dict[str, Any]]
+    versions: Required[dict[str, str]]
+
+
+class AuditIncident(TypedDict):
+    """A client that was lost or conspicuous in a round."""
+
+    client: int
+    kind: str
+
+
+class AuditRound(TypedDict, total=False):
+    """A round."""
+
+    round: Required[int]
+    asked: Required[list[int]]  # the clients that were to train
+    used: Required[list[int]]  # those whose update is in the new model
+    received: dict[str, str]  # by client, the SHA-256 of its update
+    refused: dict[str, str]  # the same of messages that were not valid
+    incidents: Required[list[AuditIncident]]
+    rejected: list[int]  # by a robust mean
+    epsilon: Number
+    sample_epsilon: Number
+    model: Required[str]  # SHA-256 of the new model's tensors
+    record: Required[str]  # SHA-256 of the round's line in metrics.jsonl
+
+
+class AuditStop(TypedDict):
+    """The run was left before its last round."""
+
+    round: int
+
+
+class AuditEnd(TypedDict):
+    """The run has ended, with these files."""
+
+    round: int
+    files: dict[str, str]
+
+
+AUDIT_EVENTS = {
+    "begun": AuditStart,
+    "resumed": AuditStart,
+    "extended": AuditStart,
+    "round": AuditRound,
+    "stopped": AuditStop,
+    "ended": AuditEnd,
+}
+"""The schema of each event in audit.jsonl."""

@@ -130,6 +130,22 @@ class Task:
             return masked_mean(self.values(outputs, y, mask), mask)
         return masked_mean(self.own_loss(self.align(outputs, y), y), mask)
 
+    def loss_weight(self, y: Tensor, mask: Tensor) -> Tensor:
+        """The weight of ``batch_loss`` where those of several batches are averaged: the number of samples."""
+        return mask.sum()
+
+    # Prediction -----------------------------------------------------------------------------------------
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """What the task predicts for each sample, in the form of its targets, from a model's outputs."""
+        raise NotImplementedError
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """The probability of each class or label; an error for a task that has none."""
+        raise HoldfastError(
+            f"task '{self.name}' predicts values, which have no probabilities; use predict instead of predict_proba"
+        )
+
     # Evaluation -----------------------------------------------------------------------------------------
 
     def reduce(self, outputs: Tensor, y: Tensor) -> Tensor:

@@ -135,6 +135,14 @@ class Multiclass(_OneOfClasses):
     def scores(self, kept: Tensor, y: Tensor) -> Tensor:
         return kept.argmax(-1) == y
 
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """The classes' indices: ``[N]``."""
+        return outputs.argmax(-1)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """softmax(z): ``[N, C]``."""
+        return outputs.softmax(-1)
+
 
 @dataclass(frozen=True)
 class Binary(_OneOfClasses):
@@ -205,6 +213,15 @@ class Binary(_OneOfClasses):
     def scores(self, kept: Tensor, y: Tensor) -> Tensor:
         return (kept > 0) == (y > 0)
 
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """0 or 1: ``[N]``."""
+        return (outputs.flatten() > 0).long()
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Those of both classes: ``[N, 2]``."""
+        second = outputs.flatten().sigmoid()
+        return torch.stack([1 - second, second], -1)
+
 
 @dataclass(frozen=True)
 class Multilabel(Task):
@@ -250,3 +267,11 @@ class Multilabel(Task):
     def scores(self, kept: Tensor, y: Tensor) -> Tensor:
         """The share of a sample's labels that are predicted correctly."""
         return ((kept > 0) == (y > 0)).double().mean(-1)
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """0 or 1 for each label: ``[N, L]``."""
+        return (outputs > 0).long()
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """That of each label: ``[N, L]``."""
+        return outputs.sigmoid()

@@ -104,6 +104,10 @@ class Regression(Task):
         error = (kept - y).abs()
         return -(error if y.dim() == 1 else error.mean(-1))
 
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """The numbers: ``[N]``, or ``[N, numbers]`` where there are several."""
+        return outputs.flatten() if outputs.numel() == len(outputs) else outputs
+
 
 @dataclass(frozen=True)
 class Counts(Task):
@@ -174,13 +178,14 @@ class Counts(Task):
     def align(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.reshape(y.shape if self.loss == "poisson" else (len(y), -1))
 
-    def predict(self, kept: Tensor) -> Tensor:
-        """The expected count of each sample: e^z, or Σ_k σ(z_k)."""
-        return kept.exp() if self.loss == "poisson" else kept.sigmoid().sum(-1)
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """The expected count of each sample, e^z or Σ_k σ(z_k): ``[N]``."""
+        each = outputs.reshape(len(outputs), -1)
+        return each[:, 0].exp() if self.loss == "poisson" else each.sigmoid().sum(-1)
 
     def scores(self, kept: Tensor, y: Tensor) -> Tensor:
         """The negative absolute error of the expected count."""
-        return -(self.predict(kept) - y).abs()
+        return -(self.predicted(kept) - y).abs()
 
 
 def _first(y: Tensor) -> Tensor:

@@ -63,6 +63,12 @@ class _Positions(Task):
             losses, counts = losses * mask.unsqueeze(-1), counts * mask.unsqueeze(-1)
         return losses.sum() / counts.sum().clamp(min=1)
 
+    def loss_weight(self, y: Tensor, mask: Tensor) -> Tensor:
+        """The number of positions, unless the loss is the user's own."""
+        if self.own_loss is not None:
+            return mask.sum()
+        return ((y.flatten(1) != IGNORED) * mask.unsqueeze(-1)).sum()
+
     def reduce(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Of each sample: the sum of its losses, its positions, the correct ones, and for each class the positions
         that are predicted so and are so, that are predicted so, and that are so: ``[B, 3 + 3C]``."""
@@ -74,6 +80,14 @@ class _Positions(Task):
         right = (predicted == y.flatten(1)).to(counts.dtype) * counts
         sums = torch.stack([total, counts.sum(-1), right.sum(-1)], -1).double()
         return torch.cat([sums, self._by_class(predicted, y.flatten(1), outputs.shape[self.class_dim])], -1)
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """The class at each position, in the shape of the targets."""
+        return outputs.argmax(self.class_dim)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """softmax(z), in the shape of the outputs."""
+        return outputs.softmax(self.class_dim)
 
     def _own_values(self, outputs: Tensor, y: Tensor) -> Tensor:
         assert self.own_loss is not None
@@ -153,6 +167,6 @@ class Segmentation(_Positions):
         real = labels != IGNORED
         sums = []
         for c in range(classes):
-            said, true = (predicted == c) & real, labels == c
-            sums += [(said & true).sum(-1), said.sum(-1), true.sum(-1)]
+            labelled, true = (predicted == c) & real, labels == c
+            sums += [(labelled & true).sum(-1), labelled.sum(-1), true.sum(-1)]
         return torch.stack(sums, -1).double()

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.spec import build, field_hints, parse_text
+from holdfast.core.spec import Description, build, field_hints, parse_text, validate
 from holdfast.tasks.base import Loss, Task
 from holdfast.tasks.classes import Binary, Multiclass, Multilabel
 from holdfast.tasks.numbers import Counts, Regression
@@ -42,6 +42,7 @@ def as_task(given: Task | str | Mapping[str, Any]) -> Task:
     """A task, or its text or description, as a task."""
     if isinstance(given, Task):
         return given
+    validate("task", given, str | Description)
     return parse_task(given) if isinstance(given, str) else task_from(given)
 
 

@@ -96,6 +96,10 @@ class Survival(Task):
     def align(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.reshape(y.shape[0])
 
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """η, the logarithm of the relative risk: ``[N]``."""
+        return outputs.flatten()
+
     def scores(self, kept: Tensor, y: Tensor) -> Tensor:
         """The comparable pairs with each sample in which the event that came first has more risk; equal risks: 1/2."""
         return self._pairs(kept, y)[0]

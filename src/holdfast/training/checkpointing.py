@@ -27,12 +27,16 @@ from holdfast.training.best_round import BestRound
 IDENTITY = (*settings_with(Role.RESULT), "engine", "hash")
 """The settings that a resumed run must share with the original one."""
 
-CHECKPOINTED = (*IDENTITY, "preprocess", "stream")
+CHECKPOINTED = (*IDENTITY, "preprocess", "stream", "frozen")
+
+HASHES = {"hash": "federation, by its hash", "frozen": "frozen part of the model, by its hash"}
 
 
 def run_identity(described: Mapping[str, Any]) -> dict[str, Any]:
     """The identity of a run, as JSON stores it in a checkpoint."""
-    kept: dict[str, Any] = json.loads(json.dumps({key: plain(described[key]) for key in CHECKPOINTED}))
+    kept: dict[str, Any] = json.loads(
+        json.dumps({key: plain(described[key]) for key in CHECKPOINTED if key in described})
+    )
     return kept
 
 
@@ -45,7 +49,7 @@ def refuse_change(out: str | Path, then: Mapping[str, Any], now: Mapping[str, An
                 f"{out} cannot be resumed: {changed} has changed since the run began; restore it, or begin a new run"
             )
         if not is_same(before, value):
-            name = "federation, by its hash" if key == "hash" else key
+            name = HASHES.get(key, key)
             raise HoldfastError(
                 f"{out} cannot be resumed with another {name}: it was {before!r}, now it is {value!r}"
             )
@@ -88,7 +92,8 @@ def find_checkpoint(directory: RunDirectory, identity: Mapping[str, Any]) -> Che
     validate_content(checkpoint.meta, CheckpointMeta, directory.path / "checkpoint" / "checkpoint.json")
     if "made_of" in checkpoint.meta:
         made_of = with_current_names(checkpoint.meta["made_of"])
-        refuse_change(directory.path, made_of | {"rounds": identity["rounds"]}, identity)
+        unrecorded = {"frozen": identity.get("frozen")}  # before version 0.2
+        refuse_change(directory.path, unrecorded | made_of | {"rounds": identity["rounds"]}, identity)
     if rounds[: checkpoint.round] != list(range(1, checkpoint.round + 1)):
         raise HoldfastError(
             f"{directory.path} has a checkpoint of round {checkpoint.round}, but not the records of all rounds up "
@@ -114,8 +119,7 @@ def snapshot(
     tensors |= {f"before/{k}": torch.from_numpy(v) for k, v in loop.evaluation_state().items()}
     tensors |= {f"updates/{k}": v for k, v in loop.updates_state().items()} | best.state()
     # After the last round client states are needed only where they contain personal models.
-    own_models = loop.method.overrides("initial_params") or loop.method.overrides("personal_logits")
-    wanted = not (stopped or server.round == loop.settings.rounds) or own_models
+    wanted = not (stopped or server.round == loop.settings.rounds) or _has_own_models(loop)
     meta = {
         "made_of": run_identity,
         "uses_rounds": "rounds" in loop.context.was_read,
@@ -123,6 +127,12 @@ def snapshot(
         **({"stopped_early": True} if stopped else {}),
     }
     return server.round, tensors, meta, client_states.changed() if wanted else {}
+
+
+def _has_own_models(loop: RoundLoop) -> bool:
+    """Whether clients have models of their own, for which their states are kept after the last round."""
+    hooks = ("initial_params", "personal_params", "personal_logits")
+    return any(map(loop.method.overrides, hooks)) or bool(loop.context.network.kept_local)
 
 
 def close(

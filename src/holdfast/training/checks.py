@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from os import PathLike
 
 import numpy as np
 import torch
@@ -12,14 +13,16 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.settings import Settings
-from holdfast.core.spec import either, named
+from holdfast.core.spec import either, named, validate
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.engine.clients import DeviceData
 from holdfast.methods.base import Method
 from holdfast.methods.stack import Stack
 from holdfast.models.network import Network, Output
+from holdfast.report.trackers import Tracker
 from holdfast.runs.metrics_file import plain
+from holdfast.tasks.base import Task
 
 FEW_VALUES = 4  # values of a channel in a batch; with fewer, gradients of BatchNorm grew a thousandfold
 
@@ -33,13 +36,56 @@ def check_kinds(method: object, federation: object) -> None:
 
 def check_method_kind(method: object) -> None:
     """Raise if a method has the wrong type, or fields that a run cannot store."""
-    if isinstance(method, type) or not isinstance(method, (Method, str)):
+    if isinstance(method, type) and issubclass(method, Method):
+        raise HoldfastError(
+            f"method is {named(method)}; it must be an object of it, {method.__name__}(), with its options"
+        )
+    if not isinstance(method, (Method, str)):
         raise HoldfastError(
             f"method is {named(method)}; it must be a method, such as holdfast.FedAvg(), or text such as "
             "'fedntd:beta=2'"
         )
     if isinstance(method, Method):
         _check_fields(method)
+
+
+def check_options(
+    *,
+    device: object,
+    parallel_clients: object,
+    ray_address: object,
+    classifier: object,
+    out: object,
+    resume: object,
+    on_round: object,
+    progress: object,
+) -> None:
+    """Raise if an argument of `holdfast.train` that is no setting of the schedule has the wrong type."""
+    validate("device", device, str)
+    validate("parallel_clients", parallel_clients, int | None)
+    validate("ray_address", ray_address, str | None)
+    validate("classifier", classifier, str | None)
+    validate("resume", resume, bool)
+    validate("progress", progress, bool)
+    if not isinstance(out, str | PathLike | None):
+        raise HoldfastError(f"out is {named(out)}; it must be the path of a directory, such as 'runs/x'")
+    if on_round is not None and not callable(on_round):
+        raise HoldfastError(f"on_round is {named(on_round)}; it must be a function of a round's record")
+
+
+def checked_trackers(trackers: object) -> list[Tracker]:
+    """The trackers as a list; raises if one of them is none."""
+    if isinstance(trackers, str) or not isinstance(trackers, Iterable):
+        trackers = [trackers]
+    checked = []
+    for tracker in trackers:
+        if not isinstance(tracker, Tracker):
+            raise HoldfastError(
+                f"trackers holds {named(tracker)}; it must be a list of trackers, such as "
+                "[holdfast.report.tracker('csv', 'runs/x')]"
+            )
+        checked.append(tracker)
+    return checked
 
 
 def _check_fields(method: Method) -> None:
@@ -130,6 +176,25 @@ def check_optimizer(method: Method, settings: Settings) -> None:
         raise HoldfastError(
             f"{method.name} computes its whole local step, by SGD with one learning rate in a round; use {use}"
         )
+
+
+def check_micro_batches(method: Method, network: Network, task: Task, settings: Settings) -> None:
+    """Raise if gradients are accumulated, and those of a batch's parts do not add up to that of the batch."""
+    if settings.micro_batch_size is None:
+        return
+    cause = ""
+    if network.has_batch_norm or not network.ignores_padding:
+        cause = "the model's output for a sample depends on the other samples of its batch"
+        cause += ", by BatchNorm" if network.has_batch_norm else ""
+    elif task.compares_samples:
+        cause = f"the loss of task '{task.name}' compares the samples of a batch"
+    elif method.overrides("step"):
+        cause = f"{method.name} computes its whole local step"
+    for part in method.parts if isinstance(method, Stack) else (method,):
+        if part.compares_samples:
+            cause = f"the loss of {part.name} compares the samples of a batch"
+    if cause:
+        raise HoldfastError(f"micro_batch_size is {settings.micro_batch_size}; it must be None: {cause}")
 
 
 def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
@@ -225,6 +290,16 @@ def warn_of_unused(names: Collection[str]) -> None:
         text = (
             f"no gradient reaches {', '.join(sorted(names))} of the model; training leaves them as they are, as "
             "torch's optimisers do, and they are not sent"
+        )
+        warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
+
+
+def warn_of_frozen_classifier(layer: str | None) -> None:
+    """Warn of a classifier that is not trained, as in LoRA without ``modules_to_save``."""
+    if layer is not None:
+        text = (
+            f"the model's last Linear layer, '{layer}', requires no gradient: it stays as it is, and methods that "
+            "train a classifier refuse the model; call requires_grad_(True) on it (peft: modules_to_save) to train it"
         )
         warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
 

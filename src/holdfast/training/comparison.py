@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from torch import nn
 
-from holdfast import metrics
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.settings import MACHINE_SETTINGS, Role, settings_with
 from holdfast.core.spec import named, validate
@@ -22,46 +21,20 @@ from holdfast.data.own import OwnData
 from holdfast.methods.base import Method
 from holdfast.methods.registry import parse_method
 from holdfast.methods.stack import Stack
-from holdfast.metrics.progress import TARGET_SHARE, default_target
 from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec
+from holdfast.report.loading import StoredRun, load_run
 from holdfast.report.progress_display import progress_display
 from holdfast.runs import RunDirectory
 from holdfast.runs.comparison import write_baseline
 from holdfast.training.checkpointing import changed_code, is_same
 from holdfast.training.checks import check_method_kind
+from holdfast.training.compared import Comparison as Comparison
+from holdfast.training.compared import MethodSummary as MethodSummary
 from holdfast.training.experiment import Experiment, with_defaults
 from holdfast.training.interrupt import Interrupt, deferred_interrupt
 
 PUBLIC = 0.025  # public share for every method if one of them needs public data and none is given
-
-Records = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class MethodSummary:
-    """The results of one method; lists hold one value for each seed, accuracies are fractions."""
-
-    method: str
-    seeds: list[int]
-    accuracy: list[float]  # of the final model
-    forgetting: list[float]  # mean over classes of (best accuracy ever - final accuracy)
-    rounds_to_target: list[int | None]
-    seconds: list[float]
-    megabytes: list[float]  # in both directions
-    difference: float | None  # mean accuracy above the first method's, on the same seeds
-    p_value: float | None  # of a paired t-test against the first method
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The result of a comparison; ``rows`` are in the order of the methods."""
-
-    rows: list[MethodSummary]
-    target: float  # accuracy that "rounds to target" counts to
-    notes: list[str]
-    paths: list[Path]  # the runs' directories
-
 
 Methods = Sequence[Method | str] | Mapping[str, Method | str]
 Progress = Callable[[dict[str, Any]], None]
@@ -168,15 +141,9 @@ def compare(
                 on_round(record)
 
         runs, paths = _run_all(variants, chosen, out, begin, advance, interrupt)
-    if target is None:
-        target = default_target([[max(_accuracy(r)) for r in by_seed.values()] for by_seed in runs.values()])
-        notes.append(f"target: {target:.1%} accuracy, {TARGET_SHARE:.0%} of the best method's highest")
     if out is not None:
         write_baseline(Path(out), _folder(next(iter(variants))))
-    rows: list[MethodSummary] = []
-    for label in variants:
-        rows.append(_row(label, runs[label], target, rows[0] if rows else None))
-    return Comparison(rows, target, notes, paths)
+    return Comparison.of_runs(runs, target, notes, paths)
 
 
 def _labelled(methods: Methods) -> dict[str, Method]:
@@ -259,9 +226,9 @@ def _run_all(
     on_start: Callable[[str, int], None],
     on_round: Callable[[dict[str, Any]], None],
     interrupt: Interrupt,
-) -> tuple[dict[str, dict[int, Records]], list[Path]]:
-    """The records of every run by method and seed, and the directories; files are written during the next run."""
-    runs: dict[str, dict[int, Records]] = {name: {} for name in variants}
+) -> tuple[dict[str, list[StoredRun]], list[Path]]:
+    """The runs of every method, and the directories; files are written during the next run."""
+    runs: dict[str, list[StoredRun]] = {name: [] for name in variants}
     paths = []
     dataset: Dataset | Federation | None = None
     written: list[Future[None]] = []
@@ -284,7 +251,7 @@ def _run_all(
                 if federation is None and not one.names_its_data:
                     federation, dataset = _federation(one, dataset)
                 if path is not None and _finished(path, one, None if one.names_its_data else federation):
-                    runs[name][seed] = RunDirectory.open(path).records()
+                    runs[name].append(load_run(path))
                     continue
                 on_start(name, seed)
                 if federation is None:
@@ -304,8 +271,10 @@ def _run_all(
                     submit_final_write=write,
                 )
                 if interrupt.requested:
-                    raise KeyboardInterrupt("the comparison is incomplete; the same call continues it")
-                runs[name][seed] = run.records
+                    kept = "the same call continues it"
+                    lost = "nothing of it is kept: give out='runs/mine' for one that the same call continues"
+                    raise KeyboardInterrupt(f"the comparison is incomplete; {lost if out is None else kept}")
+                runs[name] += run.stored_runs()
     for each in written:
         each.result()
     return runs, paths
@@ -378,32 +347,3 @@ def _refuse_another_module(directory: RunDirectory, module: nn.Module) -> None:
 
 def _folder(label: str) -> str:
     return re.sub(r"[^\w.+=,-]", "-", label).lstrip(".-")
-
-
-def _accuracy(records: Records) -> list[float]:
-    return [record["accuracy"] for record in records if "accuracy" in record]
-
-
-def _row(name: str, runs: dict[int, Records], target: float, first: MethodSummary | None) -> MethodSummary:
-    tested = {seed: [r for r in records if "accuracy" in r] for seed, records in runs.items()}
-    accuracy = [records[-1]["accuracy"] for records in tested.values()]
-    difference, p_value = (None, None) if first is None else metrics.paired_test(accuracy, first.accuracy)
-    return MethodSummary(
-        method=name,
-        seeds=list(runs),
-        accuracy=accuracy,
-        forgetting=[
-            metrics.backward_transfer_forgetting(np.array([r["class_accuracy"] for r in records], float))
-            if len(records) > 1
-            else float("nan")
-            for records in tested.values()
-        ],
-        rounds_to_target=[
-            metrics.rounds_to_target([r["accuracy"] for r in records], target, [r["round"] for r in records])
-            for records in tested.values()
-        ],
-        seconds=[sum(r["seconds"]["total"] for r in records) for records in runs.values()],
-        megabytes=[sum(r["bytes_up"] + r["bytes_down"] for r in records) / 1e6 for records in runs.values()],
-        difference=difference,
-        p_value=p_value,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import describe_schedule
 from holdfast.runs import RunDirectory
-from holdfast.runs.directory import FEDERATION
 from holdfast.runs.metrics_file import plain
 
 
@@ -35,14 +35,10 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
     return {"partition": partition, **setting}
 
 
-def write_federation(
-    directory: RunDirectory,
-    federation: Federation,
-    hash: str,
-    validation: np.ndarray | None = None,
-    most: int = 10_000,
-) -> None:
-    """Write federation.json: label counts of the first ``most`` clients, for people and for the report.
+def federation_content(
+    federation: Federation, hash: str, validation: np.ndarray | None = None, most: int = 10_000
+) -> dict[str, Any]:
+    """The content of federation.json: label counts of the first ``most`` clients, for people and for the report.
 
     ``hash`` is that of the federation before samples were held out, ``validation`` [clients] how many were.
     """
@@ -51,7 +47,7 @@ def write_federation(
     arriving = replace(federation, cumulative=False)
     counts = [arriving.label_counts(shown, stage).tolist() for stage in stages]
     domains, of_clients = federation.client_domains()
-    content = {
+    content: dict[str, Any] = {
         "clients": federation.clients,
         "stages": federation.stages,
         "classes": list(federation.dataset.classes),
@@ -62,7 +58,12 @@ def write_federation(
     }
     if validation is not None:
         content["validation"] = validation[:most].tolist()
-    directory.write(FEDERATION, json.dumps(content).encode() + b"\n")
+    return content
+
+
+def write_json(directory: RunDirectory, name: str, content: dict[str, Any]) -> None:
+    """Write a JSON file of a run."""
+    directory.write(name, json.dumps(content).encode() + b"\n")
 
 
 def machine(device: torch.device) -> str:
@@ -70,3 +71,9 @@ def machine(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def audit_start(directory: RunDirectory, event: str, round: int, described: Mapping[str, Any]) -> None:
+    """Note in the audit log who continues the run after ``round``: versions, settings, method and federation."""
+    facts = {key: described[key] for key in ("rounds", "method", "versions")}
+    directory.audit_start(event, round, federation=described["hash"], **facts)

@@ -176,7 +176,7 @@ class Experiment(ExperimentSettings):
                     f"with holdfast.train(..., resume=True){hint}"
                 )
 
-        for metric in self.metrics or ():
+        for metric in self.metrics if isinstance(self.metrics, list | tuple) else ():
             if isinstance(metric, Mapping):
                 raise HoldfastError(
                     f"the metric {metric.get('name')} of this run is a function from Python, and no file can bring it "

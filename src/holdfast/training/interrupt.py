@@ -36,7 +36,7 @@ def interruption(run: Run) -> str:
     """A sentence on a run that was interrupted: how far it is, and how it continues."""
     begun = f"interrupted after round {len(run.records)} of {run.experiment['rounds']}; the run is incomplete"
     if run.path is None:
-        return f"{begun}, and it cannot be continued: give out='runs/x' for a run that can"
+        return f"{begun}; continue it with holdfast.resume(run.save('runs/x')), or give out='runs/x' from the start"
     return f"{begun}; continue it with holdfast.resume({str(run.path)!r})"
 
 

@@ -1,29 +1,64 @@
-"""The result of training: records, model and derived figures."""
+"""The result of training: records, model, predictions, figures, files."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from holdfast import metrics
+from holdfast.core import files
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.measures import Measure, primary_measure, score_measure
 from holdfast.core.schema import validate_content
+from holdfast.core.spec import Count, named, validate
+from holdfast.core.trees import Tree, unflatten
+from holdfast.methods.base import Method, Server
+from holdfast.methods.registry import method_from
+from holdfast.models.network import Output
 from holdfast.models.registry import model_from
-from holdfast.runs import RunDirectory
-from holdfast.runs.directory import BEST_MODEL, MODEL
+from holdfast.report import notebook
+from holdfast.report.loading import StoredRun, group_runs, read_federation, read_probe
+from holdfast.report.page import write_report
+from holdfast.report.printing import plot
+from holdfast.report.round_table import round_rows
+from holdfast.runs import Checkpoint, RunDirectory
+from holdfast.runs.comparison import is_baseline
+from holdfast.runs.directory import BEST_MODEL, EXPERIMENT, FEDERATION, LOCK, METRICS, MODEL, PROBE
+from holdfast.runs.metrics_file import plain, to_line
 from holdfast.runs.schemas import TrainedExperiment
 from holdfast.runs.tensors import State
+from holdfast.tasks.base import Task
 from holdfast.training.best_round import BestRound
+from holdfast.training.checkpointing import close
+from holdfast.training.description import write_json
+from holdfast.training.export import Exported, export
+from holdfast.training.prediction import ScoringModel, outputs_of, preprocess_of, stored_samples, task_of
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+NO_PERSONAL = "use run.model, or train with a method such as ditto, fedrep or fedbabu"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Run:
-    """The result of a training run."""
+    """The result of a training run.
+
+    A notebook shows it as a small table. `Run.save` and `Run.open` write and read it; a run that was trained with
+    ``out`` is on the disk already.
+    """
 
     experiment: dict[str, Any]
     records: list[dict[str, Any]]  # one for each round, as in metrics.jsonl
@@ -33,46 +68,301 @@ class Run:
     interrupted: bool = False  # whether rounds are left out, after an interrupt
     best_round: int | None = None  # the round with the best primary metric on the clients' validation samples
     best_model: nn.Module | None = None  # the global model after that round
+    method: Method | None = (
+        None  # None for a run that was read, whose method is made again where it is needed
+    )
+    federation: dict[str, Any] = field(default_factory=dict)  # as in federation.json
+    probe: dict[str, Any] = field(default_factory=dict)  # as in probe.json
+    checkpoint: Checkpoint | None = None  # the last state of a run without a directory
 
     def __repr__(self) -> str:
         where = "" if self.path is None else f", in '{self.path}'"
-        measure = self.primary
-        value = f"{self.score:.2%}" if measure.is_share else f"{self.score:.4g}"
-        where_measured = "" if self._tested else "validation "
-        summary = f"{len(self.records)} rounds, {where_measured}{measure.name} {value}"
-        return f"Run({self.experiment['method']['name']}, {summary}{where})"
+        return f"Run({self._method_name}, {self._rounds}, {self._result}{where})"
+
+    def _repr_html_(self) -> str:
+        experiment, seconds = self.experiment, self._total("seconds")
+        data, model = (_name(experiment.get(key)) for key in ("data", "model"))
+        score = self.primary.name
+        curve = self.metric(score) if self._tested else np.empty(0)
+        rows = {
+            "data": f"{data}, {experiment.get('clients', '?')} clients",
+            "model": model,
+            "rounds": self._rounds,
+            "result": self._result,
+        }
+        if len(self._tested) > 1:
+            rows["forgetting"] = _shown(self.forgetting, score_measure(experiment))
+        if seconds:
+            rows["time"] = f"{seconds:.3g} s on {experiment.get('machine', 'an unknown machine')}"
+        if self.path is not None:
+            rows["directory"] = str(self.path)
+        drawn = notebook.sparkline(curve.tolist(), f"{score} over rounds")
+        return notebook.properties(self._method_name, rows, drawn)
+
+    @property
+    def _method_name(self) -> str:
+        return _name(self.experiment.get("method"))
+
+    @property
+    def _rounds(self) -> str:
+        done, asked = len(self.records), self.experiment.get("rounds", len(self.records))
+        if self.interrupted or self.stopped_early:
+            return f"{done} of {asked} rounds"
+        return f"{done} round{'s' * (done != 1)}"
+
+    @property
+    def _result(self) -> str:
+        """The primary metric with its value, or that it was not measured."""
+        if not self._tested and not any("validation" in record for record in self.records):
+            return "not tested"
+        where = "" if self._tested else "validation "
+        return f"{where}{self.primary.name} {_shown(self.score, self.primary)}"
+
+    def _total(self, key: str) -> float:
+        return sum((record.get(key) or {}).get("total") or 0.0 for record in self.records)
+
+    # Files ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, path: str | Path) -> Run:
-        """A finished run, read from its directory; its model must be one that can be made again by name."""
+    def open(cls, path: str | Path, *, model: nn.Module | None = None, method: Method | None = None) -> Run:
+        """A finished run, read from its directory.
+
+        ``model`` and ``method`` are needed only where they were objects of your own that no name or file leads to: a
+        module of the same architecture, which is copied, and for predictions by the method's own rule the method.
+        """
         directory = RunDirectory.open(path)
         experiment, weights = directory.experiment, directory.load_model()
         validate_content(experiment, TrainedExperiment, f"{directory.path}/experiment.yaml")
-        if experiment["model"].get("own"):
+        if model is None and experiment["model"].get("own"):
             raise HoldfastError(
-                f"{path} holds a model of your own, '{experiment['model']['name']}': make it in Python and load "
-                f"RunDirectory.open('{path}').load_model() into it (one that is given by reference, net.py:make_net, "
-                "is made again here)"
+                f"{path} holds a model of your own, '{experiment['model']['name']}': make it in Python and give it, "
+                f"Run.open('{path}', model=...) (one that is given by reference, net.py:make_net, is made again here)"
             )
+        if model is not None and not isinstance(model, nn.Module):
+            raise HoldfastError(f"model is {named(model)}; it must be a torch.nn.Module like that of the run")
         outputs = experiment.get("outputs", len(experiment["classes"]))
-        spec, shape = model_from(experiment["model"]), tuple(experiment["shape"])
+        shape = tuple(experiment["shape"])
+        spec = None if model is not None else model_from(experiment["model"])
 
         def load(name: str, weights: State) -> nn.Module:
-            model = spec.build(shape, outputs, experiment["seed"])
+            made = copy.deepcopy(model) if spec is None else spec.build(shape, outputs, experiment["seed"])
+            assert made is not None
             try:
-                model.load_state_dict(weights)
+                made.load_state_dict(weights)
             except RuntimeError:
+                if model is not None:
+                    raise HoldfastError(
+                        f"model does not have the tensors of the run in {path}; give one of the same architecture"
+                    ) from None
                 raise HoldfastError(
                     f"{path} is damaged: {name} does not have the tensors of the model in experiment.yaml; restore "
                     "both from a copy"
                 ) from None
-            return model.eval()
+            return made.eval()
 
-        run = cls(experiment, directory.records(), load(MODEL, weights), directory.path)
+        run = cls(experiment, directory.records(), load(MODEL, weights), directory.path, method=method)
+        run.federation, run.probe = read_federation(directory.path), read_probe(directory.path)
         if (best := directory.load_best_model()) is not None:
             run.best_model = load(BEST_MODEL, best)
             run.best_round = BestRound(run.primary, run.records).round
         return run
+
+    def save(self, path: str | Path) -> Path:
+        """Write the run to a new directory, the same as ``out=path`` would have made; returns the path.
+
+        An unfinished run can be resumed there. A run that has a directory is copied.
+        """
+        path = Path(path)
+        if self.path is not None:
+            if any((path / name).exists() for name in (EXPERIMENT, METRICS)):
+                raise HoldfastError(f"{path} already holds a run; choose another path")
+            RunDirectory.open(self.path)
+            left_out = shutil.ignore_patterns(f"{LOCK}*", "scratch")
+            with files.writing(path):
+                shutil.copytree(self.path, path, ignore=left_out, dirs_exist_ok=True)
+            return path
+        checkpoint = self._checkpoint
+        directory = RunDirectory.create(path, self.experiment)
+        with ExitStack() as stack:
+            stack.enter_context(directory.lock())
+            write_json(directory, FEDERATION, self.federation)
+            for record in self.records:
+                directory.append(record)
+            if self.probe:
+                write_json(directory, PROBE, self.probe)
+            last = (checkpoint.round, checkpoint.tensors, checkpoint.meta, checkpoint.clients)
+            if self.interrupted:
+                directory.save_checkpoint(*last)
+            else:
+                best = None if self.best_model is None else self.best_model.state_dict()
+                close(directory, last, self.model.state_dict(), best, stack.pop_all())
+        return path
+
+    def export(self, path: str | Path, format: str | None = None) -> Path:
+        """Write the final model, the metrics or a model card to a file for other programs; returns the path.
+
+        Formats, by default that of the file's ending: ``state_dict`` (.pt), ``safetensors``, ``torch.export`` (.pt2)
+        and ``onnx``, programs from preprocessed samples to scores with any batch size, ``metrics`` (.csv), and
+        ``card`` (.md), a description in Markdown.
+        """
+        what = Exported(
+            self.experiment, self.records, self.federation, self.model.state_dict, lambda: self.scoring_model
+        )
+        return export(what, path, format)
+
+    # Tables and figures ---------------------------------------------------------------------------------
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A pandas table with a row for each round and a column for each number of its record.
+
+        Scores by class and domain have columns such as ``accuracy_7``.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise HoldfastError("to_frame needs pandas: pip install pandas") from None
+        return pandas.DataFrame(round_rows(self.experiment, self.records))
+
+    def plot(self, name: str | None = None) -> Figure:
+        """A matplotlib figure of the run, which notebooks show.
+
+        ``name`` is one of ``holdfast.report.FIGURES``, such as ``"accuracy"``, ``"classes"`` or ``"forgetting"``, or a
+        metric of the records, such as ``"loss"``, ``"train_loss"`` or ``"class_accuracy"``; by default the primary
+        metric.
+        """
+        return plot(self.primary.name if name is None else name, group_runs(self.stored_runs()))
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the run's page, one HTML file, and return its path.
+
+        By default it is ``report.html`` in the run's directory, or in a temporary one for a run without a directory.
+        """
+        return write_report(self, default_page(self.path) if path is None else path)
+
+    def stored_runs(self) -> list[StoredRun]:
+        """The run as figures and tables take it."""
+        if not self.records:
+            raise HoldfastError("the run has no finished round, so there is nothing to show")
+        seed = self.experiment.get("seed")
+        name = f"{self._method_name}-seed-{seed}" if self.path is None else self.path.resolve().name
+        records = [json.loads(to_line(record)) for record in self.records]
+        probe = self.probe or ({} if self.path is None else read_probe(self.path))
+        baseline = self.path is not None and is_baseline(self.path)
+        return [StoredRun(name, plain(self.experiment), records, self.federation, probe, baseline)]
+
+    # Prediction -----------------------------------------------------------------------------------------
+
+    def predict(self, x: Any, client: int | None = None) -> np.ndarray:
+        """What the model predicts for each sample, in the form of the task's targets.
+
+        Classes are indices into ``run.experiment["classes"]``.
+
+        Args:
+            x: a NumPy array or a torch tensor of samples as they were given to the data set, ``[N, ...]``, which are
+                preprocessed as the run's test samples were; or a `Dataset`, of which the test samples are taken. The
+                rows of a table become samples by `Dataset.transform`.
+            client: predict with this client's `personal_model` instead of the global model.
+        """
+        task, outputs = self._outputs(x, client)
+        predicted: np.ndarray = task.predicted(outputs).numpy()
+        return predicted
+
+    def predict_proba(self, x: Any, client: int | None = None) -> np.ndarray:
+        """The probability of each class or label, as ``[N, C]``; arguments as of `predict`."""
+        task, outputs = self._outputs(x, client)
+        probabilities: np.ndarray = task.probabilities(outputs).numpy()
+        return probabilities
+
+    def _outputs(self, x: Any, client: int | None) -> tuple[Task, Tensor]:
+        task, samples = task_of(self.experiment), stored_samples(x, self.experiment)
+        model = self.scoring_model if client is None else self.personal_model(client)
+        return task, outputs_of(model, samples, preprocess_of(self.experiment))
+
+    def personal_model(self, client: int) -> nn.Module:
+        """A client's own model, with its state after its last round; its inputs are preprocessed samples.
+
+        It consists of the final global parameters and the client's own, and predicts by the method's rule for clients.
+        """
+        method, batchnorm = self._made_method, self.experiment.get("batchnorm")
+        own_parts = method.overrides("personal_params") or method.overrides("personal_logits")
+        if not own_parts and batchnorm != "local":
+            if method.overrides("initial_params"):
+                raise HoldfastError(
+                    f"{method.name} has its own initial_params, but no personal_params, the hook that gives a client's "
+                    "own model after training; define it"
+                )
+            raise HoldfastError(
+                f"{method.name} trains one model for all clients and no personal ones; {NO_PERSONAL}"
+            )
+        validate("client", client, Count)
+        if not any(client in record["participants"] for record in self.records):
+            count = self.experiment.get("clients")
+            range_ = "" if count is None else f" (clients are numbered from 0 to {count - 1})"
+            raise HoldfastError(
+                f"client {client} took part in no round, so it has no model of its own{range_}"
+            )
+        stored = self._checkpoint.client(client)
+        if stored is None and (method.overrides("init_client_state") or method.overrides("personal_logits")):
+            raise HoldfastError(
+                f"the state of client {client} was not kept after the last round, so its model cannot be made; states "
+                "are kept by simulations, not by deployments or by earlier versions"
+            )
+        state: Tree = unflatten(dict(stored or {}))
+        server, own = self._server, state.get("method", {})
+        net = copy.deepcopy(self.model).cpu()
+        params = method.personal_params(server, own, client)
+        net.load_state_dict({**server.buffers, **params, **state.get("norm", {})}, strict=False)
+        if not method.overrides("personal_logits"):
+            return net.eval()
+        return ScoringModel(net, self.experiment.get("classifier"), method.personal_logits, own)
+
+    @cached_property
+    def _made_method(self) -> Method:
+        if self.method is not None:
+            return self.method
+        described = self.experiment["method"]
+        if described.get("own"):
+            raise HoldfastError(
+                f"{self.path} was trained with a method of your own, '{described['name']}', and predicts by its rule; "
+                f"give the method: Run.open('{self.path}', method=...)"
+            )
+        return method_from(described)
+
+    @property
+    def scoring_model(self) -> nn.Module:
+        """The final model as it was tested: with the method's rule for predictions, where it has one."""
+        method = self._made_method
+        if not method.overrides("global_logits"):
+            return self.model
+        server = self._server
+
+        def scores(out: Output, state: Tree) -> Tensor:
+            return method.global_logits(out, replace(server, state=state))
+
+        return ScoringModel(
+            copy.deepcopy(self.model), self.experiment.get("classifier"), scores, server.state
+        )
+
+    @cached_property
+    def _checkpoint(self) -> Checkpoint:
+        """The state after the last round."""
+        if self.checkpoint is not None:
+            return self.checkpoint
+        found = None if self.path is None else RunDirectory.open(self.path).load_checkpoint()
+        if found is None:
+            raise HoldfastError(
+                f"{self.path or 'this run'} has no checkpoint, which holds what clients keep and the server's state"
+            )
+        return found
+
+    @property
+    def _server(self) -> Server:
+        checkpoint = self._checkpoint
+        tree = unflatten(dict(checkpoint.tensors))
+        params, buffers, state = (tree.get(key, {}) for key in ("params", "buffers", "state"))
+        return Server(params, buffers, state, checkpoint.round)
+
+    # Results --------------------------------------------------------------------------------------------
 
     @property
     def primary(self) -> Measure:
@@ -154,3 +444,16 @@ class Run:
     @property
     def _tested(self) -> list[dict[str, Any]]:
         return [r for r in self.records if self.primary.name in r]
+
+
+def default_page(directory: Path | None) -> Path:
+    """Where a report is written by default."""
+    return (Path(mkdtemp(prefix="holdfast-")) if directory is None else directory) / "report.html"
+
+
+def _name(described: Any) -> str:
+    return str(described.get("name", "?") if isinstance(described, Mapping) else described)
+
+
+def _shown(value: float, measure: Measure) -> str:
+    return f"{value:.2%}" if measure.is_share else f"{value:.4g}"

@@ -40,11 +40,14 @@ def check_secrecy(method: Method, settings: Settings, federation: Federation) ->
             "secure: neighbours cannot be combined with dp, whose shares of noise are counted over all clients of a "
             "round; leave neighbours out"
         )
-    clients = int(np.count_nonzero(federation.sizes(0)))
+    clients = min(int(np.count_nonzero(federation.sizes(stage))) for stage in range(federation.stages))
     per_round = min(settings.clients_per_round or clients, clients)
     if per_round < 2:
         raise HoldfastError(
             "secure: a round has one client, whose upload would be the sum; set clients_per_round to 2 or more"
+            if clients > 1
+            else f"secure: {'a stage has' if federation.stages > 1 else 'there is'} {clients} client with samples, and "
+            "secure aggregation needs 2 or more, since one client's upload would be the sum"
         )
     remaining = math.floor(per_round * (1 - settings.client_dropout))
     if remaining < secure.threshold_of(per_round):

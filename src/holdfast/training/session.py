@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 import warnings
@@ -50,8 +49,8 @@ from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec, describe_model
 from holdfast.models.wrapping import build_network, fit_samples
 from holdfast.report.trackers import Tracker
-from holdfast.runs import RunDirectory
-from holdfast.runs.directory import PROBE
+from holdfast.runs import Checkpoint, RunDirectory
+from holdfast.runs.directory import FEDERATION, PROBE
 from holdfast.runs.metrics_file import plain
 from holdfast.tasks.base import Loss, Task
 from holdfast.training.best_round import BestRound
@@ -66,15 +65,23 @@ from holdfast.training.checkpointing import (
 )
 from holdfast.training.checks import (
     check_cohort,
+    check_micro_batches,
     check_model,
     check_optimizer,
     check_tests,
     ignores_padding,
+    warn_of_frozen_classifier,
     warn_of_own_draws,
     warn_of_tiny_batches,
     warn_of_unused,
 )
-from holdfast.training.description import describe_federation, machine, write_federation
+from holdfast.training.description import (
+    audit_start,
+    describe_federation,
+    federation_content,
+    machine,
+    write_json,
+)
 from holdfast.training.extension import with_rounds
 from holdfast.training.interrupt import deferred_interrupt, interruption
 from holdfast.training.outcome import failure
@@ -131,7 +138,9 @@ class Training:
         network = build_network(
             model, shape, outputs, settings.seed, self.device, dtype, classifier, batchnorm
         )
+        self.frozen = network.frozen_hash()
         warn_of_unused(network.unused)
+        warn_of_frozen_classifier(network.frozen_classifier)
         network.own_kernels = own_kernels
         self._builder = self._start_builder(network, method, engine, parallel_clients)
         if (fitting := fit_samples(network, dataset)) is not dataset:
@@ -181,6 +190,7 @@ class Training:
         check_public(method, self.context)
         self.method = method.prepare(self.context)
         check_optimizer(self.method, settings)
+        check_micro_batches(self.method, network, dataset.task, settings)
         check_robustness(self.method, self.context, settings, federation)
         check_secrecy(self.method, settings, federation)
         self.privacy = client_privacy(self.method, self.context, self.data, settings, federation)
@@ -240,8 +250,13 @@ class Training:
             "ray_address": self.ray_address,
             "hash": self.hash,
             "shape": list(dataset.shape),
+            "sample_dtype": str(dataset.x_train.dtype).removeprefix("torch."),
+            "sample_preprocess": plain(
+                asdict(dataset.preprocess)
+            ),  # `preprocess` may be the name of a preset
             "classes": list(dataset.classes),
             "outputs": dataset.num_outputs,
+            **({} if self.frozen is None else {"frozen": self.frozen}),
             "versions": {
                 "holdfast": __version__,
                 "python": platform.python_version(),
@@ -285,14 +300,14 @@ class Training:
         finally:
             builder.close()
 
-    def loop(self, client_states: StateCache) -> RoundLoop:
-        """The round loop, with the server in its initial state."""
+    def loop(self, client_states: StateCache, audited: bool = False) -> RoundLoop:
+        """The round loop, with the server in its initial state; for ``audited`` see `RoundLoop`."""
         builder, self._builder = self._builder, None
         if builder is not None:
             self._build_kernels(builder)
-        return self._new_loop(client_states)
+        return self._new_loop(client_states, audited)
 
-    def _new_loop(self, client_states: StateCache) -> RoundLoop:
+    def _new_loop(self, client_states: StateCache, audited: bool = False) -> RoundLoop:
         dataset, settings = self.federation.dataset, self.settings
         test = self.test
         limit = settings.local_test_samples or (LOCAL_TEST_ON_CPU if self.device.type == "cpu" else None)
@@ -315,6 +330,7 @@ class Training:
             self.privacy,
             self.validation,
             self.sample_privacy,
+            audited,
         )
 
     def run(
@@ -336,17 +352,22 @@ class Training:
         with ExitStack() as stack:
             directory, checkpoint, records = None, None, []
             identity = run_identity(self.describe())
+            sizes = None if self.validation is None else self.validation.sizes
+            content = federation_content(self.federation, self.hash, sizes)
             if out is not None:
                 directory = self._directory(out, experiment, resume)
                 stack.enter_context(directory.lock())
                 checkpoint = find_checkpoint(directory, identity)
+                before = directory.experiment["rounds"]
                 checkpoint = with_rounds(directory, checkpoint, self.settings, self.method, self.federation)
-                directory.rewind(0 if checkpoint is None else checkpoint.round)
+                write_json(directory, FEDERATION, content)
+                begun = 0 if checkpoint is None else checkpoint.round
+                event = "begun" if not resume else "resumed" if before == self.settings.rounds else "extended"
+                audit_start(directory, event, begun, self.describe())
+                directory.rewind(begun)
                 records = directory.records()
-                sizes = None if self.validation is None else self.validation.sizes
-                write_federation(directory, self.federation, self.hash, sizes)
             client_states = StateCache(directory, checkpoint)
-            loop = self.loop(client_states)
+            loop = self.loop(client_states, audited=directory is not None)
             best = BestRound(primary_measure(experiment), records)
             if checkpoint is not None:
                 restore(loop, checkpoint, self.device, best)
@@ -367,7 +388,7 @@ class Training:
                     best.keep(evaluated_model(self.method, loop.server if ended else pending.server))
                 records.append(record)
                 if directory is not None:
-                    directory.append(record)
+                    directory.append(record, None if pending.audit is None else pending.audit.entry())
                     if save and not ended:
                         client_states.committed(
                             directory.save_checkpoint(*snapshot(loop, client_states, identity, best, False))
@@ -384,24 +405,34 @@ class Training:
             model = self._module(*evaluated_model(self.method, loop.server))
             best_model = None if best.round is None else self._module(*best.model)
             stopped = _stopped_early(records)
-            if len(records) < self.settings.rounds and not stopped:
-                path = None if directory is None else directory.path
-                run = Run(
-                    experiment, records, model, path, peak_bytes(self.device), True, best.round, best_model
-                )
+            run = Run(
+                experiment,
+                records,
+                model,
+                None if directory is None else directory.path,
+                peak_bytes(self.device),
+                len(records) < self.settings.rounds and not stopped,
+                best.round,
+                best_model,
+                self.method,
+                content,
+            )
+            if directory is None:
+                run.checkpoint = Checkpoint(*snapshot(loop, client_states, identity, best, stopped))
+            if run.interrupted:
+                if directory is not None:
+                    directory.audit("stopped", round=len(records))
                 if len(records) < last:
                     warnings.warn(
                         interruption(run), HoldfastWarning, stacklevel=3
                     )  # where `train` was called
                 return run
-            if directory is not None and loop.probe_features is not None:
-                directory.write(PROBE, json.dumps(loop.probe_features).encode() + b"\n")
-            peak = peak_bytes(self.device)
-            run = Run(experiment, records, model, None, peak, False, best.round, best_model)
+            run.probe = loop.probe_features or {}
             if len(records) > done:
                 self._warn_of_failure(loop, records)
             if directory is not None:
-                run.path = directory.path
+                if run.probe:
+                    write_json(directory, PROBE, run.probe)
                 final = None
                 if len(records) > done:
                     final = snapshot(loop, client_states, identity, best, stopped)

@@ -23,7 +23,7 @@ from holdfast.report.progress_display import progress_display
 from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
 from holdfast.tasks.base import Loss, Task
-from holdfast.training.checks import check_kinds
+from holdfast.training.checks import check_kinds, check_options, checked_trackers
 from holdfast.training.run import Run
 from holdfast.training.session import SubmitWrite, Training
 from holdfast.updates.attacks import Attack, parse_attack
@@ -45,6 +45,7 @@ def train(
     local_epochs: float = 1,
     local_steps: int | None = None,
     batch_size: int = 32,
+    micro_batch_size: int | None = None,
     drop_last: bool = False,
     lr: float | None = None,
     optimizer: Described | Factory = "sgd",
@@ -112,6 +113,8 @@ def train(
             client a round is then cyclic weight transfer.
         local_epochs: also a fraction, such as 0.5: that share of an epoch's batches, at least one.
         local_steps: the steps of every client in a round, whatever its number of samples, instead of ``local_epochs``.
+        micro_batch_size: the samples whose gradient is computed at once. The gradient of a batch is accumulated over
+            them, so that a batch needs less memory.
         lr: by default 0.1 for ``sgd``, 0.01 for ``adagrad`` and 0.001 for other optimisers.
         drop_last: leave out an epoch's last batch where it is not full, unless it is the only one. BatchNorm over two
             or three samples may make a model diverge.
@@ -166,6 +169,11 @@ def train(
     if validate("stop_after", stop_after, PositiveCount | None) is not None and out is None:
         raise HoldfastError("stop_after is given without out, the directory from which the run can go on")
     check_kinds(method, federation)
+    trackers = checked_trackers(trackers)
+    check_options(
+        device=device, parallel_clients=parallel_clients, ray_address=ray_address, classifier=classifier, out=out,
+        resume=resume, on_round=on_round, progress=progress,
+    )  # fmt: skip
     if resume and out is None:
         raise HoldfastError("resume is given without out, the directory of the run that is to go on")
     settings = Settings(
@@ -175,6 +183,7 @@ def train(
         local_epochs=local_epochs,
         local_steps=local_steps,
         batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
         drop_last=drop_last,
         lr=cast("float", lr),  # None becomes the default of the optimiser
         optimizer=optimizer,
@@ -225,8 +234,6 @@ def train(
                 on_round(record)
 
         try:
-            return training.run(
-                described, out, resume, list(trackers), advance, submit_final_write, stop_after
-            )
+            return training.run(described, out, resume, trackers, advance, submit_final_write, stop_after)
         except KeyboardInterrupt as interrupt:
             raise interrupt.with_traceback(None) from None  # without the frames of what was going on

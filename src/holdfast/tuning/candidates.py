@@ -10,7 +10,7 @@ from holdfast.data.federation import Federation
 from holdfast.papers.rankings import Ranking, nearest_methods
 from holdfast.training.experiment import Experiment
 
-RECIPE = "balanced:tau=0.5+fedavgm+ema"
+RECIPE = "steady"
 """The method to take where nothing is known about a federation."""
 
 BASELINE = "fedavg"

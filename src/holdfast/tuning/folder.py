@@ -1,4 +1,4 @@
-"""The folder of a search: a file says what is searched for, so that another search is not mixed with it."""
+"""The folder of a search: a file describes the search, so that another search is not mixed with it."""
 
 from __future__ import annotations
 

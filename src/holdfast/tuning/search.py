@@ -89,10 +89,10 @@ class Search:
 
     def job(self, trial: Trial, rung: int) -> TrainingJob:
         """A trial, trained up to the rounds of a rung."""
-        told = ", ".join(f"{key}={value}" for key, value in trial.changes.items()) or "as given"
+        settings = ", ".join(f"{key}={value}" for key, value in trial.changes.items()) or "as given"
         return TrainingJob(
             name=self.name,
-            label=f"{self.label} trial {trial.number} ({told})".lstrip(),
+            label=f"{self.label} trial {trial.number} ({settings})".lstrip(),
             folder="-".join([*re.findall(r"[\w.+=]+", self.label), f"trial-{trial.number:03d}"]),
             experiment=trial.experiment,
             rounds=self.stops[rung],

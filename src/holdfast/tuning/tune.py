@@ -123,29 +123,34 @@ class TuningPlan:
         return [job for job in self.final_jobs(results) if results.get(job.hash) is None]
 
     def final_jobs(self, results: Results) -> list[TrainingJob]:
-        """The runs with the best settings, with seeds that the search has not used, on the same federation."""
-        given, best = self.search.experiment, self.search.best(results)
-        experiment = as_given(best.experiment, given)
-        if isinstance(given.data, str) and given.federation is None and given.partition_seed is None:
-            experiment = replace(
-                experiment, partition_seed=given.seed
-            )  # the run's directory alone leads to its data
-        return [
-            TrainingJob(
-                name="final",
-                label=f"best settings, seed {seed}",
-                folder=f"final-{best.number:03d}-seed-{seed}",
-                experiment=replace(experiment, seed=seed),
-                rounds=given.rounds,
-                validation=0.0,
-                data_seed=given.seed,
-            )
-            for seed in range(given.seed + 1, given.seed + 1 + self.final_seeds)
-        ]
+        """The runs with the best settings."""
+        return final_jobs(self.search, results, self.final_seeds)
 
     def discarded(self, results: Results) -> list[str]:
         """The folders of trials that are out."""
         return self.search.discarded(results)
+
+
+def final_jobs(search: Search, results: Results, seeds: int) -> list[TrainingJob]:
+    """The runs with the best settings of a complete search, with seeds that it has not used, on the same federation."""
+    given, best = search.experiment, search.best(results)
+    experiment = as_given(best.experiment, given)
+    if isinstance(given.data, str) and given.federation is None and given.partition_seed is None:
+        experiment = replace(
+            experiment, partition_seed=given.seed
+        )  # the run's directory alone leads to its data
+    return [
+        TrainingJob(
+            name="final",
+            label=f"best settings, seed {seed}",
+            folder=f"final-{best.number:03d}-seed-{seed}",
+            experiment=replace(experiment, seed=seed),
+            rounds=given.rounds,
+            validation=0.0,
+            data_seed=given.seed,
+        )
+        for seed in range(given.seed + 1, given.seed + 1 + seeds)
+    ]
 
 
 def _is_complete(search: Search, results: Results) -> bool:

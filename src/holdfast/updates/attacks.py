@@ -14,11 +14,13 @@ from torch import Tensor
 from holdfast.core.random import generator
 from holdfast.core.spec import (
     Count,
+    Description,
     Positive,
     PositiveCount,
     PositiveFraction,
     build,
     parse_text,
+    validate,
     validate_fields,
 )
 from holdfast.data.dataset import Dataset
@@ -202,6 +204,7 @@ def parse_attack(written: Attack | str | Mapping[str, Any]) -> Attack:
     """``sign-flip:0.2``, ``backdoor:share=0.2,target=3`` or a mapping as an `Attack`."""
     if isinstance(written, Attack):
         return written
+    validate("attack", written, str | Description)
     if isinstance(written, str):
         written = parse_text(written, "attack", ("share",))
     return build(KINDS, written, "attack", "sign-flip:0.2")

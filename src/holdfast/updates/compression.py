@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.spec import PositiveCount, PositiveFraction, build, parse_text, validate_fields
+from holdfast.core.spec import (
+    Description,
+    PositiveCount,
+    PositiveFraction,
+    build,
+    parse_text,
+    validate,
+    validate_fields,
+)
 from holdfast.core.trees import Tensors
 from holdfast.updates.noise import uniform
 
@@ -179,6 +187,7 @@ def parse_compression(written: Compression | str | Mapping[str, Any]) -> Compres
     """``int8``, ``topk:0.01`` or ``topk:0.1+int4`` as a `Compression`, or a mapping."""
     if isinstance(written, Compression):
         return written
+    validate("compress", written, str | Description)
     if isinstance(written, str):
         described = [parse_text(part, "compression", ("share",)) for part in written.split("+")]
     else:

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.spec import Positive, PositiveCount, Range, parse_options, validate_fields
+from holdfast.core.spec import (
+    Description,
+    Positive,
+    PositiveCount,
+    Range,
+    parse_options,
+    validate,
+    validate_fields,
+)
 from holdfast.core.trees import Tensors
 from holdfast.updates.accounting import Sampling, epsilon_after, noise_multiplier_for
 from holdfast.updates.noise import gaussian
@@ -68,11 +76,16 @@ class DP:
         """The options as plain values."""
         return asdict(self)
 
+    def weight(self, samples: int) -> float:
+        """ω_k of a client with so many samples."""
+        return 1.0 if self.max_samples is None else min(samples / self.max_samples, 1.0)
+
 
 def parse_dp(written: DP | str | Mapping[str, Any]) -> DP:
     """``epsilon=8,delta=1e-5`` or a mapping as a `DP`."""
     if isinstance(written, DP):
         return written
+    validate("dp", written, str | Description)
     values = dict(written) if isinstance(written, Mapping) else parse_options(written, "dp")
     known = [f.name for f in fields(DP)]
     for key in values:
@@ -141,7 +154,7 @@ class ClientPrivacy:
 
     def weight(self, samples: int) -> float:
         """ω_k of a client with so many samples."""
-        return 1.0 if self.dp.max_samples is None else min(samples / self.dp.max_samples, 1.0)
+        return self.dp.weight(samples)
 
     # Noise ----------------------------------------------------------------------------------------------
 

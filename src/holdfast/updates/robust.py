@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.spec import Positive, PositiveCount, Range, build, parse_text, validate_fields
+from holdfast.core.spec import (
+    Description,
+    Positive,
+    PositiveCount,
+    Range,
+    build,
+    parse_text,
+    validate,
+    validate_fields,
+)
 
 ITERATIONS = 50  # of Weiszfeld's algorithm
 SMOOTHING = 1e-6  # smallest distance in it, relative to the mean distance
@@ -226,6 +235,7 @@ def parse_robust(written: RobustMean | str | Mapping[str, Any]) -> RobustMean:
     """``median``, ``krum:attackers=2`` or a mapping as a `RobustMean`."""
     if isinstance(written, RobustMean):
         return written
+    validate("robust", written, str | Description)
     if isinstance(written, str):
         name = written.partition(":")[0].strip()
         written = parse_text(written, "robust mean", POSITIONAL.get(name, ("attackers",)))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.spec import Positive, parse_options, validate_fields
+from holdfast.core.spec import Description, Positive, parse_options, validate, validate_fields
 from holdfast.core.trees import Tensors
 from holdfast.updates.accounting import Sampling, epsilon_after, noise_multiplier_for
 from holdfast.updates.privacy import Share
@@ -65,6 +65,7 @@ def parse_dp_samples(written: SampleDP | str | Mapping[str, Any]) -> SampleDP:
     """``epsilon=8,delta=1e-5`` or a mapping as a `SampleDP`."""
     if isinstance(written, SampleDP):
         return written
+    validate("dp_samples", written, str | Description)
     values = dict(written) if isinstance(written, Mapping) else parse_options(written, "dp_samples")
     known = [f.name for f in fields(SampleDP)]
     for key in values:

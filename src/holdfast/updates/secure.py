@@ -16,7 +16,16 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.random import counter_key
-from holdfast.core.spec import Positive, PositiveCount, Range, build, parse_text, validate_fields
+from holdfast.core.spec import (
+    Description,
+    Positive,
+    PositiveCount,
+    Range,
+    build,
+    parse_text,
+    validate,
+    validate_fields,
+)
 from holdfast.core.trees import Tensors
 
 RANGES = {32: 16.0, 64: 2.0**20}
@@ -82,6 +91,7 @@ def parse_secure(written: SecAggPlus | str | Mapping[str, Any]) -> SecAggPlus:
     """``secagg+``, ``secagg+:threshold=0.8`` or a mapping as a `SecAggPlus`."""
     if isinstance(written, SecAggPlus):
         return written
+    validate("secure", written, str | Description)
     if isinstance(written, str):
         written = parse_text(written, "secure aggregation", ("threshold",))
     return build({SecAggPlus.name: SecAggPlus}, written, "secure aggregation", "secagg+:threshold=0.6")

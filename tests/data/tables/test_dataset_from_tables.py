@@ -174,6 +174,13 @@ def mixed(value):
         (patients(), {"transformer": StandardScaler()}, "the transformer StandardScaler() cannot be fitted on these"),
         (patients(), {"transformer": QuantileTransformer()}, "QuantileTransformer cannot be fitted on sums"),
         (np.zeros((3, 2)), {}, "the table is a ndarray; it must be a frame"),
+        (patients(), {"target": 5}, "target is 5; it must be the name of a column, or a list of names"),
+        (patients(), {"test": None}, "test is None; it must be a number or text"),
+        (patients(), {"seed": "a"}, "seed is 'a'; it must be a whole number"),
+        (patients(age=[f"{i},5" for i in range(40)]), {}, "column 'age' holds '0,5' in row 0 of the table; write"),
+        (patients(ill=[f"{i},5" for i in range(40)]), {}, "column 'ill' holds '0,5' in row 0 of the table; write"),
+        (patients(age=[np.inf] * 40), {}, "column 'age' holds an infinite value in row 0"),
+        (patients(ill=np.arange(40)), {}, "no site has a test row, as no class has two rows at a site: take a larger"),
     ],
 )  # fmt: skip
 def test_bad_input(table, options, words):

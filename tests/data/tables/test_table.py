@@ -127,6 +127,11 @@ def test_damaged_files(tmp_path, text, words):
             {"a": np.array(["2020-01-01"], "M8[D]")},
             "column 'a' of the table holds dates or times; make them numbers",
         ),
+        ({"a": 1, "b": 2}, r"column 'a' of the table is 1; it must hold one value a row, such as \[1\]"),
+        (
+            {"a": "bern"},
+            r"column 'a' of the table is 'bern'; it must hold one value a row, such as \['bern'\]",
+        ),
         ({"a": [1, [2, 3]]}, "column 'a' of the table holds a list in row 1"),
         ({"a": np.array([{"b": 1}], object)}, "column 'a' of the table holds a dict in row 0"),
     ],
@@ -134,6 +139,12 @@ def test_damaged_files(tmp_path, text, words):
 def test_other_things(given, words):
     with pytest.raises(HoldfastError, match=words):
         read_table(given)
+
+
+def test_a_file_in_another_encoding(tmp_path):
+    (tmp_path / "a.csv").write_bytes("a,b\n1,é\n".encode("latin-1"))
+    with pytest.raises(HoldfastError, match=r"a\.csv' is no text in UTF-8 .*; save it in this encoding"):
+        read_table(tmp_path / "a.csv")
 
 
 def test_a_text_among_numbers_is_named_with_its_line(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import existing
 from holdfast.core.settings import DEFAULT_PARTITION
-from holdfast.core.spec import parse_options
+from holdfast.core.spec import named, parse_options
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.preprocess import Preprocess, preprocess_for
 from holdfast.data.sources import files
@@ -59,6 +59,10 @@ def load(
 
 def check_name(name_or_path: str | Path) -> None:
     """Raise an error for a name or path of no data set, before anything is read or downloaded."""
+    if not isinstance(name_or_path, (str, Path)):
+        raise HoldfastError(
+            f"the data set is {named(name_or_path)}; it must be a name, such as 'digits', or a path"
+        )
     if str(name_or_path) in DATASETS or Path(name_or_path).suffix == ".npz" or _table_options(name_or_path):
         return
     path = existing(name_or_path)

@@ -11,6 +11,7 @@ import numpy as np
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
+from holdfast.core.spec import validate
 from holdfast.data.dataset import Dataset, Group
 from holdfast.data.indexing import stratified_split
 from holdfast.data.tables.encoder import fit_encoder, warn_of_unseen
@@ -60,7 +61,8 @@ def dataset_from_tables(
     given = {
         site: _tables(source, f"site '{site}'" if site else "the table") for site, source in sites.items()
     }
-    targets = [target] if isinstance(target, str) else list(target or ())
+    seed, test = validate("seed", seed, int), validate("test", test, float | str)
+    targets = _target_columns(target)
     for option, value in (("categorical", categorical), ("drop", drop)):
         if isinstance(value, str):
             raise HoldfastError(f"{option} must be a list of columns, such as ['{value}'], not '{value}'")
@@ -85,7 +87,11 @@ def dataset_from_tables(
         if not len(table):
             raise HoldfastError(f"{table.name} has no training row")
     if not any(map(len, test_tables.values())):
-        raise HoldfastError("no site has a test row; take a larger test share, or give test rows")
+        hint = " (where the target is a number, task='regression')" if with_classes else ""
+        raise HoldfastError(
+            "no site has a test row, as no class has two rows at a site: take a larger test share, or give test rows"
+            + hint
+        )
     inputs = [c for c in columns if c not in (*targets, *drop, fold)]
     if not inputs:
         raise HoldfastError(
@@ -125,6 +131,14 @@ def _tables(source: TableSource | tuple[TableSource, TableSource], name: str) ->
     if not len(tables[0]):
         raise HoldfastError(f"{tables[0].name} has no rows; leave the site out")
     return tables
+
+
+def _target_columns(target: object) -> list[str]:
+    """The names of the target columns; none for None."""
+    names = [target] if target is None or isinstance(target, str) else target
+    if not isinstance(names, Sequence) or not all(name is None or isinstance(name, str) for name in names):
+        raise HoldfastError(f"target is {target!r}; it must be the name of a column, or a list of names")
+    return [name for name in names if name]
 
 
 def _common_columns(tables: Sequence[Table]) -> list[str]:

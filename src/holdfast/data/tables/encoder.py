@@ -13,7 +13,15 @@ import numpy as np
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.spec import named
 from holdfast.data.tables.federated_fit import Transformer, fit_federated, is_fitted
-from holdfast.data.tables.table import Table, TableSource, as_numbers, as_texts, holds_numbers, read_table
+from holdfast.data.tables.table import (
+    Table,
+    TableSource,
+    as_numbers,
+    as_texts,
+    holds_numbers,
+    read_table,
+    refuse_decimal_commas,
+)
 
 MANY_CATEGORIES = 0.5  # different texts per row from which a column is more likely a name than a category
 
@@ -90,6 +98,7 @@ def fit_encoder(
     tables = list(sites.values())
     texts = tuple(c for c in columns if c in categorical or _is_text(tables, c))
     for column in set(texts).difference(categorical):
+        refuse_decimal_commas(tables, column)
         _warn_of_names(tables, column)
     if transformer is None:
         transformer = _default_transformer(columns, texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,6 +21,8 @@ TableSource = Any
 SUFFIXES = (".csv", ".tsv", ".parquet")
 MISSING = frozenset({"", "?", "NA", "N/A", "NaN", "nan", "null", "None", "<NA>"})
 """Texts in a file that mark a missing value."""
+
+_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,10 +126,22 @@ def as_texts(table: Table, column: str) -> np.ndarray:
     return _objects(known)
 
 
+def refuse_decimal_commas(tables: Sequence[Table], column: str) -> None:
+    """Raise if every text of a column is a number with a decimal comma, which would be a category of its own."""
+    known = [
+        (table, row, text) for table in tables for row, text in enumerate(table[column]) if text is not None
+    ]
+    if known and all(isinstance(text, str) and _DECIMAL_COMMA.fullmatch(text) for _, _, text in known):
+        table, row, text = known[0]
+        raise HoldfastError(
+            f"column '{column}' holds '{text}' in {table.at(row)}; write numbers with a decimal point, not a comma"
+        )
+
+
 def holds_numbers(values: np.ndarray) -> tuple[bool, bool]:
     """Whether a column has numbers, texts of numbers included, and whether it has other texts."""
     if values.dtype != object:
-        return bool(np.isfinite(values).any()), False
+        return not bool(np.isnan(values).all()), False
     parsed = [_number(value) is not None for value in values if value is not None]
     return any(parsed), not all(parsed)
 
@@ -148,6 +163,10 @@ def _column_names(source: Any) -> list[Any] | None:
 
 
 def _column(given: Any, column: str, table: str) -> np.ndarray:
+    if isinstance(given, str) or not (hasattr(given, "__array__") or hasattr(given, "__iter__")):
+        raise HoldfastError(
+            f"column '{column}' of {table} is {given!r}; it must hold one value a row, such as [{given!r}]"
+        )
     values = np.asarray(given) if hasattr(given, "__array__") else _objects(list(given))
     if values.ndim != 1:
         raise HoldfastError(
@@ -223,7 +242,9 @@ def _read_csv(path: Path, name: str) -> Table:
                 if row:
                     lines.append(reader.line_num)
                     rows.append(row)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise HoldfastError(f"'{path}' is no text in UTF-8 ({error}); save it in this encoding") from None
+    except (OSError, csv.Error) as error:
         raise HoldfastError(f"'{path}' cannot be read as a CSV file: {error}") from None
     if not names:
         raise HoldfastError(f"'{path}' is empty; its first line must have the names of the columns")

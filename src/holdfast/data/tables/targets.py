@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
-from holdfast.data.tables.table import Table, as_numbers, as_texts, holds_numbers
+from holdfast.data.tables.table import Table, as_numbers, as_texts, holds_numbers, refuse_decimal_commas
 
 MOST_CLASSES = 100  # different whole numbers that are taken for classes
 
@@ -69,6 +69,7 @@ def number_targets(tables: Sequence[Table], targets: Sequence[str]) -> list[np.n
 def are_classes(tables: Sequence[Table], target: str) -> bool:
     """Whether a target column holds classes: texts, or few whole numbers."""
     if not all(holds_numbers(table[target]) == (True, False) for table in tables if len(table)):
+        refuse_decimal_commas(tables, target)
         return True
     values = np.concatenate(number_targets(tables, [target]))
     if not (values == np.rint(values)).all():
@@ -84,8 +85,6 @@ def are_classes(tables: Sequence[Table], target: str) -> bool:
 def strata(values: np.ndarray) -> np.ndarray:
     """An index for each target from which a test share is drawn evenly: its class, or its quarter of all numbers."""
     first = values if values.ndim == 1 else values.reshape(len(values), -1)[:, 0]
-    if first.dtype.kind not in "biuf":
-        return np.unique(first.astype(str), return_inverse=True)[1]
     if len(different := np.unique(first)) <= MOST_CLASSES and (first == np.rint(first)).all():
         return np.searchsorted(different, first)
     return np.asarray(np.digitize(first, np.quantile(first, [0.25, 0.5, 0.75])))

@@ -12,6 +12,7 @@ from torch.func import grad_and_value
 from holdfast.core.settings import Settings
 from holdfast.core.trees import changes
 from holdfast.engine.clients import teacher_outputs
+from holdfast.engine.micro_batches import MicroBatch, joined, micro_batches
 from holdfast.engine.optim import add_proximal_term, clip
 from holdfast.engine.sample_gradients import private_gradient
 from holdfast.engine.sequential import no_gradient
@@ -69,32 +70,49 @@ class ClientStep:
         method, settings = self.method, self.settings
         batch, key = self._batch(*lane[:8]), lane[4]
         extra = method.extra_inputs(carry)
-        x, mask = batch.x, batch.mask
-        if extra is not None:
-            x = torch.cat([extra, x])
-            mask = None if mask is None else torch.cat([mask.new_ones(len(extra)), mask])
 
         def objective(
-            w: Tensors, carry: Tree, ascends: bool = False
+            w: Tensors, carry: Tree, part: MicroBatch, buffers: Tensors, ascends: bool
         ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensors]]:
-            out, new_buffers = self.context.network.pure(w, buffers, x, mask, key)
+            batch = part.batch
+            x, mask = batch.x, batch.mask
+            if extra is not None:
+                x = torch.cat([extra, x])
+                mask = None if mask is None else torch.cat([mask.new_ones(len(extra)), mask])
+            out, new_buffers = self.context.network.pure(w, buffers, x, mask, part.key(key))
             if extra is not None:
                 out = split_extra(out, len(extra))
             local = _TrackedLocal(w, self.global_params)
             loss = method.ascent_loss(out, batch, carry, local) if ascends else None
             if loss is None:
-                loss, term = self._task_loss(out, batch, carry), method.loss(out, batch, carry, local)
-                loss = loss if term is None else loss + term
+                loss = part.add(self._task_loss(out, batch, carry), method.loss(out, batch, carry, local))
+            else:
+                loss = part.scaled(loss)
             self.loss_reads_weights |= local.params_read
+            new_buffers = part.buffers(new_buffers, buffers)
             return loss, (out.features, out.logits, changes(new_buffers, buffers))
+
+        def accumulated(
+            w: Tensors, carry: Tree, ascends: bool = False
+        ) -> tuple[Tensors, Tensor, Output, Tensors]:
+            """Gradient, loss, outputs and changed buffers, over micro-batches."""
+            grads, total, outputs, changed = {}, None, [], {}  # type: Tensors, Tensor | None, list[Output], Tensors
+            for part in micro_batches(batch, settings.micro_batch_size):
+                gradient, (loss, (features, logits, fresh)) = grad_and_value(objective, has_aux=True)(
+                    w, carry, part, buffers | changed, ascends
+                )
+                changed = changed | fresh
+                grads = {k: grads[k] + g for k, g in gradient.items()} if grads else gradient
+                total = loss if total is None else total + loss
+                outputs.append(Output(features, logits))
+            assert total is not None
+            return grads, total, joined(outputs), changed
 
         point, old_carry, first_changed = params, carry, None
         if method.overrides("perturb"):
             ascent: Tensors = {}
             if method.ascends:
-                ascent, (_, (_, _, first_changed)) = grad_and_value(objective, has_aux=True)(
-                    params, carry, True
-                )
+                ascent, _, _, first_changed = accumulated(params, carry, True)
             point, carry = method.perturb(ascent, carry, Local(params, self.global_params))
         if self.sample_clip is not None:
             grads, loss = private_gradient(
@@ -104,7 +122,7 @@ class ClientStep:
             features = logits = loss  # which no method may read
             changed: Tensors = {}
         else:
-            grads, (loss, (features, logits, changed)) = grad_and_value(objective, has_aux=True)(point, carry)
+            grads, loss, (features, logits, _), changed = accumulated(point, carry)
             changed = changed if first_changed is None else first_changed
         if method.overrides("edit_gradient"):
             grads = method.edit_gradient(grads, carry, Local(params, self.global_params))

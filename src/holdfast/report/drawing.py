@@ -1,0 +1,16 @@
+"""A matplotlib figure that notebooks show."""
+
+from io import BytesIO
+
+from matplotlib.figure import Figure
+
+DPI = 110
+
+
+class Drawing(Figure):
+    """A figure apart from pyplot, which notebooks show whatever backend is in use."""
+
+    def _repr_png_(self) -> bytes:
+        drawn = BytesIO()
+        self.savefig(drawn, format="png", dpi=DPI)
+        return drawn.getvalue()
