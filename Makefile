@@ -6,10 +6,10 @@ ONE_THREAD := OMP_NUM_THREADS=1
 
 .PHONY: demo test test-flower test-ray test-kernels test-chaos lint format bench docs dist test-release clean
 
-demo: .venv/.ready  ## FedAvg against the forgetting-aware methods on digits: a leaderboard and a report
+demo: .venv/.ready  ## FedAvg, the forgetting-aware methods and the recipe on digits: a comparison and a report
 	rm -rf runs/demo
-	$(ONE_THREAD) $(BIN)/holdfast compare fedavg fedntd fedka:logits=centred,beta=0.1 flashback fedfa fedmlp:head=shared \
-	    --experiment examples/experiment.yaml --seeds 3 --out runs/demo --report
+	$(ONE_THREAD) $(BIN)/holdfast compare fedavg fedntd fedka flashback fedfa fedmlp steady \
+	    --experiment examples/experiment.yaml --seeds 5 --out runs/demo --report
 
 test: .venv/.ready  ## everything; Flower, Ray and the GPU's kernels too where their environments exist
 	[ ! -e .venv-flower/.ready ] || $(MAKE) test-flower
@@ -28,7 +28,7 @@ test-kernels: .venv-kernels/.ready  ## the GPU's kernels without a GPU: carried 
 	$(ONE_THREAD) .venv-kernels/bin/python -m pytest -n 2 tests/gpu/test_compiled.py
 
 test-chaos: .venv/.ready .venv-flower/.ready  ## everything that can go wrong, at random, and a million damaged messages
-	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 $(BIN)/pytest tests/flower/test_wire.py tests/runs/test_run_fuzz.py tests/runs/test_run_shapes.py tests/training/test_odd_inputs.py
+	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 $(BIN)/pytest tests/flower/test_wire.py tests/runs/test_run_fuzz.py tests/runs/test_run_shapes.py tests/runs/test_stored_files_fuzz.py tests/training/test_odd_inputs.py
 	$(ONE_THREAD) HOLDFAST_FUZZ=1000000 HOLDFAST_CHAOS=1 HOLDFAST_NODES=4 .venv-flower/bin/python -m pytest -s tests/flower
 
 lint: .venv/.ready

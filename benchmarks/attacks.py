@@ -89,13 +89,17 @@ def tables(rows: list[dict]) -> str:
             by_cell[row["data"], row["method"], row["defence"], row["attack"]].append(row)
     parts = []
     for data, method in product(DATA, METHODS):
+        seeds = min(len(by_cell[data, method, *cell]) for cell in product(DEFENCES, ATTACKS))
+        if not seeds:
+            continue
         head = ["defence", *ATTACKS, "backdoor's success"]
         lines = []
         for defence in DEFENCES:
             cells = [by_cell[data, method, defence, attack] for attack in ATTACKS]
             shown = [_mean(cell, "accuracy") for cell in cells] + [_mean(cells[-1], "attack_success")]
             lines.append([defence, *shown])
-        parts += [f"**{data}, {method}**", "", *_markdown(head, lines), ""]
+        title = f"**{data}, {method}, {seeds} {'seed' if seeds == 1 else 'seeds'}: accuracy, %**"
+        parts += [title, "", *_markdown(head, lines), ""]
     head = ["defence", *(attack for attack in ATTACKS if attack != "none")]
     lines = []
     for defence in ("Krum", "multi-Krum", "Bulyan", "max_update_ratio=2"):
@@ -154,8 +158,8 @@ def main() -> None:
         return
     cells = [
         (data, attack, defence, method, seed)
-        for seed, data, method, attack, defence in product(
-            range(arguments.seeds), DATA, METHODS, ATTACKS, DEFENCES
+        for method, seed, data, attack, defence in product(
+            METHODS, range(arguments.seeds), DATA, ATTACKS, DEFENCES
         )
     ]
     sweep(RESULTS, NAMES, cells, run, device="cpu", workers=arguments.workers, limit=arguments.limit)

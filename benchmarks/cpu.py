@@ -1,11 +1,13 @@
 """Training on a CPU: convolutions compared with a plain loop, and small models on both engines.
 
-    python benchmarks/cpu.py [--only W small] [--passes 7] [--threads N] [--json FILE]
+    python benchmarks/cpu.py [--only W small table] [--passes 7] [--threads N] [--json FILE]
 
 W: CIFAR-10 shapes, 10 of 100 clients a round, 500 samples each, batches of 50, one epoch, the ntd-cifar network,
 SGD with momentum; the plain loop (NCHW, torch.optim.SGD) and Holdfast's default, each in a separate process, because
 Holdfast makes its process keep freed memory. The memory is Holdfast's.
 small: the shapes of digits, 10 clients of 144 samples; the sequential and the vectorized engine.
+table: heart disease ($HOLDFAST_DATA), 4 hospitals, a linear model, batches of 4, one epoch; the plain loop and engine
+auto.
 
 The compared programs take turns; figures are medians, ratios those of medians. On a busy machine compare the CPU
 times of a single thread: --threads 1.
@@ -27,6 +29,7 @@ from multiprocessing import get_context
 import numpy as np
 import torch
 
+from holdfast import BySite, federate, load
 from holdfast.core.device import peak_bytes
 from holdfast.models import parse_model
 from holdfast.training.description import machine
@@ -135,7 +138,36 @@ def measure_small(passes: int) -> list[dict]:
     return rows
 
 
-PARTS = {"W": measure_w, "small": measure_small}
+def binary_cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], y.to(logits.dtype))
+
+
+def measure_table(passes: int) -> list[dict]:
+    federation = federate(load("heart-disease"), BySite())
+    net = parse_model("linear").build(federation.dataset.shape, 1, 0)
+    hospitals, rows = np.arange(federation.clients), []
+    print(f"{'heart disease':24} {'bare ms':>9} {'holdfast ms':>12} {'ratio':>6} {'ratio of CPU time':>18}")
+    for name, kind in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)):
+        bare = BareLoop(
+            net, federation, CPU, batch_size=4, local_epochs=1, optimizer=kind, loss=binary_cross_entropy
+        )
+        loop = rounds_of(prepare("fedavg", "linear", federation, optimizer=name, lr=0.001, batch_size=4))
+        works = {
+            "bare": partial(timed, lambda _, bare=bare: bare.round(hospitals)),
+            "holdfast": partial(timed, loop.round),
+        }
+        times = alternate(works, 3 * passes, 3)
+        ratio, cpu_ratio = (times["holdfast"][key] / times["bare"][key] for key in ("ms", "cpu_ms"))
+        print(
+            f"{f'{name}, {loop.engine.name}':24} {times['bare']['ms']:9.1f} {times['holdfast']['ms']:12.1f} "
+            f"{ratio:6.2f} {cpu_ratio:18.2f}",
+            flush=True,
+        )
+        rows.append({"optimizer": name, **times, "ratio": ratio, "by_cpu": cpu_ratio})
+    return rows
+
+
+PARTS = {"W": measure_w, "small": measure_small, "table": measure_table}
 
 
 def main() -> None:

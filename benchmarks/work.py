@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from holdfast.core.settings import Settings
 from holdfast.data.dataset import Dataset
@@ -80,9 +80,10 @@ class BareLoop:
     def __init__(
         self, net: nn.Module, federation: Federation, device: torch.device, *, batch_size: int, local_epochs: int,
         lr: float = 0.01, momentum: float = 0.9, optimizer: type[torch.optim.Optimizer] | None = None,
+        loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
     ) -> None:  # fmt: skip
         """``optimizer`` is made with its defaults; without one, it is SGD with momentum."""
-        self.optimizer = optimizer
+        self.optimizer, self.loss = optimizer, loss
         self.device, self.batch_size, self.local_epochs = device, batch_size, local_epochs
         self.lr, self.momentum = lr, momentum
         self.net = copy.deepcopy(net).to(device)
@@ -109,7 +110,7 @@ class BareLoop:
                 for batch in order.split(self.batch_size):
                     optimiser.zero_grad()
                     logits, labels = self.net(self.x[batch]).flatten(0, -2), self.y[batch].flatten()
-                    nn.functional.cross_entropy(logits, labels).backward()
+                    self.loss(logits, labels).backward()
                     optimiser.step()
             for name, value in self.net.state_dict().items():
                 total[name] += value * len(ids)

@@ -76,3 +76,16 @@ def test_engines_agree_and_a_resumed_run_has_the_same_bits(example, federation, 
         hf.train(both, "mlp:8", federation, on_round=stop, **settings)
     again = hf.train(both, "mlp:8", federation, resume=True, **settings)
     assert all(np.array_equal(weights(again)[name], value) for name, value in weights(runs[1]).items())
+
+
+def test_a_private_and_attacked_federation(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        example = importlib.import_module("private_federation")
+    runs = example.main(tmp_path, rounds=8)
+    assert runs["attacked"].accuracy + 0.1 < runs["defended"].accuracy <= runs["plain"].accuracy
+    assert runs["private"].accuracy > runs["attacked"].accuracy
+    assert 7 < runs["private"].records[-1]["epsilon"] <= 8
+    hostile = sum(len(record["attackers"]) for record in runs["defended"].records)
+    assert example.left_out(runs["defended"]) > 0.8 * hostile
+    assert "defended" in (tmp_path / "report.html").read_text()

@@ -1,13 +1,17 @@
 """Real federations: readers on small files in the published format, and the published sizes on the real ones."""
 
+import json
 import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import train_test_split
+from typer.testing import CliRunner
 
+from holdfast.cli import app
 from holdfast.core.errors import HoldfastError
 from holdfast.data.sources import DATASETS, default_partition, describe, load
 from holdfast.training.experiment import Experiment
@@ -227,3 +231,37 @@ def test_hospitals_agree_on_who_is_ill():
         x, y = data.x_train[site == hospital].numpy(), data.y_train[site == hospital].numpy()
         assert roc_auc_score(y, x[:, 0]) > 0.5
         assert roc_auc_score(y, x[:, 6]) > 0.5
+
+
+@pytest.mark.realdata
+@realdata
+@pytest.mark.parametrize(
+    ("command", "metrics", "task"),
+    [
+        (
+            "--data heart-disease --method fedavg --model linear --optimizer adam --rounds 5",
+            ["auroc", "accuracy"],
+            "binary",
+        ),
+        (
+            "--data tcga-brca --method fedavg --model linear --optimizer adam --rounds 2",
+            ["concordance"],
+            "survival",
+        ),
+    ],
+)
+def test_the_command_as_it_is_written(command, metrics, task, tmp_path):
+    name = command.split()[1]
+    if not next(row for row in describe() if row["name"] == name)["found"]:
+        pytest.skip(f"no {name} in HOLDFAST_DATA")
+    done = CliRunner().invoke(app, ["run", *command.split(), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    experiment = yaml.safe_load((tmp_path / "run" / "experiment.yaml").read_text())
+    assert experiment["task"]["name"] == task
+    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    sites = list(HOSPITALS) if name == "heart-disease" else list(record[f"site_{metrics[0]}"])
+    assert sorted(record["participants"]) == list(range(4 if name == "heart-disease" else 6))
+    for metric in metrics:
+        assert 0 < record[metric] < 1
+        assert list(record[f"site_{metric}"]) == sites
+        assert metric in done.output

@@ -123,14 +123,19 @@ def test_the_wheel_runs_without_extras(bare: Path, tmp_path: Path) -> None:
     options = ("--data", "digits", "--clients", "4", "--rounds", "2", "--json")
     run = json.loads(_checked(bare / "holdfast", "run", *options, "--out", "run", cwd=tmp_path))
     assert run["accuracy"] > 0.1
+    _checked(bare / "holdfast", "report", "run", cwd=tmp_path)  # torch brings jinja2
+    assert list((tmp_path / "run").glob("*.html"))
     assert "not installed" in _checked(bare / "holdfast", "doctor", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("report", "run"), "holdfast: this needs jinja2: pip install 'holdfast-fl[report]'\n"),
-        (("ui", "."), "holdfast: this needs starlette: pip install 'holdfast-fl[report]'\n"),
+        (
+            ("figure", "accuracy", "run"),
+            "holdfast: this needs matplotlib: pip install 'holdfast-fl[report]'\n",
+        ),
+        (("ui", "."), "holdfast: this needs uvicorn: pip install 'holdfast-fl[report]'\n"),
     ],
 )
 def test_a_missing_extra_is_named(

@@ -10,6 +10,7 @@ import typer
 from holdfast.cli.options import Json
 from holdfast.cli.printing import console, print_json, print_table
 from holdfast.core.defaults import DASHBOARD_PORT
+from holdfast.core.measures import Measure, measures, primary_measure, score_measure
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 RunsArgument = Annotated[
@@ -34,8 +35,9 @@ def show(run: RunArgument, as_json: Json = False) -> None:
     directory = RunDirectory.open(run)
     experiment, records = directory.experiment, directory.records()
     summary = list_runs(run)[0]
-    tested = [record for record in records if record.get("accuracy") is not None]
-    outcome = _outcome(tested)
+    primary, score = primary_measure(experiment), score_measure(experiment)
+    tested = [record for record in records if record.get(primary.name) is not None]
+    outcome = _outcome(tested, experiment)
     if as_json:
         state = {"run": str(run), "state": summary.state, "rounds": len(records)}
         print_json(state | outcome | {"experiment": experiment})
@@ -49,17 +51,22 @@ def show(run: RunArgument, as_json: Json = False) -> None:
     )
     if not tested:
         return
-    out.print(
-        f"\naccuracy    {outcome['accuracy']:.2%}   best {outcome['best_accuracy']:.2%}   {_spark(tested)}"
-    )
-    if outcome["forgetting"] is not None:
-        out.print(
-            f"forgetting  {outcome['forgetting']:.2%}   (mean over classes of best minus final accuracy)"
+    out.print()
+    for measure in measures(experiment):
+        values = (
+            f"{measure.text(outcome[measure.name])}   best {measure.text(outcome[f'best_{measure.name}'])}"
         )
+        out.print(f"{measure.name:<11} {values}   {_spark(tested, measure)}")
+    if outcome["forgetting"] is not None:
+        of = "gained error" if score.less_is_better else f"best minus final {score.name}"
+        out.print(f"forgetting  {score.text(outcome['forgetting'])}   (mean over classes of {of})")
     scores = by_class(experiment, tested[-1])
     if scores:
-        worst = sorted(scores.items(), key=lambda pair: pair[1])[:3]
-        text = "   ".join(f"{label}: {value:.1%}" for label, value in worst)
+        worst = sorted(scores.items(), key=lambda pair: score.sign * pair[1])[:3]
+        text = "   ".join(
+            f"{label}: {value:.1%}" if score.is_share else f"{label}: {score.text(value)}"
+            for label, value in worst
+        )
         out.print(f"worst       {text}", soft_wrap=True)
     domains = tested[-1].get("domain_accuracy", {})
     if domains:
@@ -165,21 +172,32 @@ def ui(
     serve(root, host, port, token, ready=lambda address: console().print(f"Open {address}", soft_wrap=True))
 
 
-def _outcome(tested: list[dict[str, Any]]) -> dict[str, Any]:
+def _outcome(tested: list[dict[str, Any]], experiment: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of the last tested model and their best values, and forgetting."""
     import numpy as np
 
     from holdfast import metrics
 
-    if not tested:
-        return {"accuracy": None, "best_accuracy": None, "forgetting": None}
-    last = tested[-1]
-    by_class = np.array([record["class_accuracy"] for record in tested if "class_accuracy" in record], float)
-    return {
-        "accuracy": last["accuracy"],
-        "best_accuracy": max(record["accuracy"] for record in tested),
-        "forgetting": metrics.backward_transfer_forgetting(by_class) if len(by_class) > 1 else None,
-        **{key: last[key] for key in ("class_accuracy", "domain_accuracy") if key in last},
+    shown, score = measures(experiment), score_measure(experiment)
+    values = {measure: _values(tested, measure) for measure in shown}
+    known = {
+        "": {m.name: of[-1] if of else None for m, of in values.items()},
+        "best_": {m.name: m.sign * max(m.sign * v for v in of) if of else None for m, of in values.items()},
     }
+    found: dict[str, Any] = {f"{prefix}{name}": v for prefix, of in known.items() for name, v in of.items()}
+    if not tested:
+        return found | {"forgetting": None}
+    key = f"class_{score.name}"
+    by_class = np.array([record[key] for record in tested if key in record], float)
+    forgetting = metrics.backward_transfer_forgetting(score.sign * by_class) if len(by_class) > 1 else None
+    return found | {
+        "forgetting": forgetting,
+        **{name: tested[-1][name] for name in (key, "domain_accuracy") if name in tested[-1]},
+    }
+
+
+def _values(tested: list[dict[str, Any]], measure: Measure) -> list[float]:
+    return [record[measure.name] for record in tested if record.get(measure.name) is not None]
 
 
 def _short(value: Any) -> str:
@@ -190,7 +208,9 @@ def _short(value: Any) -> str:
     return str(value)
 
 
-def _spark(tested: list[dict[str, Any]], width: int = 40) -> str:
-    """Accuracy over rounds as a line of blocks between 0 and 100 %."""
-    step = max(1, len(tested) // width)
-    return "".join(SPARK_BLOCKS[min(7, int(8 * record["accuracy"]))] for record in tested[::step])
+def _spark(tested: list[dict[str, Any]], measure: Measure, width: int = 40) -> str:
+    """A metric over rounds as a line of blocks, between 0 and 1, or 0 and its largest value where that is more."""
+    values = _values(tested, measure)
+    most = max(1.0, *values)
+    step = max(1, len(values) // width)
+    return "".join(SPARK_BLOCKS[max(0, min(7, int(8 * value / most)))] for value in values[::step])

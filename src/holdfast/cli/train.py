@@ -153,14 +153,16 @@ def _train(
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    domains = run.domain_accuracy
+    from holdfast.core.measures import measures, score_measure
+
+    domains, score = run.domain_accuracy, score_measure(run.experiment).name
     return {
         "run": str(run.path),
         "method": run.experiment["method"]["name"],
         "rounds": len(run.records),
-        "accuracy": run.accuracy,
-        "forgetting": run.forgetting if len(run.class_accuracy) > 1 else None,
-        "class_accuracy": run.class_accuracy[-1].tolist(),
+        **{measure.name: float(run.metric(measure.name)[-1]) for measure in measures(run.experiment)},
+        "forgetting": run.forgetting if len(run.class_score) > 1 else None,
+        f"class_{score}": run.class_score[-1].tolist(),
         **({"domain_accuracy": {k: float(v[-1]) for k, v in domains.items()}} if domains else {}),
         "seconds": sum(record["seconds"]["total"] for record in run.records),
         "engine": run.experiment["engine"],
@@ -170,12 +172,17 @@ def _summary(run: Run) -> dict[str, Any]:
 
 
 def _print_run(run: Run) -> None:
+    from holdfast.core.measures import measures, score_measure
+
     summary = _summary(run)
-    forgetting = "" if summary["forgetting"] is None else f"  forgetting {summary['forgetting']:.2%}"
+    tested = "  ".join(f"{m.name} {m.text(summary[m.name])}" for m in measures(run.experiment))
+    forgetting = ""
+    if summary["forgetting"] is not None:
+        forgetting = f"  forgetting {score_measure(run.experiment).text(summary['forgetting'])}"
     peak = "" if run.peak_bytes is None else f", {run.peak_bytes / 2**30:.1f} GiB at most"
     out = console()
     out.print(
-        f"{summary['method']}  accuracy {summary['accuracy']:.2%}{forgetting}  "
+        f"{summary['method']}  {tested}{forgetting}  "
         f"{summary['rounds']} rounds in {summary['seconds']:.1f} s on {summary['engine']}{peak}",
         style="bold",
         soft_wrap=True,
@@ -188,7 +195,7 @@ def _print_comparison(comparison: Comparison, experiment: Experiment) -> None:
     columns = [header[0], *(f" {name}" for name in header[1:])]
     title = (
         f"{experiment.data_name}, {experiment.rounds} rounds, {len(comparison.rows[0].seeds)} seeds: mean ± deviation; "
-        "accuracy and forgetting in %, rounds to the target, seconds and MB sent in a run"
+        f"{comparison.units}rounds to the target, seconds and MB sent in a run"
     )
     print_table(title, columns, rows)
     for note in comparison.notes:

@@ -90,7 +90,7 @@ def available_ram_bytes() -> int:
     limits = [_free_ram_bytes()]
     group = Path("/sys/fs/cgroup")
     try:
-        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        limit, used = ((group / name).read_text("utf-8").strip() for name in ("memory.max", "memory.current"))
         limits += [] if limit == "max" else [int(limit) - int(used)]
     except (OSError, ValueError):
         pass  # no control groups here
@@ -105,7 +105,7 @@ def _free_ram_bytes() -> int:
 def _kilobytes(path: str, name: str) -> int | None:
     """An entry of one of Linux's /proc files; None elsewhere."""
     try:
-        lines = dict(line.split(":", 1) for line in Path(path).read_text().splitlines())
+        lines = dict(line.split(":", 1) for line in Path(path).read_text(encoding="utf-8").splitlines())
         return int(lines[name].split()[0])
     except (OSError, KeyError, ValueError):
         return None

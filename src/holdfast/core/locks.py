@@ -45,7 +45,7 @@ def hold_or_refuse(path: Path) -> Iterator[None]:
             ) from None
     try:
         with files.writing(pid_file):
-            pid_file.write_text(f"{os.getpid()}\n")
+            pid_file.write_text(f"{os.getpid()}\n", encoding="utf-8")
         yield
     finally:
         lock.release()
@@ -57,7 +57,7 @@ def _new_lock(path: Path) -> FileLock:
 
 def _read_pid(path: Path) -> str:
     try:
-        return path.read_text(errors="replace").strip() or "unknown"
+        return path.read_text(encoding="utf-8", errors="replace").strip() or "unknown"
     except OSError:
         return "unknown"
 

@@ -30,16 +30,38 @@ class Measure:
         """Whether it is shown in per cent."""
         return self.name in SHARES
 
+    @property
+    def scale(self) -> int:
+        """The factor from a value to the number shown."""
+        return 100 if self.is_share else 1
+
+    @property
+    def title(self) -> str:
+        """The name as the head of a column."""
+        return f"{self.name} (%)" if self.is_share else self.name
+
+    def text(self, value: float) -> str:
+        """A value as text, such as ``61.20%`` or ``0.6557``."""
+        return f"{value:.2%}" if self.is_share else f"{value:.4g}"
+
 
 SHARES = frozenset({"accuracy", "balanced_accuracy"})
 
 
+def measures(experiment: Mapping[str, Any]) -> list[Measure]:
+    """The metrics of a run, the one by which it is judged first; accuracy for runs that do not record them."""
+    return [_measure(one) for one in experiment.get("metrics") or ["accuracy"]]
+
+
 def primary_measure(experiment: Mapping[str, Any]) -> Measure:
-    """The metric by which a run is judged: the first of its metrics; accuracy for runs that do not record them."""
-    first = (experiment.get("metrics") or ["accuracy"])[0]
-    if isinstance(first, Mapping):
-        return Measure(str(first["name"]), bool(first.get("less_is_better")))
-    return Measure(str(first), first in LESS_IS_BETTER)
+    """The metric by which a run is judged: the first of its metrics."""
+    return measures(experiment)[0]
+
+
+def _measure(described: str | Mapping[str, Any]) -> Measure:
+    if isinstance(described, Mapping):
+        return Measure(str(described["name"]), bool(described.get("less_is_better")))
+    return Measure(str(described), described in LESS_IS_BETTER)
 
 
 def score_measure(experiment: Mapping[str, Any]) -> Measure:

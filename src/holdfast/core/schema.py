@@ -165,8 +165,10 @@ def _dict(item: Any) -> Check:
 
 
 def _typed_dict(schema: Any) -> Check:
-    checks = {key: _check(hint) for key, hint in get_type_hints(schema, include_extras=True).items()}
-    required = schema.__required_keys__
+    hints = get_type_hints(schema, include_extras=True)
+    checks = {key: _check(hint) for key, hint in hints.items()}
+    # Python does not see Required in annotations that are kept as text.
+    required = schema.__required_keys__ | {key for key, hint in hints.items() if get_origin(hint) is Required}
 
     def check(value: Any) -> None:
         if not isinstance(value, dict):

@@ -318,7 +318,7 @@ def _read(path: str | Path) -> dict[str, Any]:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise HoldfastError(f"cannot read the federation '{path}': {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise HoldfastError(f"'{path}' is not a complete federation file ('format' must be '{_FORMAT}')")

@@ -72,7 +72,8 @@ def distribution_distance(
             sum C and is not a distribution.
 
     Returns:
-        [K], in [0, √2] without ``paper``; NaN for a client without samples.
+        [K], in [0, √2] without ``paper``; NaN for a client without samples, and for all where fewer than two classes
+        have test samples.
 
     Source: FedNTD section 5.2, Fig. 8.
     """
@@ -80,6 +81,8 @@ def distribution_distance(
     counts = as_counts(label_counts, "label_counts", "K C")
     agree("C", class_accuracy=accuracy.shape[-1], label_counts=counts.shape[-1])
     tested = ~np.isnan(accuracy)
+    if tested.sum() < 2:
+        return np.full(len(counts), np.nan)
     accuracy, (inside, _) = accuracy[tested], local_distribution(counts[:, tested])
     classes = len(accuracy)
     normalised = accuracy / accuracy.sum() if accuracy.any() else np.full(classes, 1.0 / classes)

@@ -39,10 +39,12 @@ def default_target(highest: Sequence[Sequence[float]]) -> float:
     """The target that a comparison counts rounds to: 95 % of the best method's highest accuracy.
 
     Args:
-        highest: for each method, the highest accuracy of each of its runs.
+        highest: for each method, the highest accuracy of each of its runs; errors are negative.
 
     Returns:
-        0.95 times the largest mean over a method's runs; NaN when that is unknown for every method.
+        0.95 times the largest mean over a method's runs, or 1/0.95 times if that is negative; NaN when it is unknown
+        for every method.
     """
     means = [mean for of_method in highest if not np.isnan(mean := np.mean(of_method))]
-    return TARGET_SHARE * float(max(means, default=np.nan))
+    best = float(max(means, default=np.nan))
+    return best / TARGET_SHARE if best < 0 else TARGET_SHARE * best

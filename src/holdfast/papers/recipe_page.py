@@ -98,8 +98,8 @@ of local training towards the classes that a client holds, which the adjusted lo
 cohorts that disagree cancel in the mean of the models; momentum adds up what they agree on.
 """
 
-PARTS = """Momentum and the adjusted loss need each other: without the adjusted loss, momentum adds up the bias of local
-training along with the progress. The stack without the running mean was not run."""
+PARTS = """On CIFAR-10 momentum and the adjusted loss need each other: without the adjusted loss, momentum adds up the bias of
+local training along with the progress. The stack without the running mean was not run."""
 
 COMMANDS = """## Commands
 

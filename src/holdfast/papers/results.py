@@ -6,13 +6,14 @@ import json
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import numpy as np
 
 from holdfast import metrics
 from holdfast.core import files, locks
 from holdfast.core.errors import HoldfastError
+from holdfast.core.schema import validate_content
 from holdfast.core.settings import with_current_names
 from holdfast.papers.cells import Cell, hash_of, plan
 from holdfast.papers.measures import Entry
@@ -24,7 +25,6 @@ from holdfast.tasks.registry import as_task
 DIGITS = 4  # decimals of stored numbers: a hundredth of a percent
 QUANTILES = 100  # of the distribution of local forgetting
 MAX_SEEDS = 10  # of a cell that are looked up
-REQUIRED_KEYS = {"column", "row", "seed", "hash", "settings", "device_type", "seconds"}
 
 
 class Results:
@@ -196,19 +196,53 @@ def _has_seed(column: TableColumn, seed: int) -> bool:
     return not column.fixed_seeds or seed in column.seeds.value
 
 
+class _StoredCell(TypedDict, total=False):
+    """A run in a file: a failed one, or one with curves and final values."""
+
+    column: Required[str]
+    row: Required[str]
+    seed: Required[int]
+    hash: Required[str]
+    settings: Required[dict[str, Any]]
+    device_type: Required[str]
+    seconds: Required[float]
+    score: str
+    failed: str
+    final: dict[str, Any]
+    curves: dict[str, list[float | None]]
+
+
+class _StoredTable(TypedDict):
+    """The content of a file."""
+
+    cells: list[_StoredCell]
+
+
+NUMBERS = ("forgetting", "own_site", "alignment_local", "alignment_global")
+
+
 def _load(path: Path) -> list[Entry]:
-    with files.reading(path):
-        data = path.read_bytes()
-    try:
-        entries = [_with_current_names(entry) for entry in json.loads(data)["cells"]]
-        complete = all(
-            entry.keys() >= REQUIRED_KEYS and ("failed" in entry or "curves" in entry) for entry in entries
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HoldfastError(f"{path} is damaged: it does not hold results ({error})") from error
-    if not complete:
-        raise HoldfastError(f"{path} is damaged: the entry of a run is incomplete")
+    content = files.read_json(path)
+    validate_content(content, _StoredTable, path)
+    entries = [_with_current_names(entry) for entry in content["cells"]]
+    for entry in entries:
+        if "failed" not in entry:
+            _check_complete(entry, path)
     return entries
+
+
+def _check_complete(entry: Entry, path: Path) -> None:
+    """Raise if a run has no curve of its score, or final values of another kind."""
+    curves, final = entry.get("curves", {}), entry.get("final", {})
+    score = next(
+        (name for name in ("domain_accuracy", "site_mean") if name in curves), entry.get("score", "accuracy")
+    )
+    numbers = [final[key] for key in NUMBERS if key in final]
+    if not curves.get(score) or not final:
+        raise HoldfastError(f"{path} is damaged: the entry of a run is incomplete; restore it from a copy")
+    for schema, values in ((list[float], curves[score]), (list[float | None], numbers)):
+        validate_content(values, schema, path)
+    validate_content(final.get("sites", {}), dict[str, float | None], path)
 
 
 def _with_current_names(entry: Entry) -> Entry:

@@ -184,6 +184,8 @@ class Pages:
                         "state": run.state,
                         "rounds": run.rounds,
                         "accuracy": run.accuracy,
+                        "metric": run.measure.name,
+                        "percent": run.measure.is_share,
                         "method": run.method,
                         "data": run.dataset,
                         "modified": run.modified,

@@ -26,7 +26,7 @@ class FigureKind:
 
 FIGURES: dict[str, FigureKind] = {
     "accuracy": FigureKind(
-        "Accuracy over rounds",
+        "Accuracy and other metrics over rounds",
         "Higher and earlier is better; a curve that oscillates forgets and relearns. The band is one "
         "standard deviation over seeds.",
         "Flashback Fig. 3, FedKA Fig. 5",

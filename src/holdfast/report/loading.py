@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from holdfast.core import files
 from holdfast.core.errors import HoldfastError, HoldfastWarning
+from holdfast.core.measures import Measure, measures
 from holdfast.core.schema import validate_content
 from holdfast.core.settings import MACHINE_SETTINGS, RECORDED
 from holdfast.core.spec import named
@@ -93,6 +94,11 @@ class StoredRun:
         return PurePath(_name_of(self.experiment.get("data"))).name
 
     @cached_property
+    def measures(self) -> list[Measure]:
+        """The run's metrics, the one by which it is judged first."""
+        return measures(self.experiment)
+
+    @cached_property
     def evaluated(self) -> Sequence[Mapping[str, Any]]:
         """The records of the rounds after which the global model was tested."""
         return [record for record in self.records if record.get("class_accuracy") is not None]
@@ -167,6 +173,14 @@ class StoredRun:
         kept = {key: value for key, value in self.experiment.items() if key not in UNGROUPED_SETTINGS}
         flat = {key: value for key, value in _flattened(kept, "") if value is not None}
         return {key: value for key, value in flat.items() if not key.endswith((".seed", ".hash"))}
+
+
+def common_measures(groups: Sequence["RunGroup"]) -> list[Measure]:
+    """The metrics of all runs, first the one by which they are judged: accuracy if they are judged by several."""
+    runs = [run for group in groups for run in group.runs]
+    primary = {run.measures[0] for run in runs}
+    first = primary.pop() if len(primary) == 1 else Measure("accuracy")
+    return list(dict.fromkeys([first, *(measure for run in runs for measure in run.measures)]))
 
 
 @dataclass(frozen=True, eq=False)

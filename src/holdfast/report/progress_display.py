@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.measures import Measure
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 LOG_SECONDS = 60.0  # between lines in a log
+ACCURACY = Measure("accuracy")
 REDRAW_SECONDS = 0.2  # between redraws of a bar
 
 
@@ -23,15 +26,17 @@ class ProgressDisplay:
 
     def __init__(self, runs: int = 1) -> None:
         self.runs, self.started = runs, 0
-        self.label, self.rounds, self.round, self.accuracy = "", 0, 0, ""
+        self.label, self.rounds, self.round, self.score = "", 0, 0, ""
+        self.measure = ACCURACY
         self._began = self._shown = time.monotonic()
         self._first = 0  # the round before the first one of this process
 
-    def start(self, label: str, rounds: int) -> None:
-        """Begin the display of the next run."""
+    def start(self, label: str, rounds: int, measure: Measure = ACCURACY) -> None:
+        """Begin the display of the next run, with the metric by which it is judged."""
+        self.measure = measure
         self.started += 1
         self.label = f"{self.started}/{self.runs} {label}" if self.runs > 1 else label
-        self.rounds, self.round, self.accuracy = rounds, 0, ""
+        self.rounds, self.round, self.score = rounds, 0, ""
         self._began, self._first = time.monotonic(), -1
 
     def update(self, record: Mapping[str, Any]) -> None:
@@ -39,15 +44,17 @@ class ProgressDisplay:
         self.round = int(record["round"])
         if self._first < 0:
             self._first = self.round - 1  # above 0 in a run that is resumed
-        if isinstance(record.get("accuracy"), float):
-            self.accuracy = f"accuracy {record['accuracy']:.1%}"
+        value = record.get(self.measure.name)
+        if isinstance(value, float):
+            text = f"{value:.1%}" if self.measure.is_share else self.measure.text(value)
+            self.score = f"{self.measure.name} {text}"
         if time.monotonic() - self._shown >= self.seconds:
             self._shown = time.monotonic()
             self.show()
 
     def line(self) -> str:
         """The state as text: ``fedntd on digits: round 37/200, accuracy 71.2%, 5 min left``."""
-        parts = [f"{self.label}: round {self.round}/{self.rounds}", self.accuracy, self._left()]
+        parts = [f"{self.label}: round {self.round}/{self.rounds}", self.score, self._left()]
         return ", ".join(part for part in parts if part)
 
     def _left(self) -> str:
@@ -114,7 +121,7 @@ class TerminalBar(ProgressDisplay):
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[score]}"),
             TimeRemainingColumn(),
         )
         self._bar: Progress = Progress(
@@ -123,16 +130,16 @@ class TerminalBar(ProgressDisplay):
         self._task: TaskID | None = None
         self._bar.start()
 
-    def start(self, label: str, rounds: int) -> None:
-        super().start(label, rounds)
+    def start(self, label: str, rounds: int, measure: Measure = ACCURACY) -> None:
+        super().start(label, rounds, measure)
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(self.label, total=rounds, accuracy="")
+        self._task = self._bar.add_task(self.label, total=rounds, score="")
         self._bar.refresh()
 
     def show(self) -> None:
         if self._task is not None:
-            self._bar.update(self._task, completed=self.round, accuracy=self.accuracy)
+            self._bar.update(self._task, completed=self.round, score=self.score)
             self._bar.refresh()
 
     def close(self) -> None:

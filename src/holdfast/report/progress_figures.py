@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.core.measures import score_measure
 from holdfast.metrics.arrays import mean_measured
 from holdfast.report.curves import (
     FigureContent,
@@ -16,7 +17,7 @@ from holdfast.report.curves import (
     recorded_curve,
     recorded_lines,
 )
-from holdfast.report.loading import Curve, RunGroup, StoredRun, columns, matrix, vector
+from holdfast.report.loading import Curve, RunGroup, StoredRun, columns, common_measures, matrix, vector
 from holdfast.report.panels import Bar, Bars, Heatmap, HeatmapStep, Lines, Panel, thin
 
 MAX_COLUMNS = 400  # of a heat map
@@ -35,18 +36,29 @@ STREAM_ACCURACIES = (
 
 
 def accuracy(groups: Sequence[RunGroup]) -> FigureContent:
-    """Accuracy and loss of the global model over rounds, and accuracy of the clients' own models."""
-    lines = recorded_lines(groups, "accuracy")
-    if not lines:
+    """Metrics and loss of the global model over rounds, and accuracy of the clients' own models."""
+    found = [(measure, recorded_lines(groups, measure.name)) for measure in common_measures(groups)]
+    panels = [
+        Lines(f"Test {m.name} of the global model", "round", m.name, lines, percent=m.is_share)
+        for m, lines in found
+        if lines
+    ]
+    if not panels:
         raise NotRecorded("no round was evaluated")
-    panels = [Lines("Test accuracy of the global model", "round", "accuracy", lines)]
     personal = recorded_lines(groups, "local_in")
-    if personal:
+    if personal and all(score_measure(run.experiment).is_share for group in groups for run in group.runs):
         panels.append(Lines("Personal accuracy, mean of clients", "round", "accuracy", personal))
     loss = recorded_lines(groups, "loss")
     if loss:
-        panels.append(Lines("Test loss of the global model", "round", "cross-entropy", loss, percent=False))
-    return panels, f"Accuracy at the last round: {final_values(lines)}."
+        tasks = {
+            (run.experiment.get("task") or {}).get("name", "multiclass") for g in groups for run in g.runs
+        }
+        unit = "cross-entropy" if tasks == {"multiclass"} else "loss"
+        panels.append(Lines("Test loss of the global model", "round", unit, loss, percent=False))
+    last = "; ".join(
+        f"{m.name} at the last round: {final_values(lines, m.is_share)}" for m, lines in found if lines
+    )
+    return panels, f"{last[0].upper()}{last[1:]}."
 
 
 def classes(groups: Sequence[RunGroup]) -> FigureContent:

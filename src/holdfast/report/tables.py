@@ -4,16 +4,18 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from holdfast.core.errors import unknown
+from holdfast.core.measures import Measure
 from holdfast.metrics import backward_transfer_forgetting, paired_test, rounds_to_target
 from holdfast.metrics.arrays import FloatArray
 from holdfast.metrics.progress import TARGET_SHARE, default_target
 from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
-from holdfast.report.loading import Given, RunGroup, StoredRun, group_runs, load_runs
+from holdfast.report.loading import Given, RunGroup, StoredRun, common_measures, group_runs, load_runs
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Leaderboard:
     values: Sequence[Sequence[FloatArray]]
     tests: Sequence[BaselineTest]  # one per group
     note: str
+    measure: Measure  # by which the groups are judged
 
     def text(self, row: int, column: int) -> str:
         """A cell as text: the mean, and the sample standard deviation where seeds differ."""
@@ -81,8 +84,9 @@ class Leaderboard:
 
     def test_columns(self) -> list[tuple[str, list[tuple[str, float | None]]]]:
         """The columns of the tests, without those that are empty: the name, and (text, value) of each row."""
+        digits = "+.2f" if self.measure.is_share else "+.4f"
         columns = [
-            ("difference (%)", 100, "+.2f", [test.difference for test in self.tests]),
+            (self.difference, self.measure.scale, digits, [test.difference for test in self.tests]),
             ("p", 1, ".2g", [test.p_value for test in self.tests]),
         ]
         return [
@@ -90,6 +94,11 @@ class Leaderboard:
             for name, scale, form, values in columns
             if any(v is not None for v in values)
         ]
+
+    @property
+    def difference(self) -> str:
+        """The head of the column of differences."""
+        return "difference (%)" if self.measure.is_share else "difference"
 
     def to_json(self) -> dict[str, Any]:
         tests = self.test_columns()
@@ -118,32 +127,36 @@ class Leaderboard:
 
 
 def leaderboard(groups: Sequence[RunGroup]) -> Leaderboard:
-    """The leaderboard of these groups, the best final accuracy first, without columns that nobody recorded."""
-    target = default_target([[_highest(run) for run in group.runs] for group in groups])
-    columns = _columns(target)
+    """The leaderboard of these groups, the best final metric first, without columns that nobody recorded."""
+    measure, *others = common_measures(groups)
+    target = default_target([[measure.sign * _best(run, measure) for run in group.runs] for group in groups])
+    target *= measure.sign
+    columns = _columns(target, measure, others)
     table = {
         group: [np.array([column.value(run) for run in group.runs]) for column in columns] for group in groups
     }
     kept = [
         place for place in range(len(columns)) if any(np.isfinite(row[place]).any() for row in table.values())
     ]
-    order = sorted(groups, key=_mean_final, reverse=True)
+    order = sorted(groups, key=lambda group: _mean_final(group, measure), reverse=True)
     baseline = baseline_of(groups)
-    note = (
-        f"Means ± sample deviations over seeds. Rounds to target count to {target:.1%}, which is "
-        f"{TARGET_SHARE:.0%} of the best method's highest accuracy."
-    )
+    shown = f"{target:.1%}" if measure.is_share else f"{measure.name} {target:.4g}"
+    best = f"{TARGET_SHARE:.0%} of the best method's highest {measure.name}"
+    if measure.less_is_better:
+        best = f"the best method's lowest {measure.name} divided by {TARGET_SHARE}"
+    note = f"Means ± sample deviations over seeds. Rounds to target count to {shown}, which is {best}."
     if len(groups) > 1:
         note += (
-            f" Difference: final accuracy minus that of {baseline.label}, over shared seeds. "
+            f" Difference: final {measure.name} minus that of {baseline.label}, over shared seeds. "
             f"p: paired t-test against {baseline.label} over shared seeds."
         )
     return Leaderboard(
         order,
         [columns[place] for place in kept],
         [[table[group][place] for place in kept] for group in order],
-        [BaselineTest() if group is baseline else _test(group, baseline) for group in order],
+        [BaselineTest() if group is baseline else _test(group, baseline, measure) for group in order],
         note,
+        measure,
     )
 
 
@@ -157,8 +170,8 @@ def baseline_of(groups: Sequence[RunGroup]) -> RunGroup:
     return (*recorded, *fedavg, *groups)[0]
 
 
-def _test(group: RunGroup, baseline: RunGroup) -> BaselineTest:
-    final, reference = ({run.seed: _final(run) for run in each.runs} for each in (group, baseline))
+def _test(group: RunGroup, baseline: RunGroup, measure: Measure) -> BaselineTest:
+    final, reference = ({run.seed: run.last(measure.name) for run in each.runs} for each in (group, baseline))
     shared = [seed for seed in final if seed in reference]
     if not shared:
         return BaselineTest()
@@ -172,21 +185,38 @@ def table(runs: Given | Sequence[Given], format: str = "markdown") -> str:
     return FORMATS[format](leaderboard(group_runs(load_runs(runs))))
 
 
-def _columns(target: float) -> list[LeaderboardColumn]:
+def _columns(target: float, measure: Measure, others: Sequence[Measure]) -> list[LeaderboardColumn]:
     def percent(
         name: str, help: str, value: Callable[[StoredRun], float], better: str = "high"
     ) -> LeaderboardColumn:
         return LeaderboardColumn(f"{name} (%)", help, value, 100.0, 2, better)
 
+    def tested(words: str, of: Measure, help: str, value: Callable[[StoredRun], float]) -> LeaderboardColumn:
+        better, digits = "low" if of.less_is_better else "high", 2 if of.is_share else 4
+        return LeaderboardColumn(f"{words}{of.title}", help, value, of.scale, digits, better)
+
+    name = measure.name
+    shown = f"{target:.1%} {name}" if measure.is_share else f"{name} {target:.4g}"
     return [
         LeaderboardColumn("rounds", "rounds trained", lambda run: float(run.records[-1]["round"]), digits=0),
-        percent("final accuracy", "test accuracy after the last tested round", _final),
-        percent("best accuracy", "highest test accuracy of any round", _highest),
+        tested("final ", measure, f"test {name} after the last tested round", lambda run: run.last(name)),
+        tested(
+            "best ",
+            measure,
+            f"{'lowest' if measure.less_is_better else 'highest'} test {name} of any round",
+            lambda run: _best(run, measure),
+        ),
+        *(
+            tested(
+                "", other, f"test {other.name} after the last tested round", partial(_last, key=other.name)
+            )
+            for other in others
+        ),
         percent("forgetting", "mean over classes of best earlier minus final accuracy", _forgetting, "low"),
         LeaderboardColumn(
             "rounds to target",
-            f"first round at {target:.1%} accuracy or more",
-            lambda run: _rounds_to(run, target),
+            f"first round at {shown} or {'less' if measure.less_is_better else 'more'}",
+            lambda run: _rounds_to(run, target, measure),
             digits=0,
             better="low",
         ),
@@ -251,19 +281,19 @@ def _columns(target: float) -> list[LeaderboardColumn]:
     ]
 
 
-def _final(run: StoredRun) -> float:
-    return run.last("accuracy")
+def _last(run: StoredRun, key: str) -> float:
+    return run.last(key)
 
 
-def _mean_final(group: RunGroup) -> float:
-    """Final accuracy over seeds to sort by: below every other where it is unknown for a seed."""
-    final = np.array([_final(run) for run in group.runs])
+def _mean_final(group: RunGroup, measure: Measure) -> float:
+    """The final metric over seeds to sort by: below every other where it is unknown for a seed."""
+    final = measure.sign * np.array([run.last(measure.name) for run in group.runs])
     return float(final.mean()) if np.isfinite(final).all() else -np.inf
 
 
-def _highest(run: StoredRun) -> float:
-    accuracy = run.curve("accuracy")[1]
-    return float(accuracy.max()) if accuracy.size else np.nan
+def _best(run: StoredRun, measure: Measure) -> float:
+    values = measure.sign * run.curve(measure.name)[1]
+    return measure.sign * float(values.max()) if values.size else np.nan
 
 
 def _forgetting(run: StoredRun) -> float:
@@ -271,9 +301,9 @@ def _forgetting(run: StoredRun) -> float:
     return backward_transfer_forgetting(trained) if len(trained) > 1 else np.nan
 
 
-def _rounds_to(run: StoredRun, target: float) -> float:
-    rounds, accuracy = run.curve("accuracy")
-    reached = rounds_to_target(accuracy, target, rounds.astype(int).tolist())
+def _rounds_to(run: StoredRun, target: float, measure: Measure) -> float:
+    rounds, values = run.curve(measure.name)
+    reached = rounds_to_target(measure.sign * values, measure.sign * target, rounds.astype(int).tolist())
     return np.nan if reached is None else float(reached)
 
 
@@ -328,13 +358,13 @@ def _csv(board: Leaderboard) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = [name for column in board.columns for name in (column.name, f"{column.name} deviation")]
-    writer.writerow(["method", "seeds", *names, "difference (%)", "p"])
+    writer.writerow(["method", "seeds", *names, board.difference, "p"])
     for group, row, test in zip(board.groups, board.values, board.tests, strict=True):
         numbers: list[float | None] = []
         for column, values in zip(board.columns, row, strict=True):
             complete = np.isfinite(values).all()
             numbers += mean_and_deviation(values * column.scale) if complete else (None, None)
-        difference = None if test.difference is None else 100 * test.difference
+        difference = None if test.difference is None else board.measure.scale * test.difference
         writer.writerow([group.label, len(group.runs), *numbers, difference, test.p_value])
     return out.getvalue()
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from holdfast.core import locks
 from holdfast.core.errors import HoldfastError
+from holdfast.core.measures import Measure, primary_measure
 from holdfast.runs.directory import EXPERIMENT, LOCK, METRICS, MODEL, read_experiment
 from holdfast.runs.metrics_file import newest_first
 
@@ -26,7 +27,8 @@ class RunSummary:
         path: the run directory.
         state: running, finished, interrupted or corrupt.
         rounds: completed rounds.
-        accuracy: the last one measured, a fraction; None if there is none.
+        accuracy: the last value of the metric by which the run is judged, such as its accuracy; None without one.
+        measure: that metric.
         method, dataset: their names, None if unknown.
         modified: the time of the last change, in seconds since 1970.
         problem: the error of a corrupt run.
@@ -37,6 +39,7 @@ class RunSummary:
     state: Literal["running", "finished", "interrupted", "corrupt"]
     rounds: int
     accuracy: float | None
+    measure: Measure
     method: str | None
     dataset: str | None
     modified: float
@@ -73,12 +76,14 @@ def _run_directories(path: Path, depth: int) -> Iterator[Path]:
 def _summary(path: Path, name: str) -> RunSummary:
     experiment = metrics = None
     rounds, accuracy, method, dataset, problem = 0, None, None, None, None
+    measure = primary_measure({})
     try:
         metrics = _stat_or_none(path / METRICS)
         experiment = (path / EXPERIMENT).stat()
-        method, dataset = _method_and_data(path / EXPERIMENT, experiment.st_mtime_ns, experiment.st_size)
+        version = experiment.st_mtime_ns, experiment.st_size
+        method, dataset, measure = _described(path / EXPERIMENT, *version)
         if metrics:
-            rounds, accuracy = _progress(path / METRICS)
+            rounds, accuracy = _progress(path / METRICS, measure.name)
     except HoldfastError as error:
         problem = str(error)
     except OSError as error:
@@ -89,6 +94,7 @@ def _summary(path: Path, name: str) -> RunSummary:
         state="corrupt" if problem else _state(path),
         rounds=rounds,
         accuracy=accuracy,
+        measure=measure,
         method=method,
         dataset=dataset,
         modified=max((stat.st_mtime for stat in (experiment, metrics) if stat), default=0.0),
@@ -96,13 +102,13 @@ def _summary(path: Path, name: str) -> RunSummary:
     )
 
 
-def _progress(path: Path) -> tuple[int, float | None]:
-    """Completed rounds and the last accuracy; not every round measures one."""
+def _progress(path: Path, metric: str) -> tuple[int, float | None]:
+    """Completed rounds and the last value of a metric; not every round measures one."""
     rounds = 0
     for record in islice(newest_first(path), _LOOK_BACK):
         rounds = max(rounds, record["round"])
-        if isinstance(record.get("accuracy"), int | float):
-            return rounds, record["accuracy"]
+        if isinstance(record.get(metric), int | float):
+            return rounds, record[metric]
     return rounds, None
 
 
@@ -120,10 +126,11 @@ def _state(path: Path) -> Literal["running", "finished", "interrupted"]:
 
 
 @lru_cache(maxsize=10_000)
-def _method_and_data(path: Path, modified_ns: int, size: int) -> tuple[str | None, str | None]:
-    """The names of method and data set in an experiment.yaml; cached for each version of the file."""
+def _described(path: Path, modified_ns: int, size: int) -> tuple[str | None, str | None, Measure]:
+    """The names of method and data set in an experiment.yaml, and the primary metric; cached for each version."""
     experiment = read_experiment(path)
-    return _part_name(experiment.get("method")), _part_name(experiment.get("data"))
+    method, data = (_part_name(experiment.get(key)) for key in ("method", "data"))
+    return method, data, primary_measure(experiment)
 
 
 def _part_name(part: Any) -> str | None:

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from holdfast.core import files, locks
+from holdfast.core.schema import validate_schema
 
 FOLDER = "leases"  # in the working directory
 HEARTBEAT = 5.0  # seconds between two renewals
@@ -47,9 +48,17 @@ class Lease:
     @property
     def alive(self) -> bool:
         """Whether its holder still works on the job."""
-        if self.age > STALE:
+        if self.age > STALE or self.pid <= 0:
             return False
         return self.host != socket.gethostname() or _is_running(self.pid)
+
+
+class _StoredLease(TypedDict):
+    """The content of a lease's file."""
+
+    label: str
+    host: str
+    pid: int
 
 
 class Queue:
@@ -106,11 +115,12 @@ def _renew(path: Path, released: threading.Event) -> None:
 def _read(path: Path) -> Lease | None:
     try:
         age = time.time() - path.stat().st_mtime
-        content = json.loads(path.read_text())
-        return Lease(path.stem, str(content["label"]), str(content["host"]), int(content["pid"]), age)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        validate_schema(content, _StoredLease)
+        return Lease(path.stem, content["label"], content["host"], content["pid"], age)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):  # its holder was killed while writing it
+    except (ValueError, RecursionError):  # its holder was killed while writing it
         return Lease(path.stem, "", "", 0, max(age, 2 * STALE))
 
 
@@ -120,11 +130,11 @@ def _is_running(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # such a number is of no process
         return False
     except PermissionError:
         return True
     try:  # a zombie has ended, though its parent has not yet waited for it
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return True

@@ -13,6 +13,7 @@ import numpy as np
 
 from holdfast import metrics
 from holdfast.core.errors import HoldfastError
+from holdfast.core.measures import Measure, primary_measure, score_measure
 from holdfast.metrics.progress import TARGET_SHARE, default_target
 from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
 from holdfast.report import notebook
@@ -33,16 +34,20 @@ class MethodSummary:
 
     method: str
     seeds: list[int]
-    accuracy: list[float]  # of the final model
-    forgetting: list[float]  # mean over classes of (best accuracy ever - final accuracy)
+    score: list[float]  # the primary metric of the final model, such as its accuracy
+    forgetting: list[
+        float
+    ]  # mean over classes of (best accuracy ever - final accuracy), or of the error gained
     rounds_to_target: list[int | None]
     seconds: list[float]
     megabytes: list[float]  # in both directions
-    difference: float | None  # mean accuracy above the first method's, on the same seeds
+    difference: float | None  # mean score above the first method's, on the same seeds
     p_value: float | None  # of a paired t-test against the first method
 
-
-HEADER = ("method", "accuracy", "forgetting", "rounds", "s", "MB", "vs first", "p")
+    @property
+    def accuracy(self) -> list[float]:
+        """The score, for runs that are judged by accuracy."""
+        return self.score
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,9 +55,11 @@ class Comparison:
     """The result of a comparison; ``rows`` are in the order of the methods. A notebook shows it as a table."""
 
     rows: list[MethodSummary]
-    target: float  # accuracy that "rounds to target" counts to
+    target: float  # score that "rounds to target" counts to
     notes: list[str]
     paths: list[Path]  # the runs' directories
+    measure: Measure  # the score: the primary metric of the runs
+    score_measure: Measure  # what is measured by class, of which forgetting is computed
     runs: Mapping[str, Sequence[StoredRun]] = field(default_factory=dict)  # by method, one for each seed
 
     @classmethod
@@ -65,23 +72,29 @@ class Comparison:
     ) -> Comparison:
         """The comparison of these runs by method, of which the first is the baseline.
 
-        ``target`` is by default 95 % of the best method's highest accuracy.
+        ``target`` is by default 95 % of the best method's best primary metric.
         """
-        notes = list(notes)
+        notes, first = list(notes), next(iter(runs))
+        described = runs[first][0].experiment
+        measure, by_class = primary_measure(described), score_measure(described)
         if target is None:
-            target = default_target([[max(_accuracy(run)) for run in of_one] for of_one in runs.values()])
-            notes.append(f"target: {target:.1%} accuracy, {TARGET_SHARE:.0%} of the best method's highest")
+            best = [[max(_scores(run, measure)) for run in of_one] for of_one in runs.values()]
+            target = measure.sign * default_target(best)
+            value = f"{target:.1%} {measure.name}" if measure.is_share else f"{measure.name} {target:.4g}"
+            of = f"{TARGET_SHARE:.0%} of the best method's highest"
+            if measure.less_is_better:
+                of = f"the best method's lowest divided by {TARGET_SHARE}"
+            notes.append(f"target: {value}, {of}")
         rows: list[MethodSummary] = []
         for label, of_one in runs.items():
-            rows.append(_row(label, of_one, target, rows[0] if rows else None))
-        first = next(iter(runs))
+            rows.append(_row(label, of_one, target, rows[0] if rows else None, measure, by_class))
         named = {
             label: [
                 replace(run, name=f"{label}/seed-{run.seed}", is_baseline=label == first) for run in of_one
             ]
             for label, of_one in runs.items()
         }
-        return cls(rows, target, notes, list(paths), named)
+        return cls(rows, target, notes, list(paths), measure, by_class, named)
 
     @classmethod
     def open(cls, path: str | Path, target: float | None = None) -> Comparison:
@@ -109,20 +122,33 @@ class Comparison:
         return "\n".join([notebook.aligned(*self.cells()), *self.notes])
 
     def _repr_html_(self) -> str:
-        units = "mean ± deviation; accuracy and forgetting in %, seconds and MB sent in a run"
+        units = f"mean ± deviation; {self.units}seconds and MB sent in a run"
         return notebook.grid(*self.cells(), [units, *self.notes])
+
+    @property
+    def units(self) -> str:
+        """Which columns are in per cent, for a title."""
+        shares = [
+            name
+            for name, of in ((self.measure.name, self.measure), ("forgetting", self.score_measure))
+            if of.is_share
+        ]
+        return f"{' and '.join(shares)} in %, " if shares else ""
 
     def cells(self) -> tuple[Sequence[str], list[list[str]]]:
         """The leaderboard as text: its header and its rows."""
-        return HEADER, [
+        measure, score = self.measure, self.score_measure
+        digits = _digits(measure)
+        header = ("method", measure.name, "forgetting", "rounds", "s", "MB", "vs first", "p")
+        return header, [
             [
                 row.method,
-                _mean([100 * value for value in row.accuracy]),
-                _mean([100 * value for value in row.forgetting]),
+                _mean([measure.scale * value for value in row.score], digits),
+                _mean([score.scale * value for value in row.forgetting], _digits(score)),
                 _rounds(row.rounds_to_target),
                 f"{fmean(row.seconds):.1f}",
                 f"{fmean(row.megabytes):.1f}",
-                "" if row.difference is None else f"{100 * row.difference:+.2f}",
+                "" if row.difference is None else f"{measure.scale * row.difference:+.{digits}f}",
                 "" if row.p_value is None else f"{row.p_value:.3f}",
             ]
             for row in self.rows
@@ -131,11 +157,15 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """The summaries, the target, the notes and the directories as plain values."""
         return {
-            "rows": [asdict(row) for row in self.rows],
+            "rows": [self._plain(row) for row in self.rows],
             "target": self.target,
             "notes": self.notes,
             "paths": [str(path) for path in self.paths],
         }
+
+    def _plain(self, row: MethodSummary) -> dict[str, Any]:
+        """A summary as plain values, with the score under the name of its metric."""
+        return {self.measure.name if key == "score" else key: value for key, value in asdict(row).items()}
 
     def to_frame(self) -> pandas.DataFrame:
         """A pandas table with a row for each method and seed."""
@@ -143,18 +173,19 @@ class Comparison:
             import pandas
         except ModuleNotFoundError:
             raise HoldfastError("to_frame needs pandas: pip install pandas") from None
-        columns = ("accuracy", "forgetting", "rounds_to_target", "seconds", "megabytes")
+        columns = (self.measure.name, "forgetting", "rounds_to_target", "seconds", "megabytes")
         return pandas.DataFrame(
             [
-                {"method": row.method, "seed": seed, **{name: getattr(row, name)[place] for name in columns}}
+                {"method": row.method, "seed": seed, **{name: plain[name][place] for name in columns}}
                 for row in self.rows
+                for plain in [self._plain(row)]
                 for place, seed in enumerate(row.seeds)
             ]
         )
 
-    def plot(self, name: str = "accuracy") -> Figure:
+    def plot(self, name: str | None = None) -> Figure:
         """A matplotlib figure of the methods, with bands over seeds; ``name`` as for `Run.plot`."""
-        return plot(name, self._groups())
+        return plot(self.measure.name if name is None else name, self._groups())
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the comparison's page, one HTML file, and return its path.
@@ -173,33 +204,53 @@ class Comparison:
         return [RunGroup(label, runs, colour) for colour, (label, runs) in enumerate(self.runs.items())]
 
 
-def _accuracy(run: StoredRun) -> list[float]:
-    return [record["accuracy"] for record in run.records if "accuracy" in record]
+def _scores(run: StoredRun, measure: Measure) -> list[float]:
+    """The metric in every tested round, negative where less is better."""
+    return [measure.sign * record[measure.name] for record in _tested(run, measure)]
 
 
-def _row(label: str, runs: Sequence[StoredRun], target: float, first: MethodSummary | None) -> MethodSummary:
-    tested = [[record for record in run.records if "accuracy" in record] for run in runs]
-    accuracy = [records[-1]["accuracy"] for records in tested]
-    difference, p_value = (None, None) if first is None else metrics.paired_test(accuracy, first.accuracy)
+def _tested(run: StoredRun, measure: Measure) -> list[Mapping[str, Any]]:
+    return [record for record in run.records if record.get(measure.name) is not None]
+
+
+def _row(
+    label: str,
+    runs: Sequence[StoredRun],
+    target: float,
+    first: MethodSummary | None,
+    measure: Measure,
+    by_class: Measure,
+) -> MethodSummary:
+    tested = [_tested(run, measure) for run in runs]
+    score = [records[-1][measure.name] for records in tested]
+    difference, p_value = (None, None) if first is None else metrics.paired_test(score, first.score)
     return MethodSummary(
         method=label,
         seeds=[run.seed for run in runs],
-        accuracy=accuracy,
+        score=score,
         forgetting=[
-            metrics.backward_transfer_forgetting(np.array([r["class_accuracy"] for r in records], float))
+            metrics.backward_transfer_forgetting(
+                by_class.sign * np.array([r[f"class_{by_class.name}"] for r in records], float)
+            )
             if len(records) > 1
             else float("nan")
             for records in tested
         ],
         rounds_to_target=[
-            metrics.rounds_to_target([r["accuracy"] for r in records], target, [r["round"] for r in records])
-            for records in tested
+            metrics.rounds_to_target(
+                _scores(run, measure), measure.sign * target, [r["round"] for r in records]
+            )
+            for run, records in zip(runs, tested, strict=True)
         ],
         seconds=[sum(r["seconds"]["total"] for r in run.records) for run in runs],
         megabytes=[sum(r["bytes_up"] + r["bytes_down"] for r in run.records) / 1e6 for run in runs],
         difference=difference,
         p_value=p_value,
     )
+
+
+def _digits(measure: Measure) -> int:
+    return 2 if measure.is_share else 4
 
 
 def _rounds(rounds: Sequence[int | None]) -> str:

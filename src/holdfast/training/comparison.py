@@ -99,7 +99,8 @@ def compare(
         seeds: their number, counted from the experiment's seed, or the seeds themselves.
         out: each run is kept in ``out/METHOD/seed-N``; called again, finished runs are read, interrupted ones go on.
             Without it all stays in memory.
-        target: the accuracy that rounds are counted to, by default 95 % of the best method's highest.
+        target: the accuracy, or the runs' first metric, that rounds are counted to, by default 95 % of the best
+            method's highest, or that part of the way from the lowest error.
         on_start: receives method and seed before each run.
         on_round: receives the record of each round.
         progress: as for `holdfast.train`.
@@ -108,10 +109,6 @@ def compare(
     interrupt (Ctrl-C) raises KeyboardInterrupt after the current round; the same call continues the comparison.
     """
     labelled = _labelled(methods)
-    if target is not None and not 0 < target <= 1:
-        raise HoldfastError(
-            f"target is {target}; it is an accuracy, above 0 and at most 1, such as 0.5 for 50 %"
-        )
     if isinstance(model, Experiment):
         experiment = model
         if federation is not None:
@@ -122,6 +119,7 @@ def compare(
             )
     else:
         experiment = experiment_of(model, federation, settings)
+    _check_target(target, experiment)
     chosen = _chosen(seeds, experiment.seed)
     experiment, notes = _with_public(labelled, experiment)
     variants = {label: replace(experiment, method=method) for label, method in labelled.items()}
@@ -144,6 +142,16 @@ def compare(
     if out is not None:
         write_baseline(Path(out), _folder(next(iter(variants))))
     return Comparison.of_runs(runs, target, notes, paths)
+
+
+def _check_target(target: float | None, experiment: Experiment) -> None:
+    """Raise unless a target is positive, and at most 1 where it is an accuracy."""
+    most = 1.0 if experiment.task is None and experiment.metrics is None else float("inf")
+    if target is not None and not 0 < target <= most:
+        raise HoldfastError(
+            f"target is {target}; it is an accuracy, above 0 and at most 1, such as 0.5 for 50 %, or above 0 for "
+            "another metric that metrics names first"
+        )
 
 
 def _labelled(methods: Methods) -> dict[str, Method]:

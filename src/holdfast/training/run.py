@@ -91,7 +91,7 @@ class Run:
             "result": self._result,
         }
         if len(self._tested) > 1:
-            rows["forgetting"] = _shown(self.forgetting, score_measure(experiment))
+            rows["forgetting"] = score_measure(experiment).text(self.forgetting)
         if seconds:
             rows["time"] = f"{seconds:.3g} s on {experiment.get('machine', 'an unknown machine')}"
         if self.path is not None:
@@ -116,7 +116,7 @@ class Run:
         if not self._tested and not any("validation" in record for record in self.records):
             return "not tested"
         where = "" if self._tested else "validation "
-        return f"{where}{self.primary.name} {_shown(self.score, self.primary)}"
+        return f"{where}{self.primary.name} {self.primary.text(self.score)}"
 
     def _total(self, key: str) -> float:
         return sum((record.get(key) or {}).get("total") or 0.0 for record in self.records)
@@ -453,7 +453,3 @@ def default_page(directory: Path | None) -> Path:
 
 def _name(described: Any) -> str:
     return str(described.get("name", "?") if isinstance(described, Mapping) else described)
-
-
-def _shown(value: float, measure: Measure) -> str:
-    return f"{value:.2%}" if measure.is_share else f"{value:.4g}"

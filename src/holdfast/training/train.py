@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 from torch import nn
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.measures import primary_measure
 from holdfast.core.optimizers import Factory
 from holdfast.core.settings import Described, Settings
 from holdfast.core.spec import PositiveCount, validate
@@ -226,7 +227,7 @@ def train(
     )  # fmt: skip
     described = training.describe() | dict(experiment or {})
     with progress_display(progress) as display:
-        display.start(f"{method.name} on {federation.dataset.name}", rounds)
+        display.start(f"{method.name} on {federation.dataset.name}", rounds, primary_measure(described))
 
         def advance(record: dict[str, Any]) -> None:
             display.update(record)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -232,12 +233,13 @@ class Standing:
 
 def standings(protocol: Protocol, results: Results) -> list[Standing]:
     """Every method of a protocol, the best mean of the last rounds first; those without a run come last."""
-    whole = board(protocol)
-    entries = {method: _final_entries(whole, method, results) for method in protocol.methods}
+    tried = {run["search"] for run in results.of("trials")} | {run["method"] for run in results.of("final")}
+    whole = board(protocol, tried & protocol.methods.keys())
+    entries = {method: _final_entries(whole, method, results) for method in whole.methods}
     baseline = [mean_of_last(entry) for entry in entries.get(BASELINE, ()) if "failed" not in entry]
-    target = sum(baseline) / len(baseline) if baseline else None
-    rows = [_standing(whole, method, entries[method], target, results) for method in protocol.methods]
-    return sorted(rows, key=lambda row: -sum(row.averaged) / len(row.averaged) if row.averaged else math.inf)
+    target = fmean(baseline) if baseline else None
+    rows = [_standing(whole, method, entries.get(method, ()), target, results) for method in protocol.methods]
+    return sorted(rows, key=lambda row: -fmean(row.averaged) if row.averaged else math.inf)
 
 
 def _final_entries(whole: Board, method: str, results: Results) -> list[Entry]:
@@ -272,16 +274,14 @@ def _first_round(entry: Entry, target: float) -> float:
 def _state(whole: Board, method: str, entries: Sequence[Entry], learnt: int, results: Results) -> str:
     """What is missing of a method's runs."""
     protocol = whole.protocol
-    if protocol.budget and not entries:
-        search = whole.searches[method]
-        known = [score for of_rung in search.scores(results) for score in of_rung if score is not None]
-        if not known:
-            return "not run"
-        if halving.remaining(search.scores(results)):
-            return "being tuned"
-        return "diverged" if max(known) == -math.inf else "not run"
     if not entries:
-        return "not run"
+        if method not in whole.methods or not protocol.budget:
+            return "not run"
+        scores = whole.searches[method].scores(results)
+        known = [score for of_rung in scores for score in of_rung if score is not None]
+        if halving.remaining(scores):
+            return "being tuned" if known else "not run"
+        return "diverged" if max(known) == -math.inf else "not run"
     if not learnt:
         return "diverged"
     states = [] if len(entries) == protocol.seeds else [f"{len(entries)} of {protocol.seeds} seeds"]

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from holdfast import metrics
 from holdfast.core import files, locks
 from holdfast.core.errors import HoldfastError
 from holdfast.core.measures import Measure, primary_measure, score_measure
+from holdfast.core.schema import validate_content
 from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
 
@@ -65,17 +66,38 @@ class Results:
         self.refresh()
 
 
+class _StoredRun(TypedDict, total=False):
+    """A run in a file. ``tested`` are the rounds of ``curve``; a run whose training diverged has neither."""
+
+    hash: Required[str]
+    rounds: Required[int]
+    measure: Required[str]
+    less_is_better: Required[bool]
+    seconds: Required[float]
+    bytes_up: Required[int]
+    bytes_down: Required[int]
+    tested: list[int]
+    curve: list[float]
+    forgetting: float | None
+    failed: str
+
+
+class _StoredRuns(TypedDict):
+    """The content of a file."""
+
+    runs: list[_StoredRun]
+
+
 def _load(path: Path) -> list[Entry]:
     content = files.read_json(path)
-    runs = content.get("runs") if isinstance(content, dict) else None
-    required = {"hash", "rounds", "measure"}
-    if not isinstance(runs, list) or not all(
-        isinstance(run, dict) and run.keys() >= required and ("curve" in run or "failed" in run)
-        for run in runs
-    ):
-        raise HoldfastError(
-            f"{path} is damaged: it does not hold the results of runs; restore it from a copy"
-        )
+    validate_content(content, _StoredRuns, path)
+    runs: list[Entry] = content["runs"]
+    for run in runs:
+        lengths = {len(run.get(key, ())) for key in ("tested", "curve")}
+        if "failed" not in run and (len(lengths) > 1 or lengths == {0}):
+            raise HoldfastError(
+                f"{path} is damaged: a run has no value for each tested round; restore the file from a copy"
+            )
     return runs
 
 

@@ -257,7 +257,7 @@ def read_femnist(folder: Path) -> Arrays:
     for part in ("train", "test"):
         images, labels, writers = [], [], []
         for path in sorted((folder / part).glob("*.json")):
-            with path.open() as stream:
+            with path.open(encoding="utf-8") as stream:
                 content = json.load(stream)
             for user in content["users"]:
                 data = content["user_data"][user]
@@ -396,7 +396,7 @@ def read_tiny_imagenet(folder: Path) -> Arrays:
     classes = list_classes(folder / "train")
     train, y_train = list_images(folder / "train", classes)
     label_of = {name: label for label, name in enumerate(classes)}
-    rows = [line.split("\t") for line in (folder / "val/val_annotations.txt").read_text().splitlines()]
+    rows = [line.split("\t") for line in (folder / "val/val_annotations.txt").read_text("utf-8").splitlines()]
     x_test = read_images([folder / "val/images" / row[0] for row in rows], (64, 64), "RGB")
     y_test = np.array([label_of[row[1]] for row in rows])
     return Arrays(read_images(train, (64, 64), "RGB"), y_train, x_test, y_test, classes)
@@ -406,7 +406,9 @@ def read_mnist_m_folder(folder: Path) -> Arrays:
     """MNIST-M in its first format: PNG files of 32x32 pixels, and text files with the digit of each."""
 
     def read(part: str) -> tuple[np.ndarray, np.ndarray]:
-        rows = [line.split() for line in (folder / f"mnist_m_{part}_labels.txt").read_text().splitlines()]
+        rows = [
+            line.split() for line in (folder / f"mnist_m_{part}_labels.txt").read_text("utf-8").splitlines()
+        ]
         paths = [folder / f"mnist_m_{part}" / file for file, _ in rows]
         return read_images(paths, (32, 32), "RGB"), np.array([int(digit) for _, digit in rows])
 

@@ -94,7 +94,12 @@
           el("td", {}, run.method ?? "–"),
           el("td", {}, run.data ?? "–"),
           el("td", {}, String(run.rounds)),
-          el("td", {}, formatNumber(run.accuracy, true)),
+          el(
+            "td",
+            {},
+            run.metric !== "accuracy" && run.accuracy !== null ? `${run.metric} ` : "",
+            formatNumber(run.accuracy, run.percent),
+          ),
           el("td", {}, ago(run.modified)),
         );
         row.addEventListener("click", event => {
