@@ -37,11 +37,11 @@ def test_its_blocks_run_as_printed(page: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_command_is_in_a_block_that_is_run_or_marked(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
+    unfenced = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
     hidden = re.findall(
-        r"^(?:    |\t)(?:\$ )?(?:holdfast|pip|python|make|flwr|flower-\w+|ray) .*", text, re.MULTILINE
+        r"^(?:    |\t)(?:\$ )?(?:holdfast|pip|python|make|flwr|flower-\w+|ray) .*", unfenced, re.MULTILINE
     )
     assert not hidden, "write these commands in a block ```console"
-    unfenced = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
     assert not re.findall(r"^\$ .*", unfenced, re.MULTILINE)
     marks = len(re.findall(r"<!-- not run:", text))
     assert marks == sum(block.reason is not None for block in blocks(text)), (
