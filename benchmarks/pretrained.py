@@ -67,7 +67,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("archive", nargs="?", help="the source archive of vaderSentiment 0.5")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="write the table into the page")
     args = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []

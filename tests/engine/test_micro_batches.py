@@ -45,12 +45,13 @@ def test_micro_batches_change_nothing_but_rounding(method: str, engine: str) -> 
         assert not same_bits(whole, parts)
 
 
-def test_they_are_what_a_loop_accumulates() -> None:
+@pytest.mark.parametrize("most", [None, 0.05])
+def test_they_are_what_a_loop_accumulates_and_clips(most: float | None) -> None:
     one = federation((12,))
     model, reference = plain_net(), plain_net().double()
     found = weights(
         "fedavg", "sequential", model, among=one, batch_size=12, micro_batch_size=5, local_epochs=1,
-        keep_optimizer=True,
+        keep_optimizer=True, max_grad_norm=most,
     )  # fmt: skip
     optimiser = torch.optim.SGD(reference.parameters(), 0.05, momentum=0.9)
     x, y = one.dataset.x_train.double(), one.dataset.y_train
@@ -59,6 +60,8 @@ def test_they_are_what_a_loop_accumulates() -> None:
         for rows in torch.arange(12).split(5):
             loss = nn.functional.cross_entropy(reference(x[rows]), y[rows], reduction="sum") / 12
             loss.backward()  # type: ignore[no-untyped-call]
+        if most is not None:
+            assert nn.utils.clip_grad_norm_(reference.parameters(), most) > most
         optimiser.step()
     for name, value in reference.named_parameters():
         assert torch.allclose(found[name], value.detach(), rtol=1e-9, atol=1e-12)

@@ -54,3 +54,12 @@ def test_received_and_refused_updates(tmp_path: Path) -> None:
     assert [entry["used"] for entry in rounds] == [everyone, [0, *everyone[2:]], everyone]
     assert list(rounds[1]["refused"]) == ["1"]
     assert rounds[1]["incidents"] == [{"client": 1, "kind": "wrong values"}]
+
+
+def test_under_secure_aggregation_the_masked_uploads_are_hashed(tmp_path: Path) -> None:
+    world = World(tmp_path, method="fedavg", secure="secagg+", evaluate_locals=False).run()
+    assert verify_audit(world.out).problem is None
+    rounds = [entry for entry in read_audit(world.out) if entry["event"] == "round"]
+    assert all(entry["received"].keys() == {str(client) for client in entry["used"]} for entry in rounds)
+    assert [entry["used"] for entry in rounds] == [record["participants"] for record in world.records]
+    assert len(rounds[0]["used"]) == len(SIZES)

@@ -32,8 +32,12 @@ def test_a_client_without_samples_has_no_distribution():
 
 
 def test_one_class_has_no_outside():
-    with pytest.raises(HoldfastError, match="at least 2 classes, not 1"):
-        local_distribution([5])
+    inside, outside = local_distribution([5])
+    assert inside.tolist() == [1.0]
+    assert np.isnan(outside).all()
+    within, beyond = in_out_local_accuracy([0.25], [5])
+    assert within == 0.25
+    assert np.isnan(beyond)
 
 
 def test_in_out_local_accuracy_by_hand():

@@ -62,6 +62,18 @@ def test_engines_agree_on_every_task(task):
     assert first.records[-1]["forgetting"] >= 0
 
 
+def test_sequences_without_sites_are_of_one_stratum(tmp_path):
+    data = hf.Dataset.from_arrays(
+        TOKENS, (TOKENS + 1) % 5, TOKENS[:TEST], (TOKENS[:TEST] + 1) % 5, task="sequence"
+    )
+    among = hf.federate(data, hf.IID(), clients=4, seed=0)
+    run = hf.train("fedavg", NextToken(), among, rounds=2, out=tmp_path / "run")
+    record = run.records[-1]
+    assert record["local_in"] == [accuracy[0] for accuracy in record["locals"]["class_accuracy"]]
+    assert np.isnan(record["local_out"]).all()  # no client lacks the stratum
+    assert hf.RunDirectory.open(tmp_path / "run").records()[-1]["local_out"] == [None] * 4
+
+
 def test_methods_that_need_classes_are_refused():
     with pytest.raises(hf.HoldfastError, match=r"fedntd needs classes, .* the task is 'regression': use"):
         train("regression", "fedntd")

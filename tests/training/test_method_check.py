@@ -25,7 +25,7 @@ COUNTER: list[int] = []
 def test_built_in_methods_pass(name: str) -> None:
     found = hf.check_method(QUICK.get(name, name))
     assert found
-    assert len(found.passed) == 7
+    assert len(found.passed) == 9
 
 
 def plain(out: Any, batch: Any) -> Tensor:
@@ -34,6 +34,11 @@ def plain(out: Any, batch: Any) -> Tensor:
 
 class Mine(hf.Method):
     """The base of the methods below."""
+
+
+@dataclass(frozen=True)
+class WithSteps(Mine):
+    steps: int = 3  # an option whose name is almost a hook's
 
 
 class PlainLoss(Mine):
@@ -64,7 +69,7 @@ class RunningState(Mine):
         return {"total": server.state["total"] + sums["counts"]}
 
 
-@pytest.mark.parametrize("kind", [PlainLoss, Decorrelated, RunningState])
+@pytest.mark.parametrize("kind", [PlainLoss, Decorrelated, RunningState, WithSteps])
 def test_methods_of_ones_own_pass(kind: type[Mine]) -> None:
     assert hf.check_method(kind())
 
@@ -187,6 +192,22 @@ class Lost(Mine):
         return {name: p / (client.id != 1) for name, p in params.items()}
 
 
+class Deviation(Mine):
+    """A loss with a standard deviation, which a batch of one sample does not have."""
+
+    def loss(self, out: Any, batch: Any, carry: Any, local: Any) -> Tensor:
+        return ((out.features - out.features.mean(0)) / (1 + out.features.std(0))).square().mean()  # type: ignore[no-any-return]
+
+
+class Misspelt(Mine):
+    def task_los(self, out: Any, batch: Any, carry: Any) -> Tensor:
+        return plain(out, batch)
+
+
+class MisspeltAttribute(Mine):
+    use_mask = True
+
+
 WRONG: list[tuple[type[Mine], str]] = [
     (UnmaskedMean, r" gives other results where many clients train side by side: .* differ.*batch\.mask marks"),
     (BatchStatistics, r" gives other results where many clients train side by side: .* differ.*batch\.mask"),
@@ -203,6 +224,9 @@ WRONG: list[tuple[type[Mine], str]] = [
     (NarrowState, r"client \d's state has 'rounds' as torch\.int8, .* overflows; use int64"),
     (KeepsLastClient, " gives other results when it is trained again: it keeps values outside"),
     (KeepsItself, " gives other results when the clients of a round are trained in another order"),
+    (Deviation, ": training fails where a last batch has one sample, .* left out: not finite"),
+    (Misspelt, r" defines task_los, which is no hook and no attribute of a method; did you mean task_loss\?"),
+    (MisspeltAttribute, r" defines use_mask, which is no hook and no attribute of a method; did you mean uses_mask\?"),
     (Lost, r": the upload of client 1 in round 1 is left out: "),
 ]  # fmt: skip
 
@@ -212,6 +236,12 @@ def test_wrong_methods_are_caught(kind: type[Mine], sentence: str) -> None:
     with pytest.raises(hf.HoldfastError, match=sentence) as raised:
         hf.check_method(kind())
     assert "\n" not in str(raised.value)
+
+
+def test_a_misspelt_hook_warns_before_training() -> None:
+    federation = hf.federate(hf.load("digits"), hf.IID(), clients=3)
+    with pytest.warns(hf.HoldfastWarning, match="Misspelt defines task_los, .* did you mean task_loss"):
+        hf.train(hf.FedNTD() + Misspelt(), "linear", federation, rounds=1)
 
 
 def test_all_problems_are_listed() -> None:

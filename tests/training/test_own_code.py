@@ -237,7 +237,7 @@ def test_an_own_model_is_checked_like_a_module(code):
         ({"model": "no.py:net"}, r"there is no file '.*no\.py' to take a model from.*net"),
         (
             {"model": lambda width: None},
-            r"model is the function <lambda>; .* a function of shape, num_classes, seed",
+            r"model is the function <lambda>, which needs .*; it is called with those of shape, num_classes, seed",
         ),
         ({"model": 3}, "model is a int; it must be one of holdfast.models"),
         (
@@ -252,7 +252,7 @@ def test_an_own_model_is_checked_like_a_module(code):
             r"<lambda> needs site: besides seed, every argument must have a default",
         ),
         ({"data": hf.FedAvg()}, r"data is a FedAvg; it must be the name"),
-        ({"method": Push}, r"method is the class Push; it must be a method, such as"),
+        ({"method": Push}, r"method is the class Push; it must be an object of it, Push\(\)"),
         ({"method": Holding(lambda: 3)}, r"holding: what is the function <lambda>; a run writes down"),
         ({"data": DATA, "model": DATA}, "model is a Dataset; it must be"),
     ],

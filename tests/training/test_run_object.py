@@ -263,7 +263,7 @@ def test_each_task_predicts_in_the_form_of_its_targets():
 def test_tokens_are_predicted_at_every_position():
     tokens = np.random.default_rng(0).integers(0, 12, (60, 7))
     data = hf.Dataset.from_arrays(tokens[:, :-1], tokens[:, 1:], task="sequence")
-    run = train(data, "char-transformer:width=8,heads=2,layers=1", lr=0.01, evaluate_locals=False)
+    run = train(data, "char-transformer:width=8,heads=2,layers=1", lr=0.01)
     held = data.y_test.numpy()
     assert (run.predict(data) == held).mean() == pytest.approx(run.accuracy)
     probabilities = run.predict_proba(data)

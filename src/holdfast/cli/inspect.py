@@ -45,7 +45,11 @@ def show(run: RunArgument, as_json: Json = False) -> None:
     out = console()
     total = f" of {experiment['rounds']}" if "rounds" in experiment else ""
     out.print(f"{summary.method}: {summary.state} after {len(records)}{total} rounds", style="bold")
-    settings = {key: value for key, value in experiment.items() if key not in ("classes", "shape")}
+    settings = {
+        key: value
+        for key, value in experiment.items()
+        if key not in ("classes", "shape", "sample_preprocess")
+    }
     print_table(
         "", ["", ""], [[f"  {key}", _short(value)] for key, value in settings.items() if value is not None]
     )

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
+from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -208,30 +209,23 @@ class FlowerEngine:
                 node: {**records, "secure": ConfigRecord(dict(fields))} for node, records in requests.items()
             }
 
-        length, seconds = (
-            sum(math.prod(shape) for shape, _ in layout.values()),
-            self.app_config.settings.deadline,
-        )
-        for attempt in range(MAX_ATTEMPTS):
-            if attempt:
-                _log.warning("Holdfast: too few clients answered round %s; asking again", sent.round)
-                time.sleep(PAUSE_SECONDS)
-            one = SecureRound(self.nodes, self.secure, grid, sent.round, seats, seconds)
+        def read_one(client: int, reply: RecordDict) -> Iterator[Result | Incident]:
+            return read(of_client[client], reply)
+
+        length = sum(math.prod(shape) for shape, _ in layout.values())
+        for attempt in count(1):
+            deadline = self.app_config.settings.deadline
+            one = SecureRound(self.nodes, self.secure, grid, sent.round, seats, deadline)
             try:
-                total, found = one.sum(
-                    list(of_client),
-                    kind,
-                    content,
-                    length,
-                    lambda client, reply: read(of_client[client], reply),
-                )
+                total, found = one.sum(list(of_client), kind, content, length, read_one)
+                break
             except TooFew:
                 incidents += one.incidents
-                if attempt == MAX_ATTEMPTS - 1:
+                if attempt == MAX_ATTEMPTS:
                     raise
-            else:
-                return total, [found[k] for k in of_client if k in found], incidents + one.incidents
-        raise AssertionError
+            _log.warning("Holdfast: too few clients answered round %s; asking again", sent.round)
+            time.sleep(PAUSE_SECONDS)
+        return total, [found[k] for k in of_client if k in found], incidents + one.incidents
 
     # Messages -------------------------------------------------------------------------------------------
 

@@ -15,19 +15,17 @@ def local_distribution(label_counts: ArrayLike) -> tuple[FloatArray, FloatArray]
     p[c] = n[c] / Σ n,  p_out[c] = (1 − p[c]) / (C − 1)
 
     Args:
-        label_counts: [..., C], training samples of each class; C of at least 2.
+        label_counts: [..., C], training samples of each class.
 
     Returns:
-        p and p_out, each of the input's shape and with sum 1; NaN for a client without samples.
+        p and p_out, each of the input's shape and with sum 1; NaN for a client without samples, and p_out also for a
+        single class, which no client lacks.
 
     Source: FedNTD (Lee et al., NeurIPS 2022) Eq. 6-7.
     """
     counts = as_counts(label_counts, "label_counts", "... C")
-    classes = counts.shape[-1]
-    if classes < 2:
-        raise HoldfastError(f"label_counts must cover at least 2 classes, not {classes}")
     inside = divide(counts, counts.sum(axis=-1, keepdims=True))
-    return inside, (1.0 - inside) / (classes - 1)
+    return inside, divide(1.0 - inside, counts.shape[-1] - 1)
 
 
 def in_out_local_accuracy(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Collection, Iterable
+from dataclasses import fields
+from difflib import get_close_matches
 from os import PathLike
 
 import numpy as np
@@ -17,13 +19,14 @@ from holdfast.core.spec import either, named, validate
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
 from holdfast.engine.clients import DeviceData
-from holdfast.methods.base import Method
+from holdfast.methods.base import Method, own_classes
 from holdfast.methods.stack import Stack
 from holdfast.models.network import Network, Output
 from holdfast.report.trackers import Tracker
 from holdfast.runs.metrics_file import plain
 from holdfast.tasks.base import Task
 
+SIMILAR = 0.85  # to a hook's name, from which another name is more likely a misspelt one than a helper's
 FEW_VALUES = 4  # values of a channel in a batch; with fewer, gradients of BatchNorm grew a thousandfold
 
 
@@ -32,6 +35,25 @@ def check_kinds(method: object, federation: object) -> None:
     check_method_kind(method)
     if not isinstance(federation, Federation):
         raise HoldfastError(f"federation is {named(federation)}; it must come from holdfast.federate")
+    for sentence in misspelt_hooks(method) if isinstance(method, Method) else ():
+        warnings.warn(sentence, HoldfastWarning, stacklevel=3)
+
+
+def misspelt_hooks(method: Method) -> list[str]:
+    """A sentence for each name in a method of the user's own that is almost that of a hook, and is no option."""
+    if isinstance(method, Stack):
+        return [sentence for part in method.parts for sentence in misspelt_hooks(part)]
+    known = [name for name in vars(Method) if not name.startswith("_")]
+    options = {field.name for field in fields(method)}
+    names = {name for own in own_classes(type(method)) for name in vars(own) if not name.startswith("_")}
+    similar = {
+        name: get_close_matches(name, known, 1, SIMILAR) for name in sorted(names - {*known, *options})
+    }
+    return [
+        f"{method.name} defines {name}, which is no hook and no attribute of a method; did you mean {found[0]}?"
+        for name, found in similar.items()
+        if found
+    ]
 
 
 def check_method_kind(method: object) -> None:

@@ -36,7 +36,7 @@ from holdfast.methods.masking import respects_mask
 from holdfast.methods.registry import parse_method
 from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec, as_model
-from holdfast.training.checks import check_method_kind
+from holdfast.training.checks import check_method_kind, misspelt_hooks
 from holdfast.training.session import Training
 from holdfast.training.train import train
 
@@ -101,8 +101,9 @@ def check_method(
     - one of engine ``vectorized``, which trains them side by side;
     - one that stops after the first round and is resumed from its checkpoint, to the bit.
 
-    Besides, every upload must be usable, states must not grow from round to round, and nothing may be counted in an
-    integer type that overflows. The runs are in float64, or in float32 if the method does not train in float64.
+    Besides, it must train on last batches of one sample, every upload must be usable, states must not grow from round
+    to round, nothing may be counted in an integer type that overflows, and no name may be almost a hook's. The runs
+    are in float64, or in float32 if the method does not train in float64.
 
     Args:
         method: a method, or text such as ``"mine.py:Mine"``.
@@ -117,7 +118,7 @@ def check_method(
     with warnings.catch_warnings(), generators_kept([]):
         warnings.simplefilter("ignore")
         chosen = _network(dataset) if model is None else as_model(model)
-        checks = _Checks(method, chosen, _small_federation(dataset, public))
+        checks = _Checks(method, chosen, _small_federation(dataset, public), is_default=model is None)
         checks.run()
     found = MethodCheck(method.name, tuple(checks.passed), tuple(checks.problems))
     if found.problems and raise_error:
@@ -129,20 +130,28 @@ def check_method(
 
 class _Checks:
     def __init__(
-        self, method: Method, model: ModelSpec | OwnModel | nn.Module, federation: Federation
+        self,
+        method: Method,
+        model: ModelSpec | OwnModel | nn.Module,
+        federation: Federation,
+        is_default: bool = False,
     ) -> None:
         self.method, self.model, self.federation, self.precision = method, model, federation, "float64"
+        self.is_default = is_default
         self.passed: list[str] = []
         self.problems: list[str] = []
 
     def run(self) -> None:
         """Run all checks; without a reference run there is nothing to compare with."""
+        self._report("defines no name that is almost a hook's", misspelt_hooks(self.method))
         reference = self._reference()
         if reference is None:
             return
         self._report(
             "states keep their size and cannot overflow", [*_growing(reference), *_narrow(reference)]
         )
+        if self.is_default:
+            self._check_single_samples()
         self._compare(
             "two runs give the same bits",
             reference,
@@ -176,6 +185,16 @@ class _Checks:
         advice = "; draw with client.generator(...) or context.generator(...)"
         self._report("draws from no global random generator", [drawn + advice] if drawn else [])
         return found
+
+    def _check_single_samples(self) -> None:
+        """Train without BatchNorm, for which a last batch of one sample is merged with the one before."""
+        plain = _Checks(self.method, _network(self.federation.dataset, batchnorm=False), self.federation)
+        plain.precision = self.precision
+        found = plain._results_or_error(plain._sequential)
+        failed = (
+            f"training fails where a last batch has one sample, which has no deviation or covariance: {found}"
+        )
+        self._report("trains on last batches of one sample", [failed] if isinstance(found, str) else [])
 
     def _compare_vectorized(self, reference: Results) -> None:
         training = self._training("sequential")
@@ -365,11 +384,12 @@ def _images() -> Dataset:
     return Dataset.from_arrays(*part(64), *part(12), name="check")
 
 
-def _network(dataset: Dataset) -> nn.Module:
+def _network(dataset: Dataset, batchnorm: bool = True) -> nn.Module:
     torch.manual_seed(0)
     inputs, outputs = int(np.prod(dataset.shape)), dataset.num_outputs
+    norm = [nn.BatchNorm1d(8)] if batchnorm else []
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(inputs, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs)
+        nn.Flatten(), nn.Linear(inputs, 8, bias=False), *norm, nn.ReLU(), nn.Linear(8, outputs)
     )
 
 
