@@ -188,11 +188,12 @@ def results(name: str) -> list[dict[str, Any]]:
 
 HEAD = """# Methods
 
-Every method: when to use it, its costs, what leaves a client, and its measured accuracy. `holdfast methods` prints
-this table, `holdfast methods fedka` one method. Combine methods with a plus: `fedntd+fedfa`, `fedfa+ccvr`.
+For every method this page lists when to use it, its costs, what leaves a client, and its measured accuracy.
+`holdfast methods` prints the table, `holdfast methods fedka` one method. A plus sign combines methods: `fedntd+fedfa`,
+`fedfa+ccvr`. [Choose a method](howto/choose-method.md) is a shorter way in.
 
-Some are meant as parts of others: `ema` (a mean over the rounds is tested and handed out), `balanced` and `fedlc` (the
-local loss), `fedavgm` (the server's step) and `ccvr` (a calibration at the end), as in
+Some methods are parts of combinations: `ema` (a mean over the rounds is tested and becomes the final model), `balanced`
+and `fedlc` (the local loss), `fedavgm` (the server's step) and `ccvr` (a calibration at the end), as in
 `balanced:tau=0.5+fedavgm+ema+ccvr`. At most one part of a stack may replace the local loss, the server's step or the
 point at which gradients are computed (`fedsam` and those like it); `holdfast run` refuses other combinations and names
 the two parts. Server optimisers other than `fedavgm` need a learning rate of their own, which must be tuned.

@@ -71,8 +71,8 @@ def command_line() -> str:
     lines = [
         "# Command line",
         "",
-        "`holdfast --help` prints the list of commands, and `holdfast COMMAND --help` the page of one. This page is",
-        "`holdfast --help` prints the list of commands, `holdfast COMMAND --help` the page of one. This page is",
+        "`holdfast --help` prints the list of commands, `holdfast COMMAND --help` the help of one. This page is made",
+        "from the same definitions. A command that fails prints one sentence on standard error and exits with code 2;",
         "Ctrl-C exits with code 130.",
     ]
     group = ""
@@ -105,7 +105,11 @@ def described(name: str, command: Callable[..., None]) -> Iterator[str]:
             left_out -= set() if info.hidden else {parameter.name}
             settings += [] if info.hidden else [parameter.name]
         elif isinstance(info, ArgumentInfo):
-            arguments.append((info.metavar or parameter.name.upper(), info.help or ""))
+            metavar, optional = (
+                info.metavar or parameter.name.upper(),
+                parameter.default is not parameter.empty,
+            )
+            arguments.append((f"[{metavar}]" if optional else metavar, info.help or ""))
         else:
             text = plain(info.help or "") + default(parameter, info)
             options.append([f"`{written(parameter.name, kind, info)}`", text])

@@ -1,7 +1,8 @@
 """The blocks of code on a page, run as they are printed, in a folder of their own.
 
 - Python blocks of a page share one namespace. A block of any language with a ``title`` is written to that file instead.
-- Commands begin with ``$ holdfast``; a backslash at the end of a line continues it. They run in this process.
+- Commands are ``$ holdfast ...`` and ``$ python FILE``; a backslash at the end of a line continues one. They run in
+  this process.
 - ``<!-- not run: REASON -->`` in the line before a block leaves it out.
 - ``<!-- run first: CODE -->`` is Python that the page needs and does not print; it runs before the page's blocks.
 - Blocks in other languages (text, yaml without a title, toml) are not run.
@@ -10,6 +11,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Iterator
@@ -56,6 +58,12 @@ def blocks(page: str) -> list[Block]:
     return [Block(m["language"], m["title"], m["text"], m["reason"]) for m in FENCE.finditer(page)]
 
 
+def words(command: str) -> Iterator[str]:
+    """The words of a command as a shell passes them, with the files that ``runs/*`` matches."""
+    for word in shlex.split(command, comments=True):
+        yield from sorted(map(str, Path().glob(word))) if "*" in word else [word]
+
+
 @dataclass
 class Outcome:
     """What a page leaves behind: its folder, the names that its Python defines, and what its commands print."""
@@ -84,18 +92,18 @@ def run_page(text: str, folder: Path) -> Outcome:
                 exec(compile(block.text, "a block of the page", "exec"), names)
                 continue
             for command in block.commands():
-                arguments = shlex.split(command, comments=True)
-                assert arguments[0] == "holdfast", (
-                    f"mark this command with the reason why it is not run: {command}"
-                )
+                arguments = list(words(command))
+                if arguments[0] == "python":
+                    runpy.run_path(arguments[1], run_name="__main__")
+                    continue
+                assert arguments[0] == "holdfast", f"mark this command with a reason: {command}"
                 result = CliRunner().invoke(app, arguments[1:])
                 if result.exception and not isinstance(result.exception, SystemExit):
                     raise result.exception
                 assert result.exit_code == 0, f"{command}\n{result.output}"
                 outcome.printed.append((command, result.output))
-    for name in (
-        set(sys.modules) - modules
-    ):  # files of the page, which another page may have under the same name
+    # Another page may have files of the same name.
+    for name in set(sys.modules) - modules:
         if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
     return outcome

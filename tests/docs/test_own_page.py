@@ -1,45 +1,30 @@
 """docs/own.md as it is written: its files, its Python, its command lines and its YAML, in a folder of their own."""
 
-import re
-import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blocks import ROOT, run_page
 from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.cli import app
 from holdfast.runs import RunDirectory
 
-PAGE = (Path(__file__).parents[2] / "docs" / "own.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = (ROOT / "docs/own.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("page")
-    for _, title, text in BLOCKS:
-        if title:
-            (folder / title).write_text(text)
+    outcome = run_page(PAGE, folder)
+    assert len(outcome.printed) == 6
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)
-        for kind, title, text in BLOCKS:
-            if kind == "python" and not title:
-                exec(text, {"__name__": "page"})
-            for line in text.splitlines() if kind == "console" else ():
-                command = shlex.split(line.removeprefix("$ holdfast "))
-                result = CliRunner().invoke(app, command)
-                assert result.exit_code == 0, f"{line}\n{result.output}"
         yield folder
     sys.modules.pop("mine", None)
-
-
-def test_every_command_is_run() -> None:
-    commands = [line for kind, _, text in BLOCKS if kind == "console" for line in text.splitlines()]
-    assert len(commands) == 6
-    assert all(line.startswith("$ holdfast ") for line in commands)
 
 
 def test_python_yaml_and_the_command_line_record_and_train_the_same(folder: Path) -> None:

@@ -1,36 +1,24 @@
 """docs/sites.md as it is written: its script, its command lines and its Python, in a folder of their own."""
 
 import json
-import re
-import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from blocks import ROOT, run_page
 from typer.testing import CliRunner
 
 from holdfast.cli import app
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sites.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = (ROOT / "docs/sites.md").read_text(encoding="utf-8")
 SITES = ["bern", "lyon", "oslo", "rome", "turin"]
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The folder, the names that the page's Python defines, and what its commands print."""
-    folder, names, printed = tmp_path_factory.mktemp("page"), {"__name__": "page"}, {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for kind, _, text in BLOCKS:
-            if kind == "python":
-                exec(text, names)
-            for line in text.splitlines() if kind == "console" else ():
-                result = CliRunner().invoke(app, shlex.split(line.removeprefix("$ holdfast ")))
-                assert result.exit_code == 0, f"{line}\n{result.output}"
-                printed[line.split()[2]] = result.output
-    return folder, names, printed
+    outcome = run_page(PAGE, tmp_path_factory.mktemp("page"))
+    return outcome.folder, outcome.names, {command.split()[1]: text for command, text in outcome.printed}
 
 
 def test_every_site_is_a_client(page):

@@ -46,8 +46,12 @@ NOT_RUN = "not run"
 
 HEAD = """# Which method to take: `steady`
 
-    holdfast run --method steady --data cifar10 --partition dirichlet:0.1 --clients 100 --clients-per-round 10
+<!-- not run: takes minutes to hours, and downloads data -->
+```console
+$ holdfast run --method steady --data cifar10 --partition dirichlet:0.1 --clients 100 --clients-per-round 10
+```
 
+<!-- not run: a fragment -->
 ```python
 run = hf.train(hf.Steady(), hf.models.cnn(), federation, rounds=30, clients_per_round=5)
 ```
@@ -98,14 +102,17 @@ of local training towards the classes that a client holds, which the adjusted lo
 cohorts that disagree cancel in the mean of the models; momentum adds up what they agree on.
 """
 
-PARTS = """On CIFAR-10 momentum and the adjusted loss need each other: without the adjusted loss, momentum adds up the
-bias of local training along with the progress. The stack without the running mean was not run."""
+PARTS = """On CIFAR-10 momentum and the adjusted loss need each other: without the adjusted loss, momentum adds up
+the bias of local training along with the progress. The stack without the running mean was not run."""
 
 COMMANDS = """## Commands
 
-    holdfast reproduce recipe/search-cifar10           # candidates that have no result yet
-    holdfast reproduce recipe --seeds 3                # every table of the papers with the recipe
-    holdfast reproduce --page docs/results.md          # writes this page too
+<!-- not run: takes minutes to hours, and downloads data -->
+```console
+$ holdfast reproduce recipe/search-cifar10           # candidates that have no result yet
+$ holdfast reproduce recipe --seeds 3                # every table of the papers with the recipe
+$ holdfast reproduce --page docs/results.md          # writes this page too
+```
 """
 
 

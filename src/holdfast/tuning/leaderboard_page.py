@@ -29,9 +29,12 @@ Every method, tuned by the same rule, on the same federations.
   record. **MB** are sent in a run by all clients, in both directions.
 - A method without a result is *not run*.
 
-    holdfast leaderboard digits --workers 2                          # what is missing of one protocol
-    holdfast leaderboard all --workers 12 --page docs/leaderboard.md  # what is missing of all, and this page
-    holdfast leaderboard flsim-cifar10 --time-limit 3000              # goes on from its checkpoints next time
+<!-- not run: takes hours -->
+```console
+$ holdfast leaderboard digits --workers 2                          # what is missing of one protocol
+$ holdfast leaderboard all --workers 12 --page docs/leaderboard.md  # what is missing of all, and this page
+$ holdfast leaderboard flsim-cifar10 --time-limit 3000              # goes on from its checkpoints next time
+```
 """
 
 COLUMNS = ("mean of last ten %", "last round %", "forgetting", "to FedAvg's", "seconds", "MB")
