@@ -15,8 +15,7 @@ if __name__ == "__main__":
             hf.models.cnn(),
             split,
             seeds=3,
-            rounds=20,
+            rounds=40,
             clients_per_round=5,
-            local_epochs=2,
         )
     )
