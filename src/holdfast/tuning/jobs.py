@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.core.measures import Measure
-from holdfast.core.settings import Role, settings_with
+from holdfast.core.settings import DEFAULTS, Role, settings_with
 from holdfast.data.federation import Federation
 from holdfast.runs import RunDirectory
 from holdfast.sweeps.queue import Queue
@@ -61,7 +61,12 @@ class TrainingJob:
     def hash(self) -> str:
         """16 hexadecimal digits that identify the run and its last round."""
         described = self.experiment.describe()
-        settings = {key: value for key, value in described.items() if key not in NOT_OF_THE_RESULT}
+        settings = {
+            key: value
+            for key, value in described.items()
+            if key not in NOT_OF_THE_RESULT
+            and value != DEFAULTS.get(key)  # later versions have further settings
+        }
         text = json.dumps([settings, self.rounds, self.validation, self.data_seed], sort_keys=True)
         return sha256(text.encode()).hexdigest()[:16]
 
