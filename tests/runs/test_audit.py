@@ -314,7 +314,7 @@ def _other(value: Any) -> Any:
 
 def test_the_commands(run: Path) -> None:
     def holdfast(*arguments: str) -> tuple[int, str]:
-        result = CliRunner().invoke(app, ["audit", *arguments])
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["audit", *arguments])
         return result.exit_code, result.output + getattr(result, "stderr", "")
 
     head = json.loads(lines_of(run)[-1])["hash"]

@@ -27,7 +27,7 @@ def loop(with_canary: bool, noise: float) -> RoundLoop:
     """The rounds of a run in which the canary has samples, or none."""
     x, y = np.zeros((8, 3), np.float32), np.arange(8) % 2
     x[:4, :2] = np.random.default_rng(0).normal(size=(4, 2))
-    x[4:], y[4:] = [0, 0, 3], 0
+    x[4:], y[4:] = [0, 0, 20], 0
     parts = [np.arange(4), np.arange(4, 8 if with_canary else 4)]
     model = nn.Sequential(nn.Linear(3, 2))
     nn.init.zeros_(model[0].weight)
