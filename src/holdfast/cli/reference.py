@@ -18,6 +18,8 @@ EXTRAS = {
     "data": ("h5py", "PIL"),
     "report": ("matplotlib", "jinja2", "starlette", "uvicorn"),
     "export": ("onnx", "onnxscript"),
+    "privacy": ("dp_accounting",),
+    "pretrained": ("peft", "transformers"),
     "ray": ("ray",),
     "flower": ("flwr",),
 }

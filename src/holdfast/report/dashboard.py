@@ -91,7 +91,7 @@ def create_app(root: Path, host: str = "127.0.0.1", token: str | None = None) ->
 
     root = Path(root)
     if not root.is_dir():
-        raise HoldfastError(f"{root} is not a directory; name the one that holds the runs")
+        raise HoldfastError(f"{root} is not a directory; give a directory that contains runs")
     if token is None and not _is_loopback(host):
         raise HoldfastError(f"{host} can be reached by others: give a token, or listen on 127.0.0.1")
     if token is not None and not token:

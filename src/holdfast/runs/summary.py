@@ -50,7 +50,7 @@ def list_runs(root: str | Path) -> list[RunSummary]:
     """The runs in a directory and up to three levels below it, the most recently modified first."""
     root = Path(root)
     if not root.is_dir():
-        raise HoldfastError(f"{root} is not a directory; name the one that holds the runs")
+        raise HoldfastError(f"{root} is not a directory; give a directory that contains runs")
     summaries = [_summary(path, _name(path, root)) for path in _run_directories(root, _DEPTH)]
     return sorted(summaries, key=lambda summary: (-summary.modified, summary.name))
 
