@@ -41,7 +41,7 @@ from holdfast.runs.tensors import State
 from holdfast.tasks.base import Task
 from holdfast.training.best_round import BestRound
 from holdfast.training.checkpointing import close
-from holdfast.training.description import write_json
+from holdfast.training.description import audit_start, write_json
 from holdfast.training.export import Exported, export
 from holdfast.training.prediction import ScoringModel, outputs_of, preprocess_of, stored_samples, task_of
 
@@ -188,11 +188,13 @@ class Run:
             write_json(directory, FEDERATION, self.federation)
             for record in self.records:
                 directory.append(record)
+            audit_start(directory, "saved", len(self.records), self.experiment)
             if self.probe:
                 write_json(directory, PROBE, self.probe)
             last = (checkpoint.round, checkpoint.tensors, checkpoint.meta, checkpoint.clients)
             if self.interrupted:
                 directory.save_checkpoint(*last)
+                directory.audit("stopped", round=len(self.records))
             else:
                 best = None if self.best_model is None else self.best_model.state_dict()
                 close(directory, last, self.model.state_dict(), best, stack.pop_all())
