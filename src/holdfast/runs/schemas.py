@@ -226,7 +226,7 @@ class AuditEntry(TypedDict, total=False):
 
 
 class AuditStart(TypedDict, total=False):
-    """The run continues after ``round``: a process begins, resumes or extends it, or saves one that had no directory."""
+    """The run continues after ``round``: a process begins, resumes, extends or saves it."""
 
     round: Required[int]
     rounds: Required[int]
