@@ -83,7 +83,7 @@ class Run:
         experiment, seconds = self.experiment, self._total("seconds")
         data, model = (_name(experiment.get(key)) for key in ("data", "model"))
         score = self.primary.name
-        curve = self.metric(score) if self._tested else np.empty(0)
+        curve = self.metric(score) if self._tested else np.array(self._validated(score))
         rows = {
             "data": f"{data}, {experiment.get('clients', '?')} clients",
             "model": model,
@@ -110,10 +110,14 @@ class Run:
             return f"{done} of {asked} rounds"
         return f"{done} round{'s' * (done != 1)}"
 
+    def _validated(self, name: str) -> list[float]:
+        """A metric on the clients' validation samples in every round that has it."""
+        return [record["validation"][name] for record in self.records if name in record.get("validation", ())]
+
     @property
     def _result(self) -> str:
         """The primary metric with its value, or that it was not measured."""
-        if not self._tested and not any("validation" in record for record in self.records):
+        if not self._tested and not self._validated(self.primary.name):
             return "not tested"
         where = "" if self._tested else "validation "
         return f"{where}{self.primary.name} {self.primary.text(self.score)}"
@@ -232,7 +236,8 @@ class Run:
         metric of the records, such as ``"loss"``, ``"train_loss"`` or ``"class_accuracy"``; by default the primary
         metric.
         """
-        return plot(self.primary.name if name is None else name, group_runs(self.stored_runs()))
+        runs = self.stored_runs()
+        return plot(runs[0].measures[0].name if name is None else name, group_runs(runs))
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the run's page, one HTML file, and return its path.
