@@ -178,6 +178,9 @@ def test_image_folders(tmp_path):
     assert federation.dataset.classes == ("cat", "dog", "eel")
     assert federation.dataset.groups["site"].names == ("bern", "oslo")
     assert federation.label_counts().tolist() == [[0, 4, 4], [4, 4, 0]]
+    assert federation_from_sites(tmp_path, test=0.4).label_counts().tolist() == [[0, 3, 3], [3, 3, 0]]
+    with pytest.raises(HoldfastError, match="test is 0; it must be a share"):
+        federation_from_sites(tmp_path, test=0)
 
 
 def test_classes_are_matched_by_name():

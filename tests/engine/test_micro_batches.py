@@ -10,10 +10,13 @@ import pytest
 import torch
 from engine_world import CLASSES, INPUTS, copied, federation, loop, norm_net, same_bits
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import holdfast as hf
+from holdfast.core.trees import Tree
 from holdfast.engine.micro_batches import micro_batches
 from holdfast.methods.base import Batch
+from holdfast.models.network import Output
 from holdfast.tasks.registry import as_task
 
 ENGINES = ("sequential", "vectorized")
@@ -32,7 +35,18 @@ def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.allclose(one[name], other[name], rtol=1e-9, atol=1e-11) for name in one)
 
 
-METHODS_TRIED = ("fedprox", "scaffold", "fedntd", "moon", "fedsmoo", "fedspeed", "fedproto", "fedlc", "fedka")
+METHODS_TRIED = (
+    "fedprox",
+    "scaffold",
+    "fedntd",
+    "moon",
+    "fedsmoo",
+    "fedspeed",
+    "fedproto",
+    "fedlc",
+    "fedka",
+    "fedmlp:alpha=0",
+)
 
 
 @pytest.mark.parametrize("method", ["fedavg", *METHODS_TRIED])
@@ -153,6 +167,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(engine: str, tmp_path: Path) ->
         ("fedreg", {}, "fedreg computes its whole local step"),
         ("feddecorr", {}, "loss of feddecorr compares"),
         ("fedprox+fedvls", {}, "loss of fedvls compares"),
+        ("fedmlp", {}, "loss of fedmlp compares"),
         ("fedavg", {"model": norm_net()}, "BatchNorm"),
     ],
 )
@@ -168,3 +183,22 @@ def test_a_loss_that_compares_samples_is_refused() -> None:
     world = hf.federate(hf.Dataset.from_arrays(x, y, x, y, task="survival"), [range(20)])
     with pytest.raises(hf.HoldfastError, match="task 'survival' compares the samples"):
         hf.train("fedavg", nn.Linear(3, 1), world, rounds=1, micro_batch_size=8)
+
+
+class Plain(hf.Method):
+    """A loss in plain PyTorch."""
+
+    def task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
+        return F.cross_entropy(out.logits, batch.y)
+
+
+def test_a_method_of_ones_own_on_the_vectorized_engine() -> None:
+    world = hf.federate(hf.load("digits"), hf.Dirichlet(alpha=0.5), clients=4, seed=0)
+    one, other = (
+        hf.train(
+            Plain(), "mlp:8", world, rounds=1, micro_batch_size=size, engine="vectorized", progress=False
+        )
+        for size in (None, 8)
+    )
+    for name, value in one.model.state_dict().items():
+        torch.testing.assert_close(other.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)

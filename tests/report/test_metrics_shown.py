@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,22 @@ def test_errors_are_compared_the_other_way_round(tmp_path: Path) -> None:
 def _lowest(out: Path, method: str) -> list[float]:
     files = out.glob(f"{method}/*/metrics.jsonl")
     return [min(json.loads(line)["rmse"] for line in file.read_text().splitlines()) for file in files]
+
+
+def test_runs_without_a_test_set_are_judged_on_validation_samples(tmp_path: Path) -> None:
+    x, y, model = TASKS["regression"]
+    data = hf.Dataset.from_arrays(x, y, task="regression")
+    data = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])
+    federation = hf.federate(data, "iid", clients=3)
+    settings = {"rounds": 3, "validation": 0.2, "evaluate_locals": False, "lr": 0.01}
+    compared = hf.compare(["fedavg", "fedprox"], model, federation, seeds=2, out=tmp_path, **settings)
+    run = hf.Run.open(tmp_path / "fedavg" / "seed-0")
+    assert compared.rows[0].score[0] == run.validation("rmse")[-1] == run.score
+    assert str(compared).startswith("method   validation rmse  forgetting")
+    assert compared.to_frame()["validation.rmse"][0] == run.score
+    assert run.plot().axes[0].get_lines()[0].get_ydata().tolist() == run.validation("rmse").tolist()
+    assert "svg" in run._repr_html_()
+    assert compared.report().exists()
+    board = leaderboard(group_runs(load_runs([tmp_path])))
+    names = [column.name for column in board.columns]
+    assert board.values[0][names.index("final validation rmse")][0] in compared.rows[0].score

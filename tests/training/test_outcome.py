@@ -65,6 +65,14 @@ def test_a_rising_loss_is_divergence_only_where_the_test_loss_is_worse_than_gues
         assert "not a finite number" in failure(records(0.5, rising, bad), BALANCED, 0.1)
 
 
+def test_a_short_run_is_judged_only_where_its_loss_exploded():
+    slow, exploded = [2.3] * 3, [1e5, 3.0, 2.3]
+    assert failure(records(0.1, slow), BALANCED, 0.1) is None
+    assert "after 3 rounds" in failure(records(0.1, exploded), BALANCED, 1000)
+    assert failure(records(0.5, exploded), BALANCED, 1000) is None
+    assert "not a finite number after 1 round;" in failure(records(0.1, [1.0], math.nan), BALANCED, 1000)
+
+
 def test_no_judgement_without_rounds_tests_or_a_global_model():
     assert failure(records(0.1, [2.3] * 4), BALANCED, 0.1) is None
     untested = [{"round": n, "train_loss": 2.3} for n in range(1, 9)]

@@ -18,7 +18,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.report import figure, notebook, table
-from holdfast.runs import RunDirectory
+from holdfast.runs import RunDirectory, read_audit, verify_audit
 
 DIGITS = hf.load("digits")
 TESTED = len(DIGITS.y_test)
@@ -424,6 +424,11 @@ def test_a_saved_run_is_that_of_a_directory(run, stored, tmp_path):
     assert repr(again) == repr(run)[:-1] + f", in '{saved}')"
     assert (again.predict_proba(DIGITS) == run.predict_proba(DIGITS)).all()
     assert contents(again.save(tmp_path / "copy")) == contents(saved)
+    assert [entry["event"] for entry in read_audit(saved)] == ["saved", "ended"]
+    assert [verify_audit(path).problem for path in (saved, tmp_path / "copy")] == [None, None]
+    hf.resume(saved, rounds=4)
+    assert [entry["event"] for entry in read_audit(saved)][2:] == ["extended", "round", "ended"]
+    assert verify_audit(saved).problem is None
     with pytest.raises(hf.HoldfastError, match="already holds a run"):
         run.save(saved)
     with pytest.raises(hf.HoldfastError, match="already holds a run"):

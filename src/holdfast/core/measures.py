@@ -28,7 +28,7 @@ class Measure:
     @property
     def is_share(self) -> bool:
         """Whether it is shown in per cent."""
-        return self.name in SHARES
+        return self.name.removeprefix(VALIDATION) in SHARES
 
     @property
     def scale(self) -> int:
@@ -36,9 +36,19 @@ class Measure:
         return 100 if self.is_share else 1
 
     @property
+    def on_validation(self) -> Measure:
+        """The same metric on the clients' validation samples."""
+        return Measure(f"{VALIDATION}{self.name}", self.less_is_better)
+
+    @property
+    def label(self) -> str:
+        """The name in words: ``accuracy``, ``validation accuracy``."""
+        return self.name.replace(".", " ")
+
+    @property
     def title(self) -> str:
         """The name as the head of a column."""
-        return f"{self.name} (%)" if self.is_share else self.name
+        return f"{self.label} (%)" if self.is_share else self.label
 
     def text(self, value: float) -> str:
         """A value as text, such as ``61.20%`` or ``0.6557``."""
@@ -46,6 +56,9 @@ class Measure:
 
 
 SHARES = frozenset({"accuracy", "balanced_accuracy"})
+
+VALIDATION = "validation."
+"""What precedes the name of a metric on the clients' validation samples."""
 
 
 def measures(experiment: Mapping[str, Any]) -> list[Measure]:

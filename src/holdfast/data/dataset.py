@@ -228,18 +228,19 @@ class Dataset:
         *,
         size: tuple[int, int] | None = None,
         preprocess: Preprocess | None = None,
+        test: float = 0.2,
         seed: int = 0,
     ) -> Dataset:
         """A data set from images, one folder per class.
 
-        Either ``path/train/CLASS/*.png`` and ``path/test/CLASS/*.png``, or ``path/CLASS/*.png``, of which a
-        fifth of each class, drawn by ``seed``, becomes the test set. Images must have the same size unless they are
+        Either ``path/train/CLASS/*.png`` and ``path/test/CLASS/*.png``, or ``path/CLASS/*.png``, of which a share
+        ``test`` of each class, drawn by ``seed``, becomes the test set. Images must have the same size unless they are
         resized to ``size`` (height, width); they are grey if all of them are, else RGB.
         """
         from holdfast.data.sources.formats import read_folder  # which imports this module
 
         folder = Path(path).expanduser()
-        arrays = read_folder(folder, size, seed)
+        arrays = read_folder(folder, size, seed, test)
         return cls.from_arrays(**vars(arrays), name=folder.name, preprocess=preprocess)
 
     @classmethod

@@ -7,6 +7,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.core.errors import HoldfastError
+
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -48,6 +50,12 @@ def draw_per_class(labels: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
     order = shuffled_by_class(labels, rng)
     starts = offsets_of(counts)[:-1]
     return np.sort(order[ranges(starts, np.minimum(counts, sizes))])
+
+
+def check_test_share(share: object) -> None:
+    """Raise unless it is a share of samples that leaves some for training and for testing."""
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
+        raise HoldfastError(f"test is {share!r}; it must be a share above 0 and below 1, such as 0.2")
 
 
 def stratified_split(

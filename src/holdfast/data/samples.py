@@ -13,7 +13,7 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.random import generator
 from holdfast.core.spec import named, validate
 from holdfast.data.arrays import LABELS_HINT, as_tensor
-from holdfast.data.indexing import stratified_split
+from holdfast.data.indexing import check_test_share, stratified_split
 from holdfast.data.tables.targets import strata
 
 Samples = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -23,8 +23,7 @@ def draw_test_share(
     x: ArrayLike | Tensor, y: ArrayLike | Tensor, share: float, seed: int, site: str = ""
 ) -> Samples:
     """``x_train, y_train, x_test, y_test``, with a share of each class, or of each quarter of numbers, for testing."""
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
-        raise HoldfastError(f"test is {share!r}; it must be a share above 0 and below 1, such as 0.2")
+    check_test_share(share)
     seed = validate("seed", seed, int)
     samples, targets = as_tensor(x, "x_train"), as_tensor(y, "y_train", LABELS_HINT)
     if not samples.ndim or not targets.ndim or not len(samples):

@@ -201,7 +201,7 @@ def _dataset(source: Any, site: str, test: float, seed: int) -> Dataset:
                     f"'{source}' is no {', '.join(SUFFIXES)} or .npz file and no folder of images"
                 )
             return (
-                Dataset.from_folder(path, seed=seed)
+                Dataset.from_folder(path, test=test, seed=seed)
                 if path.is_dir()
                 else Dataset.from_arrays(*read_npz(path))
             )

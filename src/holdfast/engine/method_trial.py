@@ -88,6 +88,7 @@ class _Trial:
             local_epochs=min(settings.local_epochs, 2),
             local_steps=settings.local_steps and min(settings.local_steps, 4),
             batch_size=BATCH_SIZE,
+            micro_batch_size=settings.micro_batch_size and min(settings.micro_batch_size, BATCH_SIZE - 1),
             lr=min(settings.lr, 0.05),
         )
         self.context = replace(

@@ -98,6 +98,11 @@ class FedMLP(Method):
         return self
 
     @property
+    def compares_samples(self) -> bool:  # type: ignore[override]
+        """L_S is divided by the number of samples of minority classes in the batch."""
+        return self._semantic
+
+    @property
     def _semantic(self) -> bool:
         return self.use_semantic and self.alpha > 0
 

@@ -95,8 +95,15 @@ class StoredRun:
 
     @cached_property
     def measures(self) -> list[Measure]:
-        """The run's metrics, the one by which it is judged first."""
-        return measures(self.experiment)
+        """The run's metrics, the one by which it is judged first.
+
+        Of a run without a test set they are those on the clients' validation samples.
+        """
+        tested = measures(self.experiment)
+        validated = [measure.on_validation for measure in tested]
+        without_tests = not any(self.curve(measure.name)[0].size for measure in tested)
+        on_validation = without_tests and self.curve(validated[0].name)[0].size
+        return validated if on_validation else tested
 
     @cached_property
     def evaluated(self) -> Sequence[Mapping[str, Any]]:

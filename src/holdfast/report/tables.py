@@ -140,14 +140,14 @@ def leaderboard(groups: Sequence[RunGroup]) -> Leaderboard:
     ]
     order = sorted(groups, key=lambda group: _mean_final(group, measure), reverse=True)
     baseline = baseline_of(groups)
-    shown = f"{target:.1%}" if measure.is_share else f"{measure.name} {target:.4g}"
-    best = f"{TARGET_SHARE:.0%} of the best method's highest {measure.name}"
+    shown = f"{target:.1%}" if measure.is_share else f"{measure.label} {target:.4g}"
+    best = f"{TARGET_SHARE:.0%} of the best method's highest {measure.label}"
     if measure.less_is_better:
-        best = f"the best method's lowest {measure.name} divided by {TARGET_SHARE}"
+        best = f"the best method's lowest {measure.label} divided by {TARGET_SHARE}"
     note = f"Means ± sample deviations over seeds. Rounds to target count to {shown}, which is {best}."
     if len(groups) > 1:
         note += (
-            f" Difference: final {measure.name} minus that of {baseline.label}, over shared seeds. "
+            f" Difference: final {measure.label} minus that of {baseline.label}, over shared seeds. "
             f"p: paired t-test against {baseline.label} over shared seeds."
         )
     return Leaderboard(
@@ -196,14 +196,15 @@ def _columns(target: float, measure: Measure, others: Sequence[Measure]) -> list
         return LeaderboardColumn(f"{words}{of.title}", help, value, of.scale, digits, better)
 
     name = measure.name
-    shown = f"{target:.1%} {name}" if measure.is_share else f"{name} {target:.4g}"
+    words = measure.label if "." in name else f"test {name}"
+    shown = f"{target:.1%} {measure.label}" if measure.is_share else f"{measure.label} {target:.4g}"
     return [
         LeaderboardColumn("rounds", "rounds trained", lambda run: float(run.records[-1]["round"]), digits=0),
-        tested("final ", measure, f"test {name} after the last tested round", lambda run: run.last(name)),
+        tested("final ", measure, f"{words} after the last tested round", lambda run: run.last(name)),
         tested(
             "best ",
             measure,
-            f"{'lowest' if measure.less_is_better else 'highest'} test {name} of any round",
+            f"{'lowest' if measure.less_is_better else 'highest'} {words} of any round",
             lambda run: _best(run, measure),
         ),
         *(

@@ -16,7 +16,8 @@ from holdfast.runs.checksums import CHECKSUMS, Checksums
 from holdfast.runs.directory import EXPERIMENT, METRICS, MODEL, RunDirectory
 from holdfast.runs.metrics_file import Record
 
-STARTS = ("begun", "resumed", "extended")
+FIRSTS = ("begun", "saved")
+STARTS = (*FIRSTS, "resumed", "extended")
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def _replayed(entries: Sequence[Entry]) -> _State:
         event, round = entry["event"], entry["round"]
         place = f"{AUDIT}, line {number}: {event}"
         done = _done(state)
-        if (number == 1 and event not in STARTS) or (number > 1 and event == "begun"):
+        if (number == 1 and event not in STARTS) or (number > 1 and event in FIRSTS):
             raise _Misfit(f"{place} is in the wrong place: a log begins with the beginning of its run")
         if event in STARTS:
             if round > done:

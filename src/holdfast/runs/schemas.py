@@ -226,7 +226,7 @@ class AuditEntry(TypedDict, total=False):
 
 
 class AuditStart(TypedDict, total=False):
-    """A process begins, resumes or extends the run: it continues after ``round``."""
+    """The run continues after ``round``: a process begins, resumes, extends or saves it."""
 
     round: Required[int]
     rounds: Required[int]
@@ -277,6 +277,7 @@ AUDIT_EVENTS = {
     "begun": AuditStart,
     "resumed": AuditStart,
     "extended": AuditStart,
+    "saved": AuditStart,
     "round": AuditRound,
     "stopped": AuditStop,
     "ended": AuditEnd,

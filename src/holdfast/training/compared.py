@@ -13,7 +13,8 @@ import numpy as np
 
 from holdfast import metrics
 from holdfast.core.errors import HoldfastError
-from holdfast.core.measures import Measure, primary_measure, score_measure
+from holdfast.core.measures import Measure, score_measure
+from holdfast.metrics.arrays import FloatArray
 from holdfast.metrics.progress import TARGET_SHARE, default_target
 from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
 from holdfast.report import notebook
@@ -75,12 +76,11 @@ class Comparison:
         ``target`` is by default 95 % of the best method's best primary metric.
         """
         notes, first = list(notes), next(iter(runs))
-        described = runs[first][0].experiment
-        measure, by_class = primary_measure(described), score_measure(described)
+        measure, by_class = runs[first][0].measures[0], score_measure(runs[first][0].experiment)
         if target is None:
-            best = [[max(_scores(run, measure)) for run in of_one] for of_one in runs.values()]
+            best = [[_scores(run, measure).max() for run in of_one] for of_one in runs.values()]
             target = measure.sign * default_target(best)
-            value = f"{target:.1%} {measure.name}" if measure.is_share else f"{measure.name} {target:.4g}"
+            value = f"{target:.1%} {measure.label}" if measure.is_share else f"{measure.label} {target:.4g}"
             of = f"{TARGET_SHARE:.0%} of the best method's highest"
             if measure.less_is_better:
                 of = f"the best method's lowest divided by {TARGET_SHARE}"
@@ -130,7 +130,7 @@ class Comparison:
         """Which columns are in per cent, for a title."""
         shares = [
             name
-            for name, of in ((self.measure.name, self.measure), ("forgetting", self.score_measure))
+            for name, of in ((self.measure.label, self.measure), ("forgetting", self.score_measure))
             if of.is_share
         ]
         return f"{' and '.join(shares)} in %, " if shares else ""
@@ -139,7 +139,7 @@ class Comparison:
         """The leaderboard as text: its header and its rows."""
         measure, score = self.measure, self.score_measure
         digits = _digits(measure)
-        header = ("method", measure.name, "forgetting", "rounds", "s", "MB", "vs first", "p")
+        header = ("method", measure.label, "forgetting", "rounds", "s", "MB", "vs first", "p")
         return header, [
             [
                 row.method,
@@ -204,13 +204,18 @@ class Comparison:
         return [RunGroup(label, runs, colour) for colour, (label, runs) in enumerate(self.runs.items())]
 
 
-def _scores(run: StoredRun, measure: Measure) -> list[float]:
+def _scores(run: StoredRun, measure: Measure) -> FloatArray:
     """The metric in every tested round, negative where less is better."""
-    return [measure.sign * record[measure.name] for record in _tested(run, measure)]
+    return measure.sign * run.curve(measure.name)[1]
 
 
-def _tested(run: StoredRun, measure: Measure) -> list[Mapping[str, Any]]:
-    return [record for record in run.records if record.get(measure.name) is not None]
+def _forgetting(run: StoredRun, by_class: Measure) -> float:
+    """The forgetting of what is measured by class; NaN with fewer than two tests."""
+    key = f"class_{by_class.name}"
+    scores = [record[key] for record in run.records if record.get(key) is not None]
+    if len(scores) < 2:
+        return float("nan")
+    return metrics.backward_transfer_forgetting(by_class.sign * np.array(scores, float))
 
 
 def _row(
@@ -221,26 +226,18 @@ def _row(
     measure: Measure,
     by_class: Measure,
 ) -> MethodSummary:
-    tested = [_tested(run, measure) for run in runs]
-    score = [records[-1][measure.name] for records in tested]
+    score = [run.last(measure.name) for run in runs]
     difference, p_value = (None, None) if first is None else metrics.paired_test(score, first.score)
     return MethodSummary(
         method=label,
         seeds=[run.seed for run in runs],
         score=score,
-        forgetting=[
-            metrics.backward_transfer_forgetting(
-                by_class.sign * np.array([r[f"class_{by_class.name}"] for r in records], float)
-            )
-            if len(records) > 1
-            else float("nan")
-            for records in tested
-        ],
+        forgetting=[_forgetting(run, by_class) for run in runs],
         rounds_to_target=[
             metrics.rounds_to_target(
-                _scores(run, measure), measure.sign * target, [r["round"] for r in records]
+                _scores(run, measure), measure.sign * target, run.curve(measure.name)[0].astype(int).tolist()
             )
-            for run, records in zip(runs, tested, strict=True)
+            for run in runs
         ],
         seconds=[sum(r["seconds"]["total"] for r in run.records) for run in runs],
         megabytes=[sum(r["bytes_up"] + r["bytes_down"] for r in run.records) / 1e6 for run in runs],

@@ -11,6 +11,7 @@ from scipy.special import bdtrc
 
 SIGNIFICANCE = 0.01
 MIN_ROUNDS = 5  # no trend over fewer rounds reaches that significance: 1/4! > 0.01 >= 1/5!
+EXPLODED = 2.0  # a training loss above so many times ln C is not that of a slow start
 
 
 def failure(
@@ -20,28 +21,31 @@ def failure(
 
     It diverged if its loss is not finite, or if the training loss rises significantly (Kendall's τ) and the test loss
     ends above that of a uniform guess, ln C. It is near chance if a binomial test does not reject that its accuracy is
-    at most the share of the largest class. ``test_counts`` [C] are the test samples of each class.
+    at most the share of the largest class; over fewer than `MIN_ROUNDS` rounds, if its loss exploded besides.
+    ``test_counts`` [C] are the test samples of each class.
     Without ``judge_accuracy`` only the loss is judged, as for methods whose global model is a by-product.
     """
     tested = [r for r in records if r.get("class_accuracy") is not None and r.get("accuracy") is not None]
-    if len(records) < MIN_ROUNDS or not tested or not test_counts.sum():
+    if not tested or not test_counts.sum():
         return None
+    done = f"{len(records)} round{'s' * (len(records) != 1)}"
     losses = [math.nan if r["train_loss"] is None else r["train_loss"] for r in records if "train_loss" in r]
     uniform = math.log(max(2, int(np.count_nonzero(test_counts))))
     last_loss = tested[-1].get("loss")
     smaller = f"try a smaller lr than {lr:g}, or clip gradients with max_grad_norm=10"
     if last_loss is None or not math.isfinite(last_loss):
-        return f"the loss is not a finite number after {len(records)} rounds; {smaller}"
+        return f"the loss is not a finite number after {done}; {smaller}"
     if last_loss > uniform and _rises(losses):
         return f"the training loss rose from {losses[0]:.3g} to {losses[-1]:.3g} over {len(losses)} rounds; {smaller}"
     samples, accuracy = int(test_counts.sum()), float(tested[-1]["accuracy"])
     chance = float(test_counts.max()) / samples
-    if not judge_accuracy or _p_value(round(accuracy * samples), samples, chance) < SIGNIFICANCE:
+    exploded = any(not loss < EXPLODED * uniform for loss in losses)
+    too_early = len(records) < MIN_ROUNDS and not exploded
+    if not judge_accuracy or too_early or _p_value(round(accuracy * samples), samples, chance) < SIGNIFICANCE:
         return None
     larger = f"try more rounds or local_epochs, or a larger lr than {lr:g}"
-    exploded = any(not loss < 2 * uniform for loss in losses)
     return (
-        f"the accuracy after {len(records)} rounds, {accuracy:.1%}, is not significantly better than chance: the most "
+        f"the accuracy after {done}, {accuracy:.1%}, is not significantly better than chance: the most "
         f"frequent class has {chance:.1%} of the test samples; {smaller if exploded else larger}"
     )
 

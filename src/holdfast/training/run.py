@@ -41,7 +41,7 @@ from holdfast.runs.tensors import State
 from holdfast.tasks.base import Task
 from holdfast.training.best_round import BestRound
 from holdfast.training.checkpointing import close
-from holdfast.training.description import write_json
+from holdfast.training.description import audit_start, write_json
 from holdfast.training.export import Exported, export
 from holdfast.training.prediction import ScoringModel, outputs_of, preprocess_of, stored_samples, task_of
 
@@ -83,7 +83,7 @@ class Run:
         experiment, seconds = self.experiment, self._total("seconds")
         data, model = (_name(experiment.get(key)) for key in ("data", "model"))
         score = self.primary.name
-        curve = self.metric(score) if self._tested else np.empty(0)
+        curve = self.metric(score) if self._tested else np.array(self._validated(score))
         rows = {
             "data": f"{data}, {experiment.get('clients', '?')} clients",
             "model": model,
@@ -110,10 +110,14 @@ class Run:
             return f"{done} of {asked} rounds"
         return f"{done} round{'s' * (done != 1)}"
 
+    def _validated(self, name: str) -> list[float]:
+        """A metric on the clients' validation samples in every round that has it."""
+        return [record["validation"][name] for record in self.records if name in record.get("validation", ())]
+
     @property
     def _result(self) -> str:
         """The primary metric with its value, or that it was not measured."""
-        if not self._tested and not any("validation" in record for record in self.records):
+        if not self._tested and not self._validated(self.primary.name):
             return "not tested"
         where = "" if self._tested else "validation "
         return f"{where}{self.primary.name} {self.primary.text(self.score)}"
@@ -188,11 +192,13 @@ class Run:
             write_json(directory, FEDERATION, self.federation)
             for record in self.records:
                 directory.append(record)
+            audit_start(directory, "saved", len(self.records), self.experiment)
             if self.probe:
                 write_json(directory, PROBE, self.probe)
             last = (checkpoint.round, checkpoint.tensors, checkpoint.meta, checkpoint.clients)
             if self.interrupted:
                 directory.save_checkpoint(*last)
+                directory.audit("stopped", round=len(self.records))
             else:
                 best = None if self.best_model is None else self.best_model.state_dict()
                 close(directory, last, self.model.state_dict(), best, stack.pop_all())
@@ -230,7 +236,8 @@ class Run:
         metric of the records, such as ``"loss"``, ``"train_loss"`` or ``"class_accuracy"``; by default the primary
         metric.
         """
-        return plot(self.primary.name if name is None else name, group_runs(self.stored_runs()))
+        runs = self.stored_runs()
+        return plot(runs[0].measures[0].name if name is None else name, group_runs(runs))
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the run's page, one HTML file, and return its path.

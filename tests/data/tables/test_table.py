@@ -93,6 +93,8 @@ def test_a_parquet_file(tmp_path):
     table = read_table(tmp_path / "a.parquet")
     np.testing.assert_array_equal(as_numbers(table, "a"), [1, np.nan, 3])
     assert as_texts(table, "s").tolist() == ["x", "y", None]
+    parquet.write_table(arrow.table({"a": [1, 2], "__index_level_0__": [5, 6]}), tmp_path / "c.parquet")
+    assert list(read_table(tmp_path / "c.parquet").columns) == ["a"]  # not the index of a pandas frame
     (tmp_path / "b.parquet").write_bytes(b"none")
     with pytest.raises(HoldfastError, match="cannot be read as a Parquet file"):
         read_table(tmp_path / "b.parquet")
@@ -104,6 +106,7 @@ def test_a_parquet_file(tmp_path):
         ("", "a.csv' is empty; its first line must have the names"),
         ("a,b\n1,2\n3\n", "line 3 of 'a.csv' has 1 values, but there are 2 columns"),
         ("a,b\n\n1,2\n\n3\n", "line 5 of 'a.csv' has 1 values"),
+        (",a\n0,1\n", "column 1 of 'a.csv' has no name; give it one"),
         ("a,b,a\n1,2,3\n", "'a.csv' has two columns called 'a'"),
         ('a,b\n1,"2\n', "'.*a.csv' cannot be read as a CSV file"),
     ],

@@ -17,7 +17,7 @@ import numpy as np
 from holdfast.core.errors import HoldfastError, install
 from holdfast.core.random import generator
 from holdfast.data.dataset import Group
-from holdfast.data.indexing import stratified_split
+from holdfast.data.indexing import check_test_share, stratified_split
 from holdfast.data.sources.pickles import read_pickled_arrays
 
 IMAGE_SUFFIXES = frozenset(
@@ -353,8 +353,9 @@ def _is_part(folder: Path) -> bool:
     return folder.name.lower() in PARTS and bool(list_classes(folder))
 
 
-def read_folder(path: Path, size: tuple[int, int] | None, seed: int) -> Arrays:
-    """Images in train/CLASS/ and test/CLASS/, or in CLASS/ only, of which a fifth is for testing."""
+def read_folder(path: Path, size: tuple[int, int] | None, seed: int, share: float = 0.2) -> Arrays:
+    """Images in train/CLASS/ and test/CLASS/, or in CLASS/ only, of which a share is for testing."""
+    check_test_share(share)
     if not path.is_dir():
         raise HoldfastError(f"there is no folder {path}")
     if size is not None and np.shape(size) != (2,):
@@ -364,7 +365,7 @@ def read_folder(path: Path, size: tuple[int, int] | None, seed: int) -> Arrays:
     if not split and (part := next((name for name in classes if _is_part(path / name)), None)):
         raise HoldfastError(
             f"{path} has a folder '{part}' with folders in it, but not both 'train' and 'test'; use these names, or "
-            "CLASS/*.png only, of which a fifth is for testing"
+            "CLASS/*.png only, of which a share is for testing"
         )
     if split and (unknown := set(list_classes(path / "test")) - set(classes)):
         raise HoldfastError(f"{path / 'test'} has classes that train lacks: {', '.join(sorted(unknown))}")
@@ -378,7 +379,7 @@ def read_folder(path: Path, size: tuple[int, int] | None, seed: int) -> Arrays:
     if split:
         train, test = np.split(np.arange(len(labels)), [len(parts[0][1])])
     else:
-        train, test = stratified_split(labels, generator(seed, "folder split"))
+        train, test = stratified_split(labels, generator(seed, "folder split"), share)
     return Arrays(images[train], labels[train], images[test], labels[test], classes)
 
 

@@ -22,6 +22,9 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 MISSING = frozenset({"", "?", "NA", "N/A", "NaN", "nan", "null", "None", "<NA>"})
 """Texts in a file that mark a missing value."""
 
+_PANDAS_INDEX = re.compile(
+    r"__index_level_\d+__"
+)  # what pandas calls an index without a name in Parquet files
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+")
 
 
@@ -223,7 +226,9 @@ def _read_parquet(path: Path, name: str) -> Table:
     except ImportError:
         raise HoldfastError(f"reading '{path}' needs pyarrow: pip install pyarrow") from None
     try:
-        return read_table(parquet.read_table(path), name)
+        content = parquet.read_table(path)
+        unnamed = [column for column in content.column_names if _PANDAS_INDEX.fullmatch(column)]
+        return read_table(content.drop_columns(unnamed), name)
     except (OSError, ValueError) as error:
         raise HoldfastError(f"'{path}' cannot be read as a Parquet file: {error}") from None
 
@@ -253,6 +258,11 @@ def _read_csv(path: Path, name: str) -> Table:
             raise HoldfastError(
                 f"line {line} of {name} has {len(row)} values, but there are {len(names)} columns"
             )
+    if "" in names:
+        raise HoldfastError(
+            f"column {names.index('') + 1} of {name} has no name; give it one in the first line, or leave it out "
+            "(pandas writes none for an index: to_csv(..., index=False))"
+        )
     if len(set(names)) < len(names):
         twice = next(column for column in names if names.count(column) > 1)
         raise HoldfastError(f"{name} has two columns called '{twice}'; their names must differ")
