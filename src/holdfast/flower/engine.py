@@ -170,7 +170,7 @@ class FlowerEngine:
         yield from (replace(result, loss=loss) for result in results)
 
     def sum_statistics(self, sent: Broadcast, jobs: Sequence[Job]) -> tuple[Tree, int, list[Incident]]:
-        """The sum of the clients' statistics under the final model, of how many clients, and the incidents."""
+        """The sum of the clients' statistics under the final model, the number of clients, and the incidents."""
         assert self.secure is not None
         grid = self.secure.grid(len(jobs))
         dummy = replace(jobs[0], ids=self._dummy_ids(jobs[0]))

@@ -69,7 +69,7 @@ class OwnModel:
         return made
 
     def describe(self) -> dict[str, Any]:
-        """The reference and the options as plain values; ``own`` if no reference leads to it."""
+        """The reference and the options as plain values; ``own`` if there is no reference."""
         where = {"name": self.name, "own": True} if self.code is None else self.code.describe()
         return where | dict(self.options)
 
