@@ -1,4 +1,4 @@
-"""A site's own account of the privacy of its samples, which does not rely on the server's."""
+"""A site's own privacy account of its samples, independent of the server's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.updates.sample_privacy import parse_dp_samples
 class SiteAccount:
     """The rounds of one of a site's clients in one run, in ``STATE-DIR/RUN/CLIENT/sample-privacy.json``.
 
-    A round counts before it is computed, and again if the server asks for it again: each time with new noise.
+    A round is counted before it is computed, and again if it is repeated, since each computation adds new noise.
     """
 
     def __init__(self, folder: Path, client: int, settings: Settings) -> None:

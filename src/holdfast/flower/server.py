@@ -100,7 +100,7 @@ class FlowerTraining(Training):
         )
 
     def held_out(self, federation: Federation, settings: Settings) -> Federation:
-        """The federation as it is: sites hold out samples themselves, and report what is left."""
+        """The federation unchanged: sites hold out samples themselves, and report the remaining ones."""
         return federation
 
     def validation_set(self, required: bool) -> Validation | None:

@@ -37,8 +37,8 @@ def load(
 
     A ``.npz`` file holds ``x_train``, ``y_train``, ``x_test`` and ``y_test`` (see `Dataset.from_arrays`); a
     folder of images is read by `Dataset.from_folder`. A CSV or Parquet file needs the name of its target column
-    and accepts the other options of `Dataset.from_frame`: ``patients.csv:target=ill,drop=[id]``. A folder with one such file per
-    site accepts the options of `federation_from_sites`.
+    and accepts the other options of `Dataset.from_frame`: ``patients.csv:target=ill,drop=[id]``. A folder with one such
+    file per site accepts the options of `federation_from_sites`.
 
     ``preprocess`` is the name of a preset (``"fedntd"``; see `preprocess_for`), a `Preprocess`, or None for plain
     normalisation.
