@@ -39,10 +39,10 @@ def recommend(
 ) -> None:
     """Train a few methods briefly on a federation, and print the best one with its confidence.
 
-    The candidates are the recipe, FedAvg, and the three best methods of the published setting with the most similar
-    label counts. They are trained for 30 rounds unless --rounds is given, and compared on validation samples: a share
-    of each client's samples (--validation, 0.1 by default) that each seed draws anew. Repeat an interrupted command to
-    continue it.
+    The candidates are the recipe, FedAvg, and the three best methods of measured settings with similar label counts.
+    They are trained for 30 rounds unless --rounds is given, and compared on validation samples: a share of each
+    client's samples (--validation, 0.1 by default) that each seed draws anew. Repeat an interrupted command to continue
+    it.
 
     Example:  holdfast recommend --data digits --partition dirichlet:0.1 --clients 5 --model linear
     --rounds 20 --seeds 2

@@ -64,8 +64,8 @@ class SecureUpload:
     """A client's upload as a vector: its weight, its loss, its weighted change of the model, and its method's sums.
 
     Weights are relative to ``unit``. With ``noise`` the vector consists of the clipped change and the clipped sums,
-    with the weight that ``weight`` returns for a number of samples. It excludes private parameters (``private``) and integer
-    buffers, which count batches.
+    with the weight that ``weight`` returns for a number of samples. It excludes private parameters (``private``) and
+    integer buffers, which count batches.
     """
 
     def __init__(

@@ -31,9 +31,9 @@ class SampleDP:
 
     ``clip`` is C. ``sampling``: ``poisson`` as above; ``fixed`` takes exactly min(B, n) samples; neighbouring
     clients then differ by the content of one sample, and more noise is needed. ``noise_multiplier`` sets z for all
-    clients; the run must then stay within ε for each of them. ``noise_seed``: with ``run``, the default of simulations, noise and
-    batches follow from the run's seed; with ``system``, the default on Flower, from a secret of the client's operating
-    system.
+    clients; the run must then stay within ε for each of them. ``noise_seed``: with ``run``, the default of
+    simulations, noise and batches follow from the run's seed; with ``system``, the default on Flower, from a secret of
+    the client's operating system.
     """
 
     epsilon: Positive
