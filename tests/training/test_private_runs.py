@@ -130,7 +130,7 @@ def test_delta_of_one_client_in_n_is_warned_of() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "sentence"),
     [
-        ("fedfomo", {}, "needs every client's upload by itself"),
+        ("fedfomo", {}, "needs single uploads"),
         ("ccvr", {}, "collects statistics of all clients' data"),
         ("scaffold", {}, "uploads sums besides the weights .* give one by clip_sums"),
         ("fedavg", {"clip_sums": 1.0}, "clip_sums is given, but fedavg uploads nothing"),

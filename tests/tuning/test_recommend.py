@@ -183,7 +183,7 @@ def test_the_command_takes_a_saved_federation(tmp_path: Path, monkeypatch: pytes
     for more, told in (
         (["--method", "fedntd"], "cannot be given, because recommend"),
         (["--seeds", "0"], "seeds is 0"),
-        (["--clients", "4"], "clients is given beside a federation file"),
+        (["--clients", "4"], "clients is given together with a federation file"),
     ):
         failed = runner.invoke(app, [*words, *more])
         assert failed.exit_code == 2

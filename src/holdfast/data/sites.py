@@ -73,9 +73,9 @@ def federation_from_sites(
         )
     if target is not None or options:
         given = "target" if target is not None else next(iter(options))
-        raise HoldfastError(f"{given} is an option for tables, and the sites' data are none")
+        raise HoldfastError(f"{given} is an option for tables, but the sites' data are not tables")
     if isinstance(test, str):
-        raise HoldfastError(f"test is '{test}'; of data that are no tables it must be a share, such as 0.2")
+        raise HoldfastError(f"test is '{test}'; for data other than tables it must be a share, such as 0.2")
     parts = {site: _dataset(source, site, test, seed) for site, source in sites.items()}
     return federate(concatenate(parts, name or "custom"), BySite(), seed=seed)
 

@@ -39,7 +39,7 @@ class SiteAccount:
         if spent > self.dp.epsilon:
             raise HoldfastError(
                 f"dp_samples: client {self.client} would spend epsilon {spent:.4g} in all with round {rounds}, more "
-                f"than its budget of {self.dp.epsilon:g}; it takes part no more"
+                f"than its budget of {self.dp.epsilon:g}; it takes part in no further round"
             )
         with files.writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)

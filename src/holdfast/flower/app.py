@@ -141,9 +141,7 @@ class AppConfig:
         with own.only_from(code_dir, self.advice):
             experiment = Experiment.from_mapping({"evaluate_locals": False, **given})
         if experiment.attack is not None:
-            raise HoldfastError(
-                "attack is for simulations; leave it out on Flower, where sites send what they send"
-            )
+            raise HoldfastError("attack is for simulations; leave it out on Flower, where clients are real")
         if experiment.secure is not None and experiment.evaluate_locals:
             raise HoldfastError(
                 "evaluate_locals needs every client's model at the server, and secure hides them; leave one of them out"

@@ -95,9 +95,7 @@ def costs_in_words(described: dict[str, Any]) -> dict[str, str]:
         "server": costs["server"] or "the mean alone",
         "public data": "needed on the server" if described["needs_public"] else "not needed",
         "leaves a client besides": privacy["leaves"] or "nothing",
-        "server sees": "every client's upload by itself"
-        if privacy["seen_alone"]
-        else "sums over clients only",
+        "server sees": "every single upload" if privacy["seen_alone"] else "sums over clients only",
     }
 
 

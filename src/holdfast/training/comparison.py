@@ -115,7 +115,7 @@ def compare(
             seeds = federation
         if settings:
             raise HoldfastError(
-                f"{next(iter(settings))} is given beside an Experiment, which contains it already"
+                f"{next(iter(settings))} is given together with an Experiment, which contains it already"
             )
     else:
         experiment = experiment_of(model, federation, settings)

@@ -172,7 +172,7 @@ class Experiment(ExperimentSettings):
                     else ""
                 )
                 raise HoldfastError(
-                    f"the {name} of this run came from Python, and no file can bring it back; continue it "
+                    f"the {name} of this run came from Python, which a file cannot restore; continue it "
                     f"with holdfast.train(..., resume=True){hint}"
                 )
 
@@ -186,7 +186,7 @@ class Experiment(ExperimentSettings):
     def _refuse_beside_federation(self, whole: str, allowed: Iterable[str] = ()) -> None:
         for name in FEDERATION_SETTINGS:
             if getattr(self, name) != DEFAULTS[name] and name not in allowed:
-                raise HoldfastError(f"{name} is given beside {whole}, which contains it already")
+                raise HoldfastError(f"{name} is given together with {whole}, which contains it already")
 
     # Files and settings ---------------------------------------------------------------------------------
 
@@ -263,7 +263,9 @@ class Experiment(ExperimentSettings):
         if not isinstance(self.data, str):
             own = self._own_data()
             if self.preprocess != DEFAULTS["preprocess"]:
-                raise HoldfastError(f"preprocess is given beside {own.name}, whose data set has its own")
+                raise HoldfastError(
+                    f"preprocess is given together with {own.name}, whose data set has its own"
+                )
             return own.load(self._partition_seed)
         name, _, domains = self.data.partition(":")
         if name != MIXED_DIGITS:
@@ -287,7 +289,9 @@ class Experiment(ExperimentSettings):
             seeded = () if self.data_is_fixed else ("partition_seed",)
             self._refuse_beside_federation(f"{self.data_name}, a federation", seeded)
             if self.federation is not None:
-                raise HoldfastError(f"federation is given beside {self.data_name}, which is a federation")
+                raise HoldfastError(
+                    f"federation is given together with {self.data_name}, which is a federation"
+                )
             return dataset
         if self.federation is not None:
             return Federation.load(self.federation, dataset)

@@ -41,8 +41,8 @@ def client_privacy(
     dp = parse_dp(settings.dp)
     if settings.max_update_ratio is not None:
         raise HoldfastError(
-            "max_update_ratio cannot be combined with dp: one client would move the median, and by it the updates of "
-            "others in and out of the sum; clipping bounds every client's influence, or use max_update_norm"
+            "max_update_ratio cannot be combined with dp: one client could change the median, and thereby which "
+            "other updates are in the sum; clipping bounds every client's influence, or use max_update_norm"
         )
     _refuse_unprotected(method, context, federation)
     sums = _side_sums(method, context, data, settings)
@@ -69,7 +69,7 @@ def _refuse_unprotected(method: Method, context: RunContext, federation: Federat
     """Raise an error if the run would publish values that are neither clipped nor noised."""
     if method.keeps_uploads:
         raise HoldfastError(
-            f"dp: {method.name} needs every client's upload by itself, and differential privacy gives the server "
+            f"dp: {method.name} needs single uploads, and differential privacy gives the server "
             "noisy sums alone; choose another method"
         )
     if method.overrides("final_statistics"):

@@ -39,7 +39,7 @@ def check_robustness(method: Method, context: RunContext, settings: Settings, fe
         )
     if method.keeps_uploads:
         raise HoldfastError(
-            f"robust: {method.name} also uses every client's upload by itself, which a robust mean does not protect; "
+            f"robust: {method.name} also uses single uploads, which a robust mean does not protect; "
             "choose another method"
         )
 
@@ -52,7 +52,7 @@ def _check_tolerance(settings: Settings, hostile: int, per_round: int) -> None:
     most = robust.tolerated(per_round)
     if hostile > most:
         warnings.warn(
-            f"about {hostile} attackers are to be expected among the {per_round} clients of a round, and "
+            f"about {hostile} attackers are expected among the {per_round} clients of a round, and "
             f"{robust.name} withstands {most}",
             HoldfastWarning,
             stacklevel=5,

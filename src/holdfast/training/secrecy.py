@@ -21,8 +21,8 @@ def check_secrecy(method: Method, settings: Settings, federation: Federation) ->
     secure = parse_secure(settings.secure)
     if method.keeps_uploads:
         raise HoldfastError(
-            f"secure: {method.name} needs every client's upload by itself, and secure aggregation gives the server "
-            "their sum alone; choose another method"
+            f"secure: {method.name} needs single uploads, and secure aggregation gives the server "
+            "only their sum; choose another method"
         )
     for name, why in (
         ("robust", "a robust mean compares single updates"),

@@ -138,7 +138,7 @@ def recommend(
     if isinstance(model, Experiment):
         if federation is not None or settings:
             given = "federation" if federation is not None else next(iter(settings))
-            raise HoldfastError(f"{given} is given beside an Experiment, which contains it already")
+            raise HoldfastError(f"{given} is given together with an Experiment, which contains it already")
         experiment = model
     else:
         experiment = experiment_of(model, federation, {"rounds": ROUNDS, **settings})

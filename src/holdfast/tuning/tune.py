@@ -222,7 +222,7 @@ def tune(
                 if federation is not None
                 else next(iter(settings))
             )
-            raise HoldfastError(f"{given} is given beside an Experiment, which contains it already")
+            raise HoldfastError(f"{given} is given together with an Experiment, which contains it already")
         experiment = method
     else:
         if model is None or federation is None:

@@ -81,7 +81,7 @@ def summarise(transformer: Transformer, rows: np.ndarray) -> Summary:
         ):
             raise HoldfastError(
                 f"{kind} is fitted across sites with the categories found there; leave categories, min_frequency and "
-                "max_categories at their defaults, or hand it in fitted"
+                "max_categories at their defaults, or pass it fitted"
             )
         return {"values": [Counter(_plain(column)) for column in np.asarray(rows).T]}
     if kind == "SimpleImputer":
@@ -99,7 +99,7 @@ def summarise(transformer: Transformer, rows: np.ndarray) -> Summary:
     if not _needs_fit(transformer):
         return {}
     raise HoldfastError(
-        f"{kind} cannot be fitted on sums and counts of the sites; hand it in fitted, or take one of {CAN_BE_FITTED}"
+        f"{kind} cannot be fitted on sums and counts of the sites; pass it fitted, or take one of {CAN_BE_FITTED}"
     )
 
 
