@@ -454,7 +454,7 @@ RUN = ["run", "--clients", "5"]
         (["compare", "fedavg", "none.py:Mine", "--clients", "5"], "to take a method from"),
         (["compare", "fedavg", "fedavg", "--clients", "5"], "named twice"),
         (["compare", "fedavg", "--set", "method.beta=1", "--clients", "5"], "fedavg fedntd:beta=0.5"),
-        (["compare", "fedavg", "--method", "fedntd", "--clients", "5"], "'--method fedntd' has no place"),
+        (["compare", "fedavg", "--method", "fedntd", "--clients", "5"], "'--method fedntd' cannot be given"),
         (["compare", "fedavg", "--target", "50", "--clients", "5"], "target is 50.0; it is an accuracy"),
         (["diagnose", "nowhere.csv"], "cannot read 'nowhere.csv'"),
         (["diagnose", "nowhere"], "cannot read 'nowhere'"),

@@ -81,7 +81,7 @@ def test_a_secure_sum_is_the_plain_average_to_quantisation(bits: int, tmp_path: 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"method": "fedfomo"}, "needs every client's upload by itself"),
+        ({"method": "fedfomo"}, "needs single uploads"),
         ({"method": "fedmlp"}, "reads how many samples of each class the clients hold"),
         ({"robust": "median"}, "secure cannot be combined with robust"),
         ({"evaluate_locals": True}, "evaluate_locals needs every client's model at the server"),

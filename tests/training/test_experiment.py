@@ -81,7 +81,7 @@ def test_settings_are_changed_by_their_paths():
         ({"stream": "5,chunks=maybe"}, "chunks of a stream must be true or false, not 'maybe'"),
         ({"stream": "5,cumul=true"}, "unknown option of stream 'cumul'; did you mean cumulative"),
         ({"data": ["a"]}, "data is"),
-        ({"federation": "f.json", "clients": 3}, "clients is given beside a federation file"),
+        ({"federation": "f.json", "clients": 3}, "clients is given together with a federation file"),
         ({"data": {"name": "mine", "own": True}}, "the data of this run came from Python"),
         ({"partition": {"name": "given"}}, "the partition of this run came from Python"),
     ],

@@ -274,13 +274,16 @@ def test_experiments_that_cannot_be(code, values, sentence):
         ),
         (
             {"data": "CODE:sites", "clients": 4},
-            r"clients is given beside code\.py:sites, a federation, which contains",
+            r"clients is given together with code\.py:sites, a federation, which contains",
         ),
-        ({"data": "CODE:whole", "partition_seed": 4}, r"partition_seed is given beside code\.py:whole"),
-        ({"data": "CODE:whole", "federation": "f.json"}, r"federation is given beside code\.py:whole"),
+        (
+            {"data": "CODE:whole", "partition_seed": 4},
+            r"partition_seed is given together with code\.py:whole",
+        ),
+        ({"data": "CODE:whole", "federation": "f.json"}, r"federation is given together with code\.py:whole"),
         (
             {"data": "CODE:data", "preprocess": "fedntd", "clients": 2},
-            r"preprocess is given beside code\.py:data",
+            r"preprocess is given together with code\.py:data",
         ),
     ],
 )
@@ -441,7 +444,9 @@ def test_comparisons_of_objects_that_cannot_be_made(methods, changes, sentence):
 
 
 def test_settings_beside_an_experiment_are_refused():
-    with pytest.raises(hf.HoldfastError, match="lr is given beside an Experiment, which contains it already"):
+    with pytest.raises(
+        hf.HoldfastError, match="lr is given together with an Experiment, which contains it already"
+    ):
         hf.compare(["fedavg"], hf.Experiment(data=split), 1, lr=0.1)
     found = hf.compare(
         {"one": "fedavg"}, hf.Experiment(data=DATA, model="linear", clients=3, **SHORT), seeds=1

@@ -136,7 +136,7 @@ def test_a_client_whose_values_are_out_of_range_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"method": "fedfomo"}, "needs every client's upload by itself"),
+        ({"method": "fedfomo"}, "needs single uploads"),
         ({"method": "fedmlp"}, "reads how many samples of each class the clients hold"),
         ({"method": "fedka"}, "sends samples of the clients to others"),
         ({"robust": "median"}, "cannot be combined with robust: a robust mean compares single updates"),

@@ -181,9 +181,9 @@ def test_the_command_takes_a_saved_federation(tmp_path: Path, monkeypatch: pytes
     assert len(described["table"]) == 5
     assert described["method"] == described["table"][0]["method"]
     for more, told in (
-        (["--method", "fedntd"], "has no place in a recommendation"),
+        (["--method", "fedntd"], "cannot be given, because recommend"),
         (["--seeds", "0"], "seeds is 0"),
-        (["--clients", "4"], "clients is given beside a federation file"),
+        (["--clients", "4"], "clients is given together with a federation file"),
     ):
         failed = runner.invoke(app, [*words, *more])
         assert failed.exit_code == 2

@@ -222,7 +222,7 @@ def test_what_no_run_can_be_is_refused_before_training(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(HoldfastError, match="model is missing"):
         hf.tune("fedavg", space=["lr=0.1..1"])
-    with pytest.raises(HoldfastError, match="rounds is given beside an Experiment"):
+    with pytest.raises(HoldfastError, match="rounds is given together with an Experiment"):
         hf.tune(hf.Experiment(), space=["lr=0.1..1"], rounds=3)
     with pytest.raises(HoldfastError, match="final_seeds is -1"):
         tune(final_seeds=-1)

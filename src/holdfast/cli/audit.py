@@ -29,8 +29,8 @@ def verify(
 ) -> None:
     """Check that a run's audit log is whole and agrees with the run's other files.
 
-    Prints the hash of the last line, which stands for the whole log: note it where nobody can change it. Exits with
-    code 1 and the first thing that does not fit if the log or another file was changed.
+    Prints the hash of the last line, which identifies the whole log; store it where nobody can change it. If the log or
+    another file was changed, prints the first difference and exits with code 1.
 
     Example:  holdfast audit verify runs/x
     """

@@ -22,7 +22,7 @@ def check(
 ) -> None:
     """Check that a method gives the same results on every engine, in any order of clients, and after a kill.
 
-    Exits with code 1 if it does not, and names what differs and why.
+    Prints what differs and why, and exits with code 1, if the check fails.
 
     Example:  holdfast check fedntd --model mlp:16 --data digits
     """

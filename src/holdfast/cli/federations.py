@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Save = Annotated[Path | None, typer.Option(help="Save the federation, for use with --federation.")]
 Draw = Annotated[Path | None, typer.Option(help="Draw it to a .png, .svg or .pdf file.")]
 
-FAR = 0.3  # distance beyond which a published setting is no guide to a federation
+FAR = 0.3  # distance above which a published setting is not comparable with a federation
 
 MEASURES = {
     "label_skew": "label skew (0: all clients alike, 1: nothing in common)",
@@ -78,9 +78,9 @@ def diagnose(
 ) -> None:
     """Measure how heterogeneous a federation is, and print the most similar published setting and its best methods.
 
-    A .csv file has a row for each client and a column for each class, with numbers of samples. A header row is
-    skipped, also one of 0, 1, 2, …; so is a first column of client names: words, a column called client, site, id
-    or nothing, or one with another name that counts 0, 1, 2, …  Methods are ranked by measured results only.
+    A .csv file has one row per client and one column per class; cells are numbers of samples. A header row is skipped,
+    also if it is 0, 1, 2, …  A first column of client names is skipped, too: one of words, one with the header client,
+    site, id or none, or one that counts 0, 1, 2, …  Methods are ranked by measured results only.
 
     Example:  holdfast diagnose label_counts.csv
     """
@@ -121,7 +121,7 @@ def diagnose(
 
 
 def _best(ranking: Ranking, count: int = 3) -> str:
-    """The best methods of a ranking, and FedAvg if it is not among them, each with its place."""
+    """The best methods of a ranking, and FedAvg if it is not among them, each with its rank."""
     texts = []
     for place, score in enumerate(ranking.scores, 1):
         if place <= count or score.method == "fedavg":

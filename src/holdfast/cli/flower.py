@@ -20,7 +20,9 @@ flower = typer.Typer(
 
 @flower.command()
 def new(
-    folder: Annotated[Path, typer.Argument(metavar="NAME", help="A new folder; the app takes its name.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="NAME", help="A new folder; its name becomes the app's name.")
+    ],
 ) -> None:
     """Write a complete Flower app, with settings for the data and the training.
 
@@ -35,7 +37,7 @@ def new(
 
 @flower.command()
 def certificates(
-    folder: Annotated[Path, typer.Argument(help="Where to write them.")] = Path("certificates"),
+    folder: Annotated[Path, typer.Argument(help="The folder to write to.")] = Path("certificates"),
     host: Annotated[
         list[str] | None, typer.Option(help="A host name or address of the server; can be repeated.")
     ] = None,

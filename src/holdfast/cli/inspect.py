@@ -92,7 +92,7 @@ def export(
 
     .pt, .safetensors: the final weights.  .pt2, .onnx: the final model as a program of torch.export or ONNX, from
     preprocessed samples to scores with any batch size, which runs without Holdfast.  .csv: one line for each round.
-    .md: a model card, with what was trained, how and with what result.
+    .md: a model card with the data, the settings and the results.
 
     Example:  holdfast export runs/x model.pt2
     """
@@ -120,7 +120,7 @@ def report(
         Path | None, typer.Option(help="The page (default: report.html in the first directory).")
     ] = None,
 ) -> None:
-    """Write a self-contained HTML page about one run, or comparing several.
+    """Write a self-contained HTML report of one run, or a comparison of several.
 
     Example:  holdfast report runs/fedavg runs/fedntd --out report.html
     """
@@ -150,7 +150,7 @@ def table(
     runs: RunsArgument,
     format: Annotated[str, typer.Option(help="markdown, latex or csv.")] = "markdown",
 ) -> None:
-    """Print the leaderboard of runs as a table for a paper.
+    """Print a table of runs, best first, for a paper.
 
     Example:  holdfast table runs/comparison --format latex
     """
@@ -167,7 +167,7 @@ def ui(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = DASHBOARD_PORT,
     token: Annotated[str | None, typer.Option(help="The token for access from other machines.")] = None,
 ) -> None:
-    """Serve a dashboard that shows runs live while they train, read-only.
+    """Serve a read-only dashboard that shows runs while they train.
 
     Example:  holdfast ui runs
     """

@@ -21,28 +21,29 @@ if TYPE_CHECKING:
 
 def leaderboard(
     protocol: Annotated[
-        str | None, typer.Argument(help="Such as digits, or all; without it, the list of protocols.")
+        str | None, typer.Argument(help="A protocol, such as digits, or all (default: list the protocols).")
     ] = None,
-    methods: Annotated[str | None, typer.Option(help="Some methods, such as fedavg,fedntd.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these methods, such as fedavg,fedntd.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     workers: Annotated[int, typer.Option(help="Number of parallel processes on the device.")] = 1,
     time_limit: Annotated[
-        float | None, typer.Option(help="Seconds; runs that take longer go on from checkpoints next time.")
+        float | None,
+        typer.Option(help="Seconds after which the command stops; repeat it to continue."),
     ] = None,
     results: Annotated[Path, typer.Option(help="Directory of stored results.")] = Path("results/leaderboard"),
-    work: Annotated[Path, typer.Option(help="Directory of runs and leases.")] = Path("runs/leaderboard"),
+    work: Annotated[Path, typer.Option(help="Working directory of the runs.")] = Path("runs/leaderboard"),
     status: Annotated[
-        bool, typer.Option("--status", help="Run nothing, only show what has been run.")
+        bool, typer.Option("--status", help="Only print which runs are finished; run nothing.")
     ] = False,
     page: Annotated[
         Path | None, typer.Option(help="Write the page of all protocols, such as docs/leaderboard.md.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tune every method by the same rule on validation samples, run it with other seeds, and print how all stand.
+    """Tune every method by the same rule on validation samples, train it with new seeds, and print the ranking.
 
-    Only what has no result yet is run. The command can be stopped at any time: finished runs are stored, the others
-    continue from their checkpoints.
+    Only missing results are computed. The command can be stopped at any time: finished runs are stored, and the
+    others continue from their checkpoints when it is repeated.
 
     Example:  holdfast leaderboard digits --workers 2
     """
@@ -78,9 +79,9 @@ def _run(
     protocol: Protocol, methods: str | None, lenient: bool, device: str, workers: int, deadline: float | None,
     results: Path, work: Path,
 ) -> bool:  # fmt: skip
-    """Run what is missing of a protocol; returns whether all of it could be run.
+    """Compute the missing results of a protocol; returns whether all could be computed.
 
-    ``lenient``: whether a protocol without its data is skipped with a line, instead of an error.
+    ``lenient``: whether a protocol whose data is missing is skipped with a message instead of an error.
     """
     from holdfast.core.device import choose_device
     from holdfast.papers.published import select

@@ -1,4 +1,4 @@
-"""The settings of an experiment as options of commands, written once."""
+"""The settings of an experiment as options of commands."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 FEDERATION_OPTIONS = ("data", "seed", "federation", *FEDERATION_SETTINGS)
 
 File = Annotated[
-    Path | None, typer.Argument(metavar="EXPERIMENT.YAML", help="An experiment file; options add to it.")
+    Path | None,
+    typer.Argument(metavar="EXPERIMENT.YAML", help="An experiment file; options override its settings."),
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, such as partition.alpha=0.5."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set one setting, such as partition.alpha=0.5; can be repeated."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
@@ -35,7 +38,7 @@ def with_settings(
 ) -> Callable[[Command], Command]:
     """Give a command the settings ``names`` (all by default) as options; it gets those that were given.
 
-    Its help does not show ``hidden`` ones, which it takes only to refuse them in words of its own.
+    Its help does not show ``hidden`` ones, which it accepts only to raise an error of its own.
     """
 
     def decorate(command: Command) -> Command:

@@ -1,4 +1,4 @@
-"""``recommend``: which method to take for a federation."""
+"""``recommend``: choose a method for a federation."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def recommend(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Train a few methods for a short time on a federation, and print which to take and how sure that is.
+    """Train a few methods briefly on a federation, and print the best one with its confidence.
 
-    The methods are the recipe, FedAvg, and the three that did best where label counts were most similar, trained for 30
-    rounds unless --rounds is given. They are judged on validation samples, another share of each client's samples
-    (--validation, 0.1 by default) for each seed. The command can be stopped and repeated.
+    The candidates are the recipe, FedAvg, and the three best methods of measured settings with similar label counts.
+    They are trained for 30 rounds unless --rounds is given, and compared on validation samples: a share of each
+    client's samples (--validation, 0.1 by default) that each seed draws anew. Repeat an interrupted command to continue
+    it.
 
     Example:  holdfast recommend --data digits --partition dirichlet:0.1 --clients 5 --model linear
     --rounds 20 --seeds 2
@@ -51,7 +52,7 @@ def recommend(
 
     if "method" in settings:
         raise HoldfastError(
-            f"--method {settings['method']} has no place in a recommendation, which chooses the methods; compare "
+            f"--method {settings['method']} cannot be given, because recommend chooses the methods; compare "
             f"others with holdfast compare fedavg {settings['method']}"
         )
     experiment = _experiment(file, settings, changes)

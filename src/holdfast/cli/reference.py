@@ -38,7 +38,7 @@ def methods(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the methods with their costs and measured accuracy, or explain one; those of installed packages included.
+    """List the methods, including those of installed packages, with costs and measured accuracy, or explain one.
 
     Example:  holdfast methods fedntd
     """
@@ -93,7 +93,7 @@ def _print_method(method: dict[str, Any]) -> None:
 
 
 def datasets(as_json: Json = False) -> None:
-    """List the data sets known by name, with the folders in which their files were found.
+    """List the built-in data sets and the folders in which their files were found.
 
     Example:  holdfast datasets --json
     """
@@ -126,7 +126,7 @@ def datasets(as_json: Json = False) -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Print the capabilities of this machine: versions, device, and engines with the optimisations they use.
+    """Print the versions, the device, and the engines of this machine with their optimisations.
 
     Example:  holdfast doctor
     """

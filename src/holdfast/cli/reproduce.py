@@ -31,23 +31,28 @@ DATA_HINT = "Data sets are looked up in HOLDFAST_DATA; docs/data.md lists the fi
 
 def reproduce(
     table: Annotated[
-        str | None, typer.Argument(help="Such as fedntd/table1, or fedntd for all; without it, the list.")
+        str | None,
+        typer.Argument(
+            help="A table, such as fedntd/table1, or a paper, such as fedntd (default: list them)."
+        ),
     ] = None,
-    columns: Annotated[str | None, typer.Option(help="Some columns, such as cifar10:s=2,mnist.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Some methods, such as fedavg,fedntd.")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Only these columns, such as cifar10:s=2,mnist.")
+    ] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these methods, such as fedavg,fedntd.")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Seeds of each cell (default: run one, show all that have been run)."),
+        typer.Option(help="Number of seeds of each cell (default: run one, print all that are stored)."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     workers: Annotated[int, typer.Option(help="Number of parallel processes.")] = 1,
     time_limit: Annotated[
-        float | None, typer.Option(help="Seconds; start no cell that would probably end later.")
+        float | None, typer.Option(help="Seconds; no cell is started that is expected to end later.")
     ] = None,
     results: Annotated[Path, typer.Option(help="Directory of stored results.")] = Path("results"),
-    work: Annotated[Path, typer.Option(help="Directory of runs and leases.")] = Path("runs/reproduce"),
+    work: Annotated[Path, typer.Option(help="Working directory of the runs.")] = Path("runs/reproduce"),
     status: Annotated[
-        bool, typer.Option("--status", help="Run nothing, only show what has been run.")
+        bool, typer.Option("--status", help="Only print which runs are finished; run nothing.")
     ] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Test every table on tiny synthetic data.")] = False,
     page: Annotated[
@@ -66,7 +71,7 @@ def reproduce(
     selection = {"TABLE": table, "--columns": columns, "--methods": methods, "--time-limit": time_limit}
     given = [name for name, value in selection.items() if value is not None]
     if of_all_tables and given:
-        raise HoldfastError(f"{of_all_tables} covers every table; leave out {given[0]}")
+        raise HoldfastError(f"{of_all_tables} applies to all tables; leave out {given[0]}")
     if table is None and given:
         raise HoldfastError(f"{given[0]} is given without a table; name one, such as fedntd/table1")
     if time_limit is not None and not time_limit > 0:
@@ -154,7 +159,7 @@ def _overview(
 def _leases(work: Path) -> list[Lease]:
     from holdfast.sweeps.queue import FOLDER, Queue
 
-    return Queue(work).leases() if (work / FOLDER).exists() else []  # looking must not create a directory
+    return Queue(work).leases() if (work / FOLDER).exists() else []  # listing must not create the directory
 
 
 # One or several tables -------------------------------------------------------------------------------------

@@ -56,12 +56,12 @@ def run(
 
 def resume(
     run: Annotated[Path, typer.Argument(help="The directory of a run.")],
-    rounds: Annotated[int | None, typer.Option(help="Train to this number of rounds instead.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="New total number of rounds.")] = None,
     device: Annotated[str | None, typer.Option(help="Continue on another device: cpu or cuda.")] = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Continue an interrupted run, or train a run for more rounds than it was begun with.
+    """Continue an interrupted run, or train a finished run for more rounds.
 
     On the same machine the result has the same bits as without the interruption, and with --rounds from the beginning.
 
@@ -81,8 +81,12 @@ def resume(
 
 @with_settings(hidden=("method",))
 def compare(
-    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="The first is the baseline.")],
-    experiment: Annotated[Path | None, typer.Option(help="An experiment file; options add to it.")] = None,
+    methods: Annotated[
+        list[str], typer.Argument(metavar="METHOD...", help="The methods; the first is the baseline.")
+    ],
+    experiment: Annotated[
+        Path | None, typer.Option(help="An experiment file; options override its settings.")
+    ] = None,
     changes: Changes = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds, from --seed on.")] = 3,
     target: Annotated[
@@ -95,7 +99,7 @@ def compare(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Train every method with every seed, and test which is better than the first by more than chance.
+    """Train every method with every seed, and test which differ significantly from the first.
 
     When the command is repeated, finished runs are read and interrupted ones continue.
 
@@ -126,7 +130,7 @@ def _refuse_method_setting(methods: list[str], settings: dict[str, Any], changes
     if "method" in settings or of_method:
         given = f"--set {of_method[0]}" if of_method else f"--method {settings['method']}"
         raise HoldfastError(
-            f"'{given}' has no place in a comparison: write methods with their parameters in its list, such as "
+            f"'{given}' cannot be given with compare; write methods with their parameters as arguments, such as "
             f"holdfast compare {methods[0]} fedntd:beta=0.5"
         )
 

@@ -26,7 +26,9 @@ SETTING = re.compile(r"^[\w.]+=")  # a method's text has a colon before its firs
 def tune(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METHOD [KEY=VALUES...]", help="The method, and more of --space."),
+        typer.Argument(
+            metavar="METHOD [KEY=VALUES...]", help="The method; further arguments extend --space."
+        ),
     ] = None,
     space: Annotated[
         list[str] | None,
@@ -34,11 +36,16 @@ def tune(
             metavar="KEY=VALUES", help="A setting to vary: lr=0.003..0.1:log or method.beta=[0.5,1]."
         ),
     ] = None,
-    experiment: Annotated[Path | None, typer.Option(help="An experiment file; options add to it.")] = None,
+    experiment: Annotated[
+        Path | None, typer.Option(help="An experiment file; options override its settings.")
+    ] = None,
     changes: Changes = None,
     budget: Annotated[int, typer.Option(help="Number of settings to try.")] = 30,
     final_seeds: Annotated[
-        int, typer.Option(help="Runs with the best settings on all training samples, tested on the test set.")
+        int,
+        typer.Option(
+            help="Number of runs with the best settings on all training samples, tested on the test set."
+        ),
     ] = 0,
     workers: Workers = 1,
     out: Annotated[Path, typer.Option(help="Directory of the search.")] = Path("runs/tune"),
@@ -48,9 +55,9 @@ def tune(
 ) -> None:
     """Search for the best settings of a method, judged on validation samples.
 
-    All settings are trained for a ninth of the rounds, the best third of them for a third, the best third of these for
-    all. They are judged on the share --validation of each client's samples, 0.1 by default; only --final-seeds uses the
-    test set. The command can be stopped at any time: repeated, it reads finished trials and continues others.
+    All settings are trained for a ninth of the rounds, the best third of them for a third of the rounds, and the best
+    third of these for all rounds. They are compared on validation samples, a share --validation of each client's
+    samples (0.1 by default). Only --final-seeds uses the test set. Repeat an interrupted command to continue it.
 
     Example:  holdfast tune fedntd --space method.beta=0.1..10:log lr=0.03..1:log
     --data digits --clients 5 --model linear --rounds 18 --budget 9

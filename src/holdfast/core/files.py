@@ -1,4 +1,4 @@
-"""Atomic file writes, and errors of the file system as `HoldfastError`."""
+"""Atomic file writes, and conversion of file system errors to `HoldfastError`."""
 
 import errno
 import json
@@ -46,7 +46,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def existing(path: str | Path) -> Path | None:
-    """The path, with ``~`` replaced by the home directory, if it exists; None also for what no path can be."""
+    """The path, with ``~`` replaced by the home directory, if it exists; None also for an invalid path."""
     try:
         found = Path(path).expanduser()
         return found if found.exists() else None

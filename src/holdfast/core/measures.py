@@ -1,4 +1,4 @@
-"""The measures by which runs are judged, for readers of their records."""
+"""The measures of runs: names, directions and formats of metrics in records."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 LESS_IS_BETTER = frozenset({"mae", "rmse", "ece", "perplexity", "loss"})
-"""Metrics of which less is better."""
+"""Metrics for which lower values are better."""
 
 SCORES = {"regression": "mae", "counts": "mae", "survival": "concordance"}
-"""The metric by class of tasks that have another one than accuracy."""
+"""The metric by class of tasks without an accuracy."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Measure:
 
     @property
     def sign(self) -> int:
-        """What to multiply values by, so that more is better."""
+        """The factor, 1 or -1, with which higher values are better."""
         return -1 if self.less_is_better else 1
 
     @property
@@ -62,12 +62,12 @@ VALIDATION = "validation."
 
 
 def measures(experiment: Mapping[str, Any]) -> list[Measure]:
-    """The metrics of a run, the one by which it is judged first; accuracy for runs that do not record them."""
+    """The metrics of a run, the primary one first; accuracy for runs that do not record them."""
     return [_measure(one) for one in experiment.get("metrics") or ["accuracy"]]
 
 
 def primary_measure(experiment: Mapping[str, Any]) -> Measure:
-    """The metric by which a run is judged: the first of its metrics."""
+    """The primary metric of a run: the first of its metrics."""
     return measures(experiment)[0]
 
 

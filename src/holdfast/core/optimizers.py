@@ -1,6 +1,6 @@
 """The optimisers of local training by name, with their options.
 
-What they have in common are settings of the run: the learning rate, ``momentum`` and ``weight_decay``.
+Their common options are settings of the run: the learning rate, ``momentum`` and ``weight_decay``.
 """
 
 from __future__ import annotations
@@ -128,6 +128,6 @@ def description(optimizer: Mapping[str, Any] | str | Factory) -> dict[str, Any]:
 
 
 def factory_name(factory: Factory) -> str:
-    """How a factory is called in messages and in experiment.yaml."""
+    """The name of a factory in messages and in experiment.yaml."""
     inner = getattr(factory, "func", factory)  # of a functools.partial
     return str(getattr(inner, "__name__", type(inner).__name__))

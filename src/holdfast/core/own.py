@@ -1,4 +1,4 @@
-"""The user's own code by reference: ``mine.py:Mine``, ``package.module:Mine``, or the name of an entry point.
+"""References to user-defined code: ``mine.py:Mine``, ``package.module:Mine``, or the name of an entry point.
 
 A reference is recorded as plain values, ``{"name": "mine.py:Mine", "file": "/home/me/mine.py", "sha256": "…"}``, by
 which a run is resumed from the command line. Code is loaded again only if its file still has the recorded hash.
@@ -42,7 +42,7 @@ _known: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()  # where objects come
 
 @dataclass(frozen=True)
 class Code:
-    """An object of the user's own code, and where it comes from."""
+    """A user-defined object and its source."""
 
     value: Any
     name: str  # the reference: ``mine.py:Mine``, ``package.module:Mine`` or an entry point's name
@@ -57,7 +57,7 @@ class Code:
 
 @dataclass(frozen=True)
 class _Folder:
-    """The only folder that code may be loaded from, if any, and what a refusal advises."""
+    """The only folder from which code may be loaded, if any, and the advice in the error."""
 
     path: Path | None
     advice: str
@@ -68,7 +68,7 @@ _folder: ContextVar[_Folder | None] = ContextVar("folder", default=None)
 
 @contextmanager
 def only_from(folder: Path | None, advice: str) -> Iterator[None]:
-    """Load files from ``folder`` alone and no modules by import path; ``advice`` ends the sentence of a refusal.
+    """Allow code only from files in ``folder``, not by import path; ``advice`` ends the error for other code.
 
     For references that come from another machine. Entry points of installed packages are still found.
     """
@@ -101,7 +101,7 @@ def find(
 ) -> Code | None:
     """The object that a reference names; None if the name is no reference and no entry point.
 
-    ``what`` is its kind: ``method``, ``model`` or ``data set``. A file without a name stands for its only object that
+    ``what`` is its kind: ``method``, ``model`` or ``data set``. A file without a name refers to its only object that
     ``fits``. A recorded ``sha256`` must be that of the file.
     """
     name, expected = str(description["name"]), description.get("sha256")
@@ -245,10 +245,9 @@ def _defined_in(module: ModuleType, value: object) -> bool:
 
 
 def code_of(value: Any) -> Code | None:
-    """Where a class or a function can be found again; None if no file or import path leads to it.
+    """The reference to a class or a function; None if it cannot be loaded from a file or an import path.
 
-    Such are those defined in a function or a notebook, and those of a script that does not guard what it runs by
-    ``if __name__ == "__main__"``.
+    This is the case in functions, in notebooks, and in scripts without an ``if __name__ == "__main__"`` guard.
     """
     if not (isclass(value) or isfunction(value)):
         return None
@@ -306,7 +305,7 @@ def hashes(description: Any) -> dict[str, str]:
 def accepted(
     function: Callable[..., Any], name: str, given: Collection[str], options: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Those of the arguments ``given`` that a function names; raises if ``options`` and these do not fit it."""
+    """The arguments in ``given`` that a function accepts; raises an error if ``options`` and these do not fit it."""
     try:
         parameters = signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -338,7 +337,7 @@ def accepted(
 
 
 def call(function: Callable[..., Any], name: str, arguments: Mapping[str, Any]) -> Any:
-    """The result of a function of the user's own; its error becomes a sentence with the line."""
+    """The result of a user-defined function; its error is raised as a sentence with the line."""
     body = vars(function).get("__init__") if isclass(function) else function
     path = getattr(getattr(body, "__code__", None), "co_filename", None)
     with _errors(f"{name} fails", None if path is None else Path(path)):

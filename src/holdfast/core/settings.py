@@ -24,10 +24,10 @@ from holdfast.core.spec import (
 DEFAULT_PARTITION = "dirichlet:0.1"
 
 Described = str | Mapping[str, Any]
-"""A thing as text, ``fedntd:beta=0.5``, or as a mapping, ``{name: fedntd, beta: 0.5}``."""
+"""A description as text, ``fedntd:beta=0.5``, or as a mapping, ``{name: fedntd, beta: 0.5}``."""
 
 Given = Described | Any
-"""A thing described, or the Python object itself; `Experiment` checks which."""
+"""A description, or the Python object itself; `Experiment` checks which."""
 
 
 class HelpGroup(Enum):
@@ -42,12 +42,12 @@ class HelpGroup(Enum):
 
 
 class Role(Enum):
-    """What a setting decides."""
+    """What a setting affects."""
 
     SOURCE = auto()  # the samples
-    FEDERATION = auto()  # who holds which samples, and when
+    FEDERATION = auto()  # the assignment of samples to clients and stages
     RESULT = auto()  # the result; it cannot change when a run is resumed
-    LIMIT = auto()  # when a round is given up; it may change when a run is resumed
+    LIMIT = auto()  # when a round ends or fails; it may change when a run is resumed
     MACHINE = auto()  # where a run is computed and saved; results agree up to rounding
 
 
@@ -58,7 +58,7 @@ def setting(group: HelpGroup, help: str, default: Any = MISSING, role: Role = Ro
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a run is trained: the schedule and the optimiser.
+    """The training settings of a run: schedule, optimiser, privacy and tests.
 
     The learning rate in round t (from 1) is ``lr * lr_decay ** (t - 1)``, times the factor of ``lr_schedule``.
     """
@@ -69,7 +69,7 @@ class Settings:
     )
     sampling: Literal["random", "cyclic"] = setting(
         HelpGroup.SCHEDULE,
-        "How clients are sampled: random, or cyclic: each once, in a new order, before any returns.",
+        "How clients are sampled: random, or cyclic (each client once, in random order, before any is sampled again).",
         "random",
     )
     local_epochs: Annotated[int | float, Range(gt=0)] = setting(
@@ -81,12 +81,12 @@ class Settings:
     batch_size: PositiveCount = setting(HelpGroup.SCHEDULE, "Samples in each local step.", 32)
     micro_batch_size: Annotated[int, Range(ge=1, unit="sample")] | None = setting(
         HelpGroup.SCHEDULE,
-        "Samples whose gradient is computed at once; a batch's is accumulated (default: all).",
+        "Samples per forward and backward pass; gradients are accumulated over the batch (default: the whole batch).",
         None,
     )
     drop_last: bool = setting(
         HelpGroup.SCHEDULE,
-        "Leave out an epoch's last batch if it is not full, unless it is the only one.",
+        "Skip the last batch of an epoch if it is not full, unless it is the only batch.",
         False,
     )
     lr: Positive = setting(
@@ -95,77 +95,88 @@ class Settings:
         None,
     )
     lr_decay: PositiveFraction = setting(
-        HelpGroup.SCHEDULE, "Factor by which the learning rate changes after each round.", 1.0
+        HelpGroup.SCHEDULE, "Factor that multiplies the learning rate after each round.", 1.0
     )
     lr_schedule: Described = setting(
         HelpGroup.SCHEDULE,
-        "Further factor of the learning rate: constant, exponential:gamma=0.99, step:every=30,gamma=0.1, "
-        "cosine:final=0.01; each with warmup=5, over=steps.",
+        "Learning-rate schedule, applied in addition to lr_decay: constant, exponential:gamma=0.99, "
+        "step:every=30,gamma=0.1 or cosine:final=0.01; options of each: warmup=5, over=steps.",
         "constant",
     )
     optimizer: Described | Factory = setting(
         HelpGroup.SCHEDULE,
-        "Optimiser of local steps: sgd, sgd:nesterov=true, adam:betas=[0.9,0.99], adamw, rmsprop, adagrad.",
+        "Optimiser of the clients: sgd, sgd:nesterov=true, adam:betas=[0.9,0.99], adamw, rmsprop or adagrad.",
         "sgd",
     )
-    momentum: Momentum = setting(HelpGroup.SCHEDULE, "Momentum of the optimisers sgd and rmsprop.", 0.0)
+    momentum: Momentum = setting(HelpGroup.SCHEDULE, "Momentum of the sgd and rmsprop optimisers.", 0.0)
     keep_optimizer: bool = setting(
         HelpGroup.SCHEDULE,
-        "Keep a client's momentum and moments from one of its rounds to the next.",
+        "Keep each client's optimiser state between the rounds in which it takes part.",
         False,
     )
     weight_decay: NonNegative = setting(HelpGroup.SCHEDULE, "Weight decay of the optimiser.", 0.0)
-    max_grad_norm: Positive | None = setting(HelpGroup.SCHEDULE, "Clip local gradients to this norm.", None)
+    max_grad_norm: Positive | None = setting(
+        HelpGroup.SCHEDULE, "Norm to which local gradients are clipped.", None
+    )
     client_dropout: Momentum = setting(
         HelpGroup.SCHEDULE, "Probability that a sampled client fails in a round.", 0.0
     )
     deadline: Annotated[float, Range(gt=0, unit="seconds")] | None = setting(
         HelpGroup.SCHEDULE,
-        "Seconds after which a round closes without clients that are not ready.",
+        "Seconds after which a round ends; clients that have not finished are left out.",
         None,
         Role.LIMIT,
     )
     min_clients: PositiveCount = setting(
-        HelpGroup.SCHEDULE, "Usable updates below which the run stops.", 1, Role.LIMIT
+        HelpGroup.SCHEDULE,
+        "Minimum number of usable updates in a round; the run stops below it.",
+        1,
+        Role.LIMIT,
     )
     seed: int = setting(HelpGroup.SCHEDULE, "Seed of all random choices.", 0)
     dp: Described | None = setting(
-        HelpGroup.PRIVACY, "Differential privacy of clients, such as epsilon=8,delta=1e-5.", None
+        HelpGroup.PRIVACY, "Client-level differential privacy, such as epsilon=8,delta=1e-5.", None
     )
     secure: Described | None = setting(
         HelpGroup.PRIVACY, "Secure aggregation of updates: secagg+, secagg+:threshold=0.8,bits=32.", None
     )
     dp_samples: Described | None = setting(
-        HelpGroup.PRIVACY, "The same of each client's samples, by the client (DP-SGD).", None
+        HelpGroup.PRIVACY,
+        "Sample-level differential privacy at each client (DP-SGD), such as epsilon=8.",
+        None,
     )
     robust: Described | None = setting(
-        HelpGroup.PRIVACY, "A robust mean of updates: median, trimmed-mean:0.2, krum:2, bulyan:1, …", None
+        HelpGroup.PRIVACY,
+        "Robust aggregation of updates: median, trimmed-mean:0.2, krum:2, bulyan:1, …",
+        None,
     )
     attack: Described | None = setting(
-        HelpGroup.PRIVACY, "An attack by some of the clients: sign-flip:0.2, backdoor:0.2, …", None
+        HelpGroup.PRIVACY, "Simulated attack by a share of the clients: sign-flip:0.2, backdoor:0.2, …", None
     )
     compress: Described | None = setting(
         HelpGroup.PRIVACY, "Compression of updates: int8, int4, topk:0.01, topk:0.1+int8.", None
     )
     max_update_norm: Positive | None = setting(
-        HelpGroup.PRIVACY, "Norm above which an update is left out.", None
+        HelpGroup.PRIVACY, "Norm above which an update is rejected.", None
     )
     max_update_ratio: Annotated[float, Range(ge=1)] | None = setting(
-        HelpGroup.PRIVACY, "The same, in median norms of the round's updates.", None
+        HelpGroup.PRIVACY,
+        "Multiple of the round's median update norm above which an update is rejected.",
+        None,
     )
     validation: Annotated[float, Range(gt=0, lt=1)] | None = setting(
         HelpGroup.TESTING,
-        "Share of each client's training data that is held out, to test models on, such as 0.1.",
+        "Share of each client's training data that is held out for validation, such as 0.1.",
         None,
     )
     patience: PositiveCount | None = setting(
         HelpGroup.TESTING,
-        "Tests without a better model on the validation samples, after which the run stops early.",
+        "Early stopping: number of tests without improvement on the validation samples.",
         None,
     )
     evaluate_every: PositiveCount = setting(HelpGroup.TESTING, "Rounds between tests of the global model.", 1)
     evaluate_locals: bool = setting(
-        HelpGroup.TESTING, "Test every participating client's local model too.", True
+        HelpGroup.TESTING, "Also test the local model of every participating client.", True
     )
     local_test_samples: Annotated[int, Range(ge=1, unit="sample")] | None = setting(
         HelpGroup.TESTING, "Test samples for each local model (default: all on a GPU, 100 on a CPU).", None
@@ -248,7 +259,7 @@ class Settings:
 
     @property
     def withholds_counts(self) -> bool:
-        """Whether nobody may use how many samples of each class the clients hold."""
+        """Whether the clients' label counts are private, so that neither server nor methods may use them."""
         return any(given is not None for given in (self.dp, self.dp_samples, self.secure))
 
     @property
@@ -259,7 +270,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentSettings(Settings):
-    """Everything that makes a run, and nothing about where it is kept."""
+    """All settings of an experiment, except the directory of its run."""
 
     rounds: PositiveCount = setting(HelpGroup.SCHEDULE, "Rounds of communication.", 100)
     data: Given = setting(
@@ -274,15 +285,15 @@ class ExperimentSettings(Settings):
     )  # fmt: skip
     partition: Described | None = setting(
         HelpGroup.DATA,
-        f"Partition: iid, shards:2, … (default: {DEFAULT_PARTITION}; by-site for data of several sites).", None,
+        f"Partition: iid, shards:2, … (default: {DEFAULT_PARTITION}; by-site for data with sites).", None,
         Role.FEDERATION,
     )  # fmt: skip
     clients: int | None = setting(HelpGroup.DATA, "Number of clients.", None, Role.FEDERATION)
     partition_seed: int | None = setting(
-        HelpGroup.DATA, "Seed of the partition (default: that of --seed).", None, Role.FEDERATION
+        HelpGroup.DATA, "Seed of the partition (default: the value of --seed).", None, Role.FEDERATION
     )
     public: float = setting(
-        HelpGroup.DATA, "Share of the training data that the server holds.", 0.0, Role.FEDERATION
+        HelpGroup.DATA, "Share of the training data that is public, held by the server.", 0.0, Role.FEDERATION
     )
     long_tail: float | None = setting(
         HelpGroup.DATA,
@@ -291,7 +302,10 @@ class ExperimentSettings(Settings):
         Role.FEDERATION,
     )
     skew: Described | None = setting(
-        HelpGroup.DATA, "Feature skew between clients, such as rotation=30,noise=0.1.", None, Role.FEDERATION
+        HelpGroup.DATA,
+        "Feature skew between clients, such as rotation=30,noise=0.1.",
+        None,
+        Role.FEDERATION,
     )
     stream: Described | None = setting(
         HelpGroup.DATA,
@@ -317,26 +331,31 @@ class ExperimentSettings(Settings):
     )
     loss: str | None = setting(
         HelpGroup.METHOD,
-        "A loss of the task, such as huber for regression (default: the task's first).",
+        "Loss function, such as huber for regression (default: the first of the task's losses).",
         None,
     )
     metrics: tuple[str, ...] | str | None = setting(
         HelpGroup.TESTING,
-        "Metrics of the test, the primary one first, such as auroc,f1 (default: the task's).",
+        "Metrics of the tests, the primary one first, such as auroc,f1 (default: those of the task).",
         None,
     )
     classifier: str | None = setting(
         HelpGroup.METHOD, "Name of the model's classifier layer, if it is not the last Linear.", None
     )
-    batchnorm: str = setting(HelpGroup.METHOD, "Aggregation of BatchNorm: average, local or drop.", "average")
+    batchnorm: str = setting(
+        HelpGroup.METHOD, "Aggregation of BatchNorm layers: average, local or drop.", "average"
+    )
     engine: str = setting(HelpGroup.MACHINE, "auto, sequential, vectorized or ray.", "auto", Role.MACHINE)
     device: str = setting(HelpGroup.MACHINE, "auto, cpu or cuda.", "auto", Role.MACHINE)
     precision: str = setting(HelpGroup.MACHINE, "auto, float32, tf32 or float64.", "auto")
     parallel_clients: PositiveCount | None = setting(
-        HelpGroup.MACHINE, "Clients that the vectorized engine trains side by side.", None, Role.MACHINE
+        HelpGroup.MACHINE,
+        "Number of clients that the vectorized engine trains at the same time.",
+        None,
+        Role.MACHINE,
     )
     ray_address: str | None = setting(
-        HelpGroup.MACHINE, "Address of the ray engine's cluster (default: one is started on this machine).", None,
+        HelpGroup.MACHINE, "Address of a Ray cluster for the ray engine (default: start one on this machine).", None,
         Role.MACHINE,
     )  # fmt: skip
 
@@ -345,7 +364,7 @@ RECORDED = (
     "hash", "shape", "sample_dtype", "sample_preprocess", "classes", "outputs", "encoder", "frozen", "own_kernels",
     "versions", "machine",
 )  # fmt: skip
-"""Entries of a run's experiment.yaml that are found, not set."""
+"""Entries of a run's experiment.yaml that are derived from the data, the model and the machine, not set."""
 
 
 def settings_with(*roles: Role) -> tuple[str, ...]:
@@ -380,7 +399,7 @@ FORMER_VALUES = {("engine", "lanes"): "vectorized"}
 """Values of settings that had another name, by setting and former value."""
 
 FORMER_DEFAULTS = {"task": {"name": "multiclass"}, "metrics": ["accuracy"]}
-"""What runs from before version 0.2, which do not record these settings, were."""
+"""Values of settings that runs from before version 0.2 do not record."""
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Specifications: text such as ``fedntd:beta=0.5`` or ``dirichlet:0.1`` to values and back.
 
-A thing that can be named in text is a dataclass whose fields are its options. Types and ranges are taken from the
-annotations: ``beta: NonNegative = 1.0`` is a number of at least 0, ``Literal["batch", "group"]`` one of two words.
-One parser reads the text, one validator checks the values, and every error is one sentence that names the value and
-what would be right.
+Everything that has a specification as text is a dataclass whose fields are its options. Types and ranges are taken from
+the annotations: ``beta: NonNegative = 1.0`` is a number of at least 0, ``Literal["batch", "group"]`` one of two words.
+One parser reads the text, one validator checks the values, and every error is one sentence that names the value and the
+allowed ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.core.errors import HoldfastError, unknown
 T = TypeVar("T")
 
 Description = Mapping[str, Any]
-"""A thing as plain values: its name and its options, ``{"name": "fedntd", "beta": 0.5}``."""
+"""A specification as plain values: its name and its options, ``{"name": "fedntd", "beta": 0.5}``."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def either(words: Iterable[str]) -> str:
 
 
 def named(value: object) -> str:
-    """What a value is, for a sentence: ``a Dataset``, ``the class FedAvg``."""
+    """A description of a value for error messages: ``a Dataset``, ``the class FedAvg``."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, FunctionType):
@@ -205,7 +205,7 @@ def _is_finite(value: Real) -> bool:
 
 
 def _wanted(kinds: Sequence[Any]) -> str:
-    """What a value must be, in words."""
+    """The allowed values, in words."""
     return either([_in_words(kind) for kind in kinds if kind is not NoneType])
 
 

@@ -1,4 +1,4 @@
-"""Arrays that a user hands in, as tensors; what is no array of numbers is refused by name."""
+"""Conversion of the user's arrays to tensors; anything but an array of numbers raises an error that names it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 def as_tensor(values: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
-    """A dense tensor on the CPU, from an array, a tensor, or what NumPy makes an array of.
+    """A dense tensor on the CPU, from an array, a tensor, or an object that NumPy converts.
 
-    Wide unsigned integers become int64, and floats that NumPy does not know float32. ``hint`` ends the sentence that
-    refuses texts.
+    Wide unsigned integers become int64; float types that NumPy lacks become float32. ``hint`` is appended to the error
+    for strings.
     """
     try:
         if isinstance(values, Tensor):
@@ -51,7 +51,7 @@ def _plain_tensor(values: Tensor) -> Tensor | np.ndarray:
 
 
 def _plain_array(values: ArrayLike, hint: str) -> np.ndarray:
-    """An array that torch takes: it needs writable memory and has few operations for wide unsigned integers."""
+    """An array that torch accepts: torch needs writable memory and has few operations for wide unsigned integers."""
     if hasattr(values, "toarray"):
         raise TypeError("it is a sparse matrix; pass its toarray()")
     if np.ma.isMaskedArray(values) and np.ma.is_masked(values):

@@ -56,8 +56,8 @@ class Dataset:
 
     Images are stored as uint8 ``[N, channels, height, width]``; ``preprocess`` converts a batch of them to float32
     on its device. Other samples are ``[N, ...]``: float32, or int64 for whole numbers, such as tokens and other ids.
-    Targets are as the task takes them: int64 labels ``[N]`` from 0 for a multiclass task, float32 ``[N]`` for a
-    regression, and so on. ``classes`` are the names of the strata (`strata_train`): of the classes, where there are
+    Targets have the task's format: int64 labels ``[N]`` from 0 for a multiclass task, float32 ``[N]`` for a
+    regression, and so on. ``classes`` are the names of the strata (`strata_train`): the classes, if the task has
     any. ``labels`` are the names of what is predicted where these differ: tokens, classes of pixels.
     """
 
@@ -71,7 +71,7 @@ class Dataset:
     groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
     task: Task = field(default_factory=Multiclass)
     labels: tuple[str, ...] = ()
-    given_strata: np.ndarray | None = None  # of training samples whose targets are elsewhere
+    given_strata: np.ndarray | None = None  # of training samples that have no targets here
     encoder: TableEncoder | None = field(
         default=None, kw_only=True
     )  # of the table that the samples come from
@@ -91,12 +91,12 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """The number of strata (C): of classes, where there are any."""
+        """The number of strata (C), which are the classes if the task has any."""
         return len(self.classes)
 
     @cached_property
     def with_float_samples(self) -> Dataset:
-        """The same data with integer samples as float32, for models that take no integers."""
+        """The same data with integer samples as float32, for models that do not accept integers."""
         rounded = torch.cat([x[x.abs() > 2**24].flatten()[:1] for x in (self.x_train, self.x_test)])
         if len(rounded):
             warnings.warn(
@@ -137,7 +137,7 @@ class Dataset:
         return np.asarray(self.task.strata(getattr(self, f"y_{part}")).numpy(), np.int64)
 
     def with_task(self, task: Task | str | Mapping[str, Any]) -> Dataset:
-        """The data set for another task; raises if its targets are not what that task takes."""
+        """The data set for another task; raises an error if that task does not accept its targets."""
         names = self.labels or (self.classes if self.task.name in ("multiclass", "binary") else None)
         targets = _targets(self.y_train, self.y_test, as_task(task), names, self.groups)
         return replace(self, **targets)
@@ -150,7 +150,7 @@ class Dataset:
     def for_task(
         self, task: Task | str | Mapping[str, Any] | None = None, loss: str | Loss | None = None
     ) -> Dataset:
-        """The data set for a task, by default its own, with a loss; itself if both are its own."""
+        """The data set with another task (default: its own) and loss; the same object if neither changes."""
         wanted = with_loss(self.task if task is None else as_task(task), loss)
         return self if wanted == self.task else self.with_task(wanted)
 
@@ -178,7 +178,7 @@ class Dataset:
         float32, true and false 1 and 0. The shape is kept, except that samples with four dimensions, of which the
         last is 1 or 3 and the second is not, are channels-last images too.
 
-        Targets: as ``task`` takes them (`holdfast.tasks`). Without a task, fractional numbers are a regression and
+        Targets: in the format of ``task`` (`holdfast.tasks`). Without a task, fractional numbers imply a regression and
         whole numbers from 0 are classes, one per sample. ``classes`` are the names of what is predicted; by default
         the numbers from 0 to the largest label. ``preprocess`` defaults to scaling images to 0..1.
 
@@ -271,7 +271,7 @@ class Dataset:
             seed: of the draw.
             site: the column with the site of each row, which becomes the group ``site``; ``hf.federate(data,
                 "by-site")`` then makes every site a client. Test rows are drawn at each site.
-            categorical: columns of numbers that are categories. Columns of texts are always.
+            categorical: columns of numbers that are categories. Columns of text are always categorical.
             drop: columns that are left out.
             transformer: a scikit-learn transformer of all other columns, fitted or not. By default numbers are
                 standardised, after missing ones are replaced by the mean, and categories are one-hot encoded, after
@@ -362,7 +362,7 @@ class Dataset:
 
 
 def _names(given: Sequence[str] | np.ndarray, what: str) -> tuple[str, ...]:
-    """Names as Python strings, from strings, numbers or an array of them."""
+    """Names as Python strings, from strings, numbers or an array of either."""
     if isinstance(given, str) or not hasattr(given, "__iter__"):
         raise HoldfastError(f"{what} must be a list of names, such as ['healthy', 'ill'], not {given!r}")
     names = tuple(map(str, given))

@@ -213,9 +213,10 @@ class Federation:
         return first[:, 0], last[:, stage]
 
     def holding_out(self, ids: ArrayLike) -> Federation:
-        """The federation in which these samples are validation data of the clients that hold them.
+        """The federation with these samples as validation data of the clients that hold them.
 
-        Clients do not train on them, and test models on them. Every client keeps at least one sample of each kind.
+        Clients test models on these samples and do not train on them. Every client keeps at least one training and one
+        validation sample.
         """
         chosen = _as_ids(ids, "validation data")
         _need_once(chosen, "validation data", len(self.dataset.y_train))
@@ -228,7 +229,7 @@ class Federation:
         return self.with_held_out(held)
 
     def with_held_out(self, held: NDArray[np.bool_]) -> Federation:
-        """The federation in which those of ``indices`` that ``held`` [M] marks are validation data.
+        """The federation with the entries of ``indices`` that the mask ``held`` [M] selects as validation data.
 
         Raises if a client would have training samples but no validation samples, or the other way round.
         """
@@ -284,7 +285,7 @@ class Federation:
     def load(cls, path: str | Path, dataset: Dataset, *, schedule: StageSchedule | None = None) -> Federation:
         """Read a federation of ``dataset`` and check its hash; synthetic feature skew is applied again.
 
-        ``schedule`` replaces the one in the file; it is required if that was a class of the user's own.
+        ``schedule`` replaces the one in the file; it is required if the file's schedule is a user-defined class.
         """
         content = _read(path)
         keys = (
@@ -485,7 +486,7 @@ def _need_once(ids: Ints, owner: str, samples: int) -> None:
 
 
 def _given_public(public: float | ArrayLike, client_ids: Ints) -> Ints:
-    """The server's sample ids, where those of the clients are given too."""
+    """The server's sample ids, if the clients' sample ids are given as well."""
     if np.ndim(public) == 0:
         if public:
             raise HoldfastError("with given sample ids, give the public ones as ids too, not as a fraction")

@@ -1,4 +1,4 @@
-"""Data of the user's own: functions that load a data set or a federation, and such objects."""
+"""User-defined data: functions that return a data set or a federation, and objects of these types."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from holdfast.data.federation import Federation
 class OwnData:
     """A data set or a federation, or a function that returns one.
 
-    A function is called with ``seed``, that of the partition, if it has an argument of this name, and with
-    ``options``. ``code`` is where it comes from, if that is known.
+    A function is called with ``options``, and with the partition's ``seed`` if it has an argument of this name.
+    ``code`` is its source, if that is known.
     """
 
     made: Dataset | Federation | Callable[..., Any]
@@ -44,13 +44,13 @@ class OwnData:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every seed has the same data."""
+        """Whether the data is the same for every seed."""
         return isinstance(self.made, (Dataset, Federation)) or not own.accepted(
             self.made, self.name, ("seed",), self.options
         )
 
     def load(self, seed: int) -> Dataset | Federation:
-        """The data set or the federation; a function may make another one for each seed."""
+        """The data set or the federation; a function may return a different one for each seed."""
         if isinstance(self.made, (Dataset, Federation)):
             return self.made
         arguments = {} if self.is_fixed else {"seed": seed}
@@ -62,13 +62,13 @@ class OwnData:
         return made
 
     def describe(self) -> dict[str, Any]:
-        """The reference and the options as plain values; ``own`` if no reference leads to it."""
+        """The reference and the options as plain values; ``own`` if there is no reference."""
         where = {"name": self.name, "own": True} if self.code is None else self.code.describe()
         return where | dict(self.options)
 
 
 def own_data(description: Mapping[str, Any]) -> OwnData | None:
-    """The data that a reference names; None if the name is no reference."""
+    """The data that a reference names; None if the name is not a reference."""
     code = own.find(description, "data set")
     if code is None:
         return None

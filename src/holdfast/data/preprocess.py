@@ -21,7 +21,7 @@ class Preprocess:
 
     In this order: scale uint8 to 0..1, pad by ``crop`` pixels and crop at a random position, flip
     left-right with probability 1/2, normalise to ``(x - mean) / std`` by channel, set a random ``cutout`` x
-    ``cutout`` square to 0. Random choices are drawn beforehand by `draw`, so that applying them is a pure function.
+    ``cutout`` square to 0. `draw` makes the random choices in advance, so that the transformation is a pure function.
 
     ``mean`` and ``std`` have one entry per channel, or one for all; empty means no normalisation.
     ``crop_mode`` is the padding: ``"zeros"`` (black, before normalisation) or ``"reflect"``.

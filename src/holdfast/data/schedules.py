@@ -1,4 +1,4 @@
-"""When what arrives: which stage of a stream a round trains on."""
+"""Schedules of streams: the stage that each round trains."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from holdfast.core.spec import PositiveCount, build, validate_fields
 
 
 class StageSchedule(Protocol):
-    """Which stage a round trains. Rounds are counted from 1, stages and epochs from 0.
+    """The stage that each round trains. Rounds are counted from 1, stages and epochs from 0.
 
-    Write your own as any object with these two functions.
+    Any object with these two functions is a schedule.
     """
 
     def stage(self, round: int) -> int:
@@ -21,13 +21,13 @@ class StageSchedule(Protocol):
         ...
 
     def epoch(self, round: int) -> int:
-        """The epoch round ``round`` belongs to. Rounds of one epoch share their participants."""
+        """The epoch of round ``round``. Rounds of one epoch have the same participants."""
         ...
 
 
 @dataclass(frozen=True)
 class GlobalEpochs:
-    """Every epoch runs through all ``stages``, one round each, with the same participants.
+    """Every epoch consists of all ``stages``, one round each, with the same participants.
 
     ::
 
@@ -49,13 +49,13 @@ class GlobalEpochs:
         return (round - 1) % self.stages
 
     def epoch(self, round: int) -> int:
-        """The epoch round ``round`` belongs to."""
+        """The epoch of round ``round``."""
         return (round - 1) // self.stages
 
 
 @dataclass(frozen=True)
 class EveryN:
-    """The stage changes every ``n`` rounds and never comes back; the last of ``stages`` stays.
+    """The stage advances every ``n`` rounds; the last of ``stages`` continues to the end.
 
     Participants are drawn anew each round.
     ::
@@ -76,7 +76,7 @@ class EveryN:
         return min((round - 1) // self.n, self.stages - 1)
 
     def epoch(self, round: int) -> int:
-        """The epoch round ``round`` belongs to."""
+        """The epoch of round ``round``."""
         return round - 1
 
 
@@ -85,7 +85,7 @@ SCHEDULES: dict[str, type[GlobalEpochs] | type[EveryN]] = {"global-epochs": Glob
 
 
 def describe_schedule(schedule: StageSchedule) -> dict[str, Any]:
-    """Name and parameters as plain values; a schedule of the user's own has only its class's name."""
+    """Name and parameters as plain values; only the class name for a user-defined schedule."""
     if isinstance(schedule, (GlobalEpochs, EveryN)):
         return {"name": schedule.name} | asdict(schedule)
     return {"name": type(schedule).__name__}
@@ -97,7 +97,7 @@ def schedule_from(description: Mapping[str, Any]) -> StageSchedule:
 
 
 def check_schedule(schedule: StageSchedule, stages: int, rounds: int) -> None:
-    """Refuse a schedule that names a stage which does not exist in any of ``rounds`` rounds."""
+    """Raise an error if the schedule returns a stage that does not exist in one of ``rounds`` rounds."""
     for round in range(1, rounds + 1):
         stage = schedule.stage(round)
         if not 0 <= stage < stages:

@@ -1,4 +1,4 @@
-"""Federations of data that lies at several sites: each becomes a client, with its own training and test samples."""
+"""Federations of data from several sites: each site is a client with its own training and test samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def federation_from_sites(
     name: str | None = None,
     **options: Any,
 ) -> Federation:
-    """A federation with one client a site.
+    """A federation with one client per site.
 
     ``sites`` maps the name of each site to its data, which is one of
 
@@ -42,12 +42,13 @@ def federation_from_sites(
     - arrays: ``(x, y)`` or ``(x_train, y_train, x_test, y_test)``;
     - a `Dataset`, a map-style torch ``Dataset``, or the path of a ``.npz`` file or of a folder of images.
 
-    Or it is a folder with one of these a site, such as ``paris.csv`` and ``lyon.csv``, or a folder of images each.
+    ``sites`` may also be a folder with one of these per site, such as ``paris.csv`` and ``lyon.csv``, or with one
+    folder of images per site.
 
-    Every site keeps test samples of its own: those given, or a share ``test`` of each class drawn by ``seed``. The
+    Every site has its own test samples: the given ones, or a share ``test`` of each class drawn by ``seed``. The
     site of each sample is the group ``site`` of the data set, by which results are shown.
 
-    Of tables, ``target`` names the column that is predicted; ``test`` may name a column that marks the test rows. All
+    For tables, ``target`` names the target column; ``test`` may name a column that marks the test rows. All
     sites must have the same columns. Numbers are standardised and categories encoded by transformers that are fitted
     on sums, counts and categories of the sites' training rows. Further options for tables are those of
     `Dataset.from_frame`: ``categorical``, ``drop``, ``transformer``, ``classes`` and ``task``.
@@ -72,15 +73,15 @@ def federation_from_sites(
         )
     if target is not None or options:
         given = "target" if target is not None else next(iter(options))
-        raise HoldfastError(f"{given} is an option for tables, and the sites' data are none")
+        raise HoldfastError(f"{given} is an option for tables, but the sites' data are not tables")
     if isinstance(test, str):
-        raise HoldfastError(f"test is '{test}'; of data that are no tables it must be a share, such as 0.2")
+        raise HoldfastError(f"test is '{test}'; for data other than tables it must be a share, such as 0.2")
     parts = {site: _dataset(source, site, test, seed) for site, source in sites.items()}
     return federate(concatenate(parts, name or "custom"), BySite(), seed=seed)
 
 
 def list_sites(folder: Path) -> dict[str, Path]:
-    """The files and folders of a folder, by the name of the site each belongs to: its own without the suffix."""
+    """The files and folders in a folder by site; the site's name is the file's name without the suffix."""
     if not folder.is_dir():
         raise HoldfastError(f"there is no folder '{folder}' of sites")
     sites: dict[str, Path] = {}
@@ -136,7 +137,7 @@ def concatenate(datasets: Mapping[str, Dataset], name: str = "custom") -> Datase
         groups=_site_group(datasets),
     )
     if first.task.name not in ("multiclass", "binary"):
-        return whole.with_task(first.task)  # the bins of all sites' targets
+        return whole.with_task(first.task)  # strata are quartiles of all sites' targets together
     names = _label_names(datasets.values())
     x_train, x_test = (
         torch.cat([getattr(d, part) for d in datasets.values()]) for part in ("x_train", "x_test")
@@ -160,12 +161,12 @@ def concatenate(datasets: Mapping[str, Dataset], name: str = "custom") -> Datase
 
 
 def _own_names(dataset: Dataset) -> tuple[str, ...]:
-    """The names of what a data set predicts; empty if that has none."""
+    """The names of a data set's labels; empty if they have none."""
     return dataset.labels or (dataset.classes if dataset.task.name in CLASS_TASKS else ())
 
 
 def _label_names(datasets: Collection[Dataset]) -> tuple[str, ...]:
-    """The names of what all data sets predict: those of the first, or all of them sorted where they differ."""
+    """The label names of all data sets: those of the first, or the sorted union if they differ."""
     each = [_own_names(dataset) for dataset in datasets]
     same = all(names == each[0] for names in each)
     return each[0] if same else tuple(sorted({name for names in each for name in names}))

@@ -58,7 +58,7 @@ class LongTail:
 def minority_classes(class_counts: ArrayLike) -> NDArray[np.bool_]:
     """The rare classes, the lower half by number of training samples: bool ``[C]``.
 
-    Of equally frequent classes the later one counts as rarer. If all are equally frequent, none is rare.
+    Among equally frequent classes the later one counts as rarer. If all are equally frequent, none is rare.
     """
     counts = np.asarray(class_counts)
     rare = np.zeros(len(counts), np.bool_)
@@ -100,7 +100,7 @@ class FeatureSkew:
             )
 
     def apply(self, dataset: Dataset, owners: Ints, clients: int, seed: int) -> Dataset:
-        """The data set with every image transformed as its domain requires, and a group ``domain``.
+        """The data set with the transformation of its domain applied to every image, and a group ``domain``.
 
         ``owners`` is the client of each training sample, or -1 for none. Samples without an owner, and the test
         samples, are divided equally among the domains, so that accuracy can be measured by domain.

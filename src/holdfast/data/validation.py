@@ -1,4 +1,4 @@
-"""Validation data: the part of each client's samples on which models are tested and none is trained."""
+"""Validation data: the samples of each client that are used for tests of models, not for training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdfast.data.indexing import Ints, offsets_of
 
 
 def hold_out(federation: Federation, share: float, seed: int, clients: Ints | None = None) -> Federation:
-    """The federation with a share of each client's samples as its validation data: one sample at least.
+    """The federation with a share of each client's samples held out as validation data, at least one sample.
 
-    Of each of a client's strata (and stages of a stream) the share is held out, rounded up or down. Which samples
-    depends on the seed, the client's number and the strata of its own samples alone; ``clients`` are these numbers
-    where they are not those of this federation.
+    The share is held out of each of a client's strata (and stages of a stream), rounded up or down. The selection
+    depends only on the seed, the client's number and the strata of its own samples. ``clients`` gives these numbers if
+    they differ from those of this federation.
     """
     numbers = np.arange(federation.clients) if clients is None else clients
     if len(federation.validation):

@@ -19,7 +19,7 @@ from holdfast.updates.privacy import ClientPrivacy, clip_factor, total_norm
 class UploadSums:
     """Weighted sums of the uploads received so far in a round."""
 
-    sees_uploads: ClassVar[bool] = True  # whether single uploads are in the open
+    sees_uploads: ClassVar[bool] = True  # whether the server sees single uploads
 
     keeps_uploads: bool  # whether individual uploads are kept too
     weight: float = 0.0
@@ -31,7 +31,7 @@ class UploadSums:
 
     @property
     def usable(self) -> bool:
-        """Whether there is anything to aggregate."""
+        """Whether the sums contain an upload."""
         return self.weight > 0
 
     def add(self, result: ClientResult) -> None:
@@ -59,7 +59,7 @@ class UploadSums:
             self.uploads.append(Upload(result.client, weight, params, buffers, result.sums))
 
     def _check_sums(self, result: ClientResult) -> None:
-        """Raise if a client's sums have other shapes or dtypes than those before."""
+        """Raise an error if the shapes or dtypes of a client's sums differ from those of previous clients."""
         so_far = dict(leaves(self.sums))
         for path, value in leaves(result.sums):
             one = so_far.get(path, value)
@@ -85,7 +85,7 @@ class UploadSums:
 class PrivateSums(UploadSums):
     """Sums of clipped uploads with Gaussian noise, for differential privacy of clients.
 
-    What stays with clients (``private``) and the buffers keep the server's values.
+    Private parameters (``private``) and buffers keep the server's values.
     """
 
     def __init__(self, privacy: ClientPrivacy, server: Server, private: Collection[str]) -> None:
@@ -100,7 +100,7 @@ class PrivateSums(UploadSums):
 
     @property
     def usable(self) -> bool:
-        """Always: a round without clients adds noise, too."""
+        """Always true: a round without clients adds noise, too."""
         return True
 
     def add(self, result: ClientResult) -> None:
@@ -150,7 +150,7 @@ def validate_update(result: ClientResult, server: Server) -> str | None:
             return "wrong shape"
         if any(expected[k].dtype != got[k].dtype for k in expected):
             return "wrong dtype"
-    # The engine has checked the trained parameters, which most methods upload unchanged.
+    # The engine has validated the trained parameters; most methods upload them unchanged.
     shared = {} if result.shared is result.params else result.shared
     uploaded = {"shared": shared, "buffers": result.buffers, "sums": result.sums}
     values = [v for _, v in leaves(uploaded) if v.is_floating_point() and v.numel()]

@@ -22,7 +22,7 @@ class Overlap:
     """Work of the round loop that an engine may do while its device computes. An engine may ignore all of it."""
 
     next_jobs: Callable[[], Sequence[Job]] = tuple
-    """The clients of the next round, as far as they are known, for preparing their batches."""
+    """The known clients of the next round, so that their batches can be prepared."""
 
     test_last_model: Callable[[], None] = _nothing
     """Starts the test of the last round's model; called when much of this round is still queued on the device."""
@@ -49,7 +49,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class MaskingEngine(Protocol):
-    """An engine whose clients mask their uploads, so that nobody but they sees them."""
+    """An engine whose clients mask their uploads, so that nobody else can read them."""
 
     def train_masked(
         self, sent: Broadcast, jobs: Sequence[Job], sums: SecureSums

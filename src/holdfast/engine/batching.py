@@ -35,7 +35,7 @@ def widest_batch(samples: np.ndarray, batch_size: int, merge_single: bool, drop_
 
 
 def local_steps(batches: int, epochs: float, steps: int | None) -> int:
-    """The steps in a round of a client whose epoch has this number of batches: those of ``epochs``, or ``steps``."""
+    """The number of local steps of a client with this number of batches per epoch: from ``epochs``, or ``steps``."""
     if steps is not None:
         return steps
     return max(1, math.ceil(round(epochs * batches, 9)))  # 0.1 · 30 is more than 3 in binary
@@ -147,10 +147,11 @@ def plan_private_batches(
     dropout_keys: bool = False,
     steps: int | None = None,
 ) -> BatchPlan:
-    """Batches whose sampling the account of a client's privacy knows: each step's is drawn from all samples anew.
+    """Batches for DP-SGD, sampled as the privacy account assumes: each step draws from all samples.
 
     ``sampling``: ``poisson`` takes each sample with probability ``batch_size / samples``, so that batches differ in
-    size and may be empty; ``fixed`` takes ``batch_size`` different ones. There are as many steps as without privacy.
+    size and may be empty; ``fixed`` takes ``batch_size`` distinct samples. The number of steps is the same as without
+    privacy.
     """
     count = local_steps(-(-samples // batch_size), epochs, steps)
     epoch_of = np.arange(count) // -(-samples // batch_size)

@@ -113,19 +113,17 @@ class ClientResult:
     client_state: Tree
     loss: float  # mean objective over its steps
     finite: bool  # whether all trained parameters are finite
-    protected_rounds: int = (
-        0  # rounds that the client itself has counted for the privacy of its samples; 0: unknown
-    )
+    protected_rounds: int = 0  # rounds counted by the client's own privacy account; 0: unknown
     validation: Mapping[str, float] | None = None  # of its own model, if the client tests it itself
-    digest: str | None = None  # SHA-256 of the message that brought it, if there was one
+    digest: str | None = None  # SHA-256 of the message that contained it, if there was one
 
 
 @dataclass(frozen=True)
 class Incident:
-    """A failure of a client: it is excluded from this round, or had to be trained again."""
+    """A failure of a client in a round: the client was excluded, or trained again."""
 
     client: int
-    kind: str  # one or two words, for counting
+    kind: str  # category: one or two words
     detail: str = ""
     digest: str | None = None  # SHA-256 of the message that caused it, if there was one
 
@@ -136,7 +134,7 @@ class Incident:
 
 
 def held_out(samples: np.ndarray, share: float) -> np.ndarray:
-    """The numbers of held-out samples of clients with ``samples``: at least one of two or more."""
+    """The number of held-out samples of clients with ``samples``: at least one for clients with two or more."""
     if not share:
         return np.zeros_like(samples)
     return np.where(samples < 2, 0, np.maximum(1, (samples * share).astype(np.int64)))
@@ -154,7 +152,7 @@ def proximal_mu_of(method: Method, settings: Settings) -> float:
 
 
 def private_names(method: Method, context: RunContext) -> frozenset[str]:
-    """Parameters and buffers that stay at the client. A layer's buffers are private if its parameters are."""
+    """Parameters and buffers that are not sent. A layer's buffers are private if its parameters are."""
     network = context.network
     private = {name for name in network.params if not method.is_shared(name, context)}
     for buffer in network.buffers:
@@ -166,7 +164,7 @@ def private_names(method: Method, context: RunContext) -> frozenset[str]:
 
 
 class ClientRunner:
-    """Prepares and completes the local training of clients. Only the steps between depend on the engine."""
+    """Prepares and completes the local training of clients; the engine performs the steps in between."""
 
     def __init__(self, method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
         self.method, self.context, self.data, self.settings = method, context, data, settings
@@ -246,12 +244,12 @@ class ClientRunner:
         return job.noise_multiplier * sensitivity * self.sample_dp.clip * drawn
 
     def expected_batch(self, samples: int) -> Tensor:
-        """q n: the expected size of a batch of a client with so many samples, whose batches are protected."""
+        """q n: the expected batch size of DP-SGD at a client with this number of samples."""
         size = float(min(self.settings.batch_size, samples))
         return torch.tensor(size, dtype=self.context.dtype, device=self.context.device)
 
     def shown(self, client: Client) -> Client:
-        """The client as a method sees it."""
+        """The client in the form passed to a method."""
         return client if self.sample_dp is None else WithheldClient.of(client, self.method.name)
 
     def final_statistics(self, job: Job, sent: Broadcast) -> Tree:
@@ -343,7 +341,7 @@ class ClientRunner:
         network = self.context.network
         if (
             self.context.stages > 1 and network.has_head
-        ):  # on a stream, clients are tested with their own heads too
+        ):  # on a stream, clients are also tested with their private heads
             client_state["head"] = {k: params[k].clone() for k in network.head.names}
         return ClientResult(
             client.id,

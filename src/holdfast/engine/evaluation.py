@@ -31,14 +31,14 @@ class Evaluation:
     """Metrics of a model on test samples.
 
     Accuracies are fractions, NaN for classes, sites and domains without samples. For tasks without an accuracy they
-    are the task's ``score``, negative where less is better.
+    are the task's ``score``, negated if less is better.
     """
 
     accuracy: float
     loss: float
     class_accuracy: np.ndarray  # [C]
     group_accuracy: dict[str, dict[str, float]]  # by group, such as site, and name
-    correct: Tensor  # [N] each sample's part: whether it is classified correctly
+    correct: Tensor  # [N] score of each sample: 1 if it is classified correctly
     weights: Tensor | None = None  # [N] its weight; None for 1 each
     more: dict[str, Any] = field(default_factory=dict)  # entries of a record: the run's other metrics
 
@@ -62,7 +62,7 @@ class TestSet:
     ) -> None:
         """``limit`` selects a class-balanced subset of this size, which depends on the seed only.
 
-        ``metrics`` are measured besides the task's score, which takes the outputs to the host.
+        ``metrics`` are measured in addition to the task's score; they require the outputs on the host.
         """
         labels = dataset.strata_test
         chosen = np.arange(len(labels)) if limit is None else _balanced_subset(labels, limit, seed)
@@ -101,7 +101,7 @@ class TestSet:
         return len(self.y)
 
     def _scorer(self, metrics: Sequence[Metric]) -> Scorer | None:
-        """What measures the metrics that are not means over samples."""
+        """The computation of the metrics that are not means over samples."""
         # By site, the concordance counts pairs within a site only.
         within = self.task.compares_samples and bool(self.groups)
         wanted = [metric for metric in metrics if metric.name != self.task.score or within]
@@ -113,7 +113,7 @@ class TestSet:
         return Scorer(self.task, wanted, y.cpu().numpy(), strata, len(self.class_counts), groups)
 
     def undefined_metrics(self, required: bool) -> list[str]:
-        """The metrics that the test samples do not define, with a warning; an error if they are ``required``."""
+        """The metrics that are undefined on the test samples, with a warning; an error if they are ``required``."""
         if self.scorer is None:
             return []
         outputs = torch.zeros((1, *self.output_shape), dtype=self.context.dtype, device=self.y.device)
@@ -138,7 +138,7 @@ class TestSet:
         scores: Callable[[Output], Tensor],
         rows: slice = slice(None),
     ) -> Tensor:
-        """What evaluation keeps of a model's outputs for the samples in ``rows``: ``[N, ...]``."""
+        """The values computed from a model's outputs for the samples in ``rows``: ``[N, ...]``."""
         with torch.no_grad():
             parts = [
                 self.task.reduce(scores(out), y)
@@ -152,7 +152,7 @@ class TestSet:
         scores: Sequence[Callable[[Output], Tensor]],
         rows: Sequence[slice],
     ) -> list[Tensor]:
-        """What evaluation keeps of each model's outputs for samples of its own, the models side by side."""
+        """The values computed from each model's outputs for its own samples; the models run in parallel."""
         if len(models) == 1 or self.context.network.mixes_samples:
             return [
                 self.kept(*model, score, own) for model, score, own in zip(models, scores, rows, strict=True)
@@ -304,7 +304,7 @@ class TestSet:
         return _accuracy(right.cpu().numpy(), total.cpu().numpy())
 
     def measured(self, score: Any) -> Any:
-        """A score as its metric is recorded: errors are positive."""
+        """A score with the sign under which its metric is recorded: errors are positive."""
         return -score if self.task.less_is_better else score
 
     def record(self, model: Evaluation) -> dict[str, Any]:
@@ -321,7 +321,7 @@ class TestSet:
 
 
 def evaluated_model(method: Method, server: Server) -> tuple[Tensors, Tensors]:
-    """The parameters and the buffers of the model that is tested as the global one and handed out at the end."""
+    """The parameters and the buffers of the model that is tested as the global model and returned at the end."""
     model = {**server.buffers, **(server.params if server.final else method.eval_params(server))}
     return {k: model[k] for k in server.params}, {k: model[k] for k in server.buffers}
 
@@ -371,7 +371,7 @@ class PendingEvaluation:
 
 
 def copied_to_host(values: Tensor) -> Tensor:
-    """The values on the CPU; from a GPU they are there once it has come so far."""
+    """The values on the CPU; a copy from a GPU is asynchronous."""
     if not values.is_cuda:
         return values
     return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)

@@ -30,7 +30,7 @@ from holdfast.methods.context import RunContext
 from holdfast.methods.masking import is_own, respects_mask
 
 ENGINES = ("auto", "sequential", "vectorized", "ray")
-SMALL_STEP_BYTES = 8 << 20  # up to this size, a CPU trains clients faster vectorized than one by one
+SMALL_STEP_BYTES = 8 << 20  # largest model that a CPU trains faster with the vectorized engine
 MAX_LANES = 64
 MAX_WORKERS = 16
 
@@ -85,13 +85,13 @@ def _local_engine(
     cohort = min(settings.clients_per_round or clients, clients)
     trained = sizes - held_out(sizes, method.holdout)
     width = widest_batch(trained, settings.batch_size, context.network.has_batch_norm, settings.drop_last)
-    if settings.dp_samples is not None:  # batches differ in size, by the square root of their mean
+    if settings.dp_samples is not None:  # batch sizes vary by the square root of their mean
         width = min(int(trained.max()), width + 4 * math.isqrt(width) + 1)
         context.network.own_kernels = False
     pass_width = width  # of a forward pass
     if settings.micro_batch_size is not None:
         pass_width = min(width, settings.micro_batch_size)
-        context.network.own_kernels = False  # they expect one pass a step
+        context.network.own_kernels = False  # they require one pass per step
     on_cpu = context.device.type == "cpu"
     large_steps = on_cpu and name != "vectorized" and step_bytes(context, data, pass_width) > SMALL_STEP_BYTES
     own = settings.optimizer_spec is None
@@ -101,7 +101,7 @@ def _local_engine(
             f"vectorized engine has {', '.join(OPTIMIZERS)}"
         )
     if name == "vectorized" or (name == "auto" and not large_steps and not own):
-        # Where samples are protected, each has a loss of its own, and padding does not enter.
+        # DP-SGD computes a loss per sample and leaves out padding.
         private = settings.dp_samples is not None
         pad = private or (respects_mask(method) and context.task.own_loss is None)
         if not pad:  # Holdfast's kernels would be compiled for every size of a batch
@@ -123,7 +123,7 @@ def _local_engine(
         if unfit is not None:
             text = f"{unfit.reason}; its clients train one after another, on engine 'sequential'"
         warnings.warn(text, HoldfastWarning, stacklevel=5)
-    # Threads speed up large steps only: these spend most of their time outside the interpreter lock.
+    # Threads speed up large steps only, which spend most of their time outside the interpreter lock.
     workers = min(torch.get_num_threads(), cohort, MAX_WORKERS) if large_steps else 1
     if workers > 1:
         return ThreadPoolEngine(method, context, data, settings, workers)

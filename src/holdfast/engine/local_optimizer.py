@@ -16,9 +16,7 @@ from holdfast.core.spec import named
 from holdfast.core.trees import Tensors, Tree
 from holdfast.engine.optim import adagrad_, adam_, add_proximal_term, rmsprop_, sgd_
 
-STEPS = (
-    "step"  # the state of Adam that counts its steps: a number for each parameter, or for each of its lanes
-)
+STEPS = "step"  # Adam's step counter: a number per parameter, or per parameter and lane
 
 
 class LocalOptimizer:
@@ -32,7 +30,7 @@ class LocalOptimizer:
         self.spec, self.momentum = settings.optimizer_spec, settings.momentum
         self.weight_decay = settings.weight_decay
         self.is_sgd = isinstance(self.spec, SGD) and not self.spec.nesterov
-        """Whether its step is SGD as Holdfast's kernels compute it."""
+        """Whether its step is the SGD of Holdfast's kernels."""
         self.writes_fp16 = self.is_sgd or isinstance(self.spec, Adam)
         """Whether Holdfast's kernel for its step can write fp16 copies of weights."""
 
@@ -93,7 +91,7 @@ def former_state(client_state: Tree) -> Tree:
 
 
 class TorchOptimizer:
-    """A ``torch.optim.Optimizer`` made by a factory anew for each client; its state is kept by parameter name."""
+    """A ``torch.optim.Optimizer`` that a factory creates for each client; its state is stored by parameter name."""
 
     def __init__(self, factory: Factory, params: Tensors, lr: float, one_group: bool) -> None:
         """``one_group``: all parameters have the same learning rate."""
@@ -119,7 +117,7 @@ class TorchOptimizer:
 
     @property
     def state(self) -> Tree:
-        """What the optimiser keeps, ``{"exp_avg": {"0.weight": …}}``."""
+        """The optimiser's state, ``{"exp_avg": {"0.weight": …}}``."""
         tree: Tree = {}
         for name, p in self.params.items():
             for key, value in self.optimizer.state.get(p, {}).items():
@@ -132,7 +130,7 @@ class TorchOptimizer:
         return tree
 
     def load(self, state: Tree) -> None:
-        """Continue from what ``state`` returned."""
+        """Load a state that ``state`` returned."""
         for key, by_name in state.items():
             for name, value in by_name.items():
                 self.optimizer.state[self.params[name]][key] = value.clone()

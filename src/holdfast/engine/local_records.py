@@ -59,7 +59,7 @@ class LocalRecords:
             )
             self.divergence.append(torch.stack(distances).norm())
         params, buffers, state = result.params, result.buffers, result.client_state.get("method", {})
-        if loop.engine.group > 1:  # copies: the engine reuses a result's tensors before they are tested
+        if loop.engine.group > 1:  # copies, since the engine reuses a result's tensors before the test
             params, buffers, state = (
                 copy_to_device(tree, loop.context.device) for tree in (params, buffers, state)
             )

@@ -1,4 +1,4 @@
-"""A trial of a method of the user's own before training: a few steps on two engines, which must agree."""
+"""A trial of a user-defined method before training: a few steps on two engines, which must agree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast.methods.context import RunContext
 from holdfast.methods.guard import vmap_reason, watching_draws
 
 BATCH_SIZE = 3
-SIZES = (7, 3, 4)  # a short last batch of one sample, none, and one of one again
+SIZES = (7, 3, 4)  # the last batch: one sample, full, one sample
 TOLERANCE = {
     torch.float64: 1e-6,
     torch.float32: 1e-2,
@@ -36,7 +36,7 @@ Results = list[dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Unfit:
-    """Why the vectorized engine cannot train a method, as a sentence that names it, without a full stop."""
+    """The reason why the vectorized engine cannot train a method, as a sentence without a full stop."""
 
     reason: str
 
@@ -44,10 +44,10 @@ class Unfit:
 def try_on_lanes(
     method: Method, context: RunContext, data: DeviceData, settings: Settings, pad: bool
 ) -> Unfit | None:
-    """Train a few steps of three small clients one after another and side by side; None if the results agree.
+    """Train three small clients for a few steps on both engines; None if the results agree.
 
-    Raises if the method fails on the ``sequential`` engine too. The trial is in float64 if the method can be trained
-    in it, on copies of the method and the model, and leaves random generators as they are.
+    Raises an error if the method also fails on the ``sequential`` engine. The trial uses float64 if the method supports
+    it, and copies of the method and the model. It restores the random generators.
     """
     with generators_kept([context.device] if context.device.type == "cuda" else []):
         try:
@@ -60,7 +60,7 @@ def try_on_lanes(
 
 @contextmanager
 def generators_kept(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Restore the global random generators of the CPU, of ``devices``, of NumPy and of Python afterwards."""
+    """Save and restore the global random generators of the CPU, of ``devices``, of NumPy and of Python."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng(list(devices)):
@@ -142,9 +142,9 @@ class _Trial:
         return None
 
     def _results(self, vectorized: bool) -> Results:
-        """What the clients of one round return, in their order, with a fresh copy of the method."""
+        """The results of the clients of one round, in order, with a new copy of the method."""
         method, network = copy.deepcopy(self.method), self.context.network.to(self.context.device, self.dtype)
-        network.own_kernels = False  # they would be compiled for these batches alone
+        network.own_kernels = False  # kernels would be compiled for these batches only
         context = replace(self.context, network=network)
         engine = self._engine(method, context, vectorized)
         server = Server(dict(network.params), dict(network.buffers), method.init_server_state(context), 1)

@@ -1,4 +1,4 @@
-"""Gradient accumulation: a batch in parts, whose losses and gradients add up to those of the batch."""
+"""Gradient accumulation: micro-batches whose losses and gradients add up to those of the batch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from holdfast.models.network import Output
 class MicroBatch:
     """A part of a batch.
 
-    ``loss_share`` is the part's share of the task's loss, a mean over samples or positions, ``share`` that of its
-    samples; None if the part is the whole batch.
+    ``loss_share`` is the part's share of the task's loss, which is a mean over samples or positions. ``share`` is its
+    share of the samples. Both are None if the part is the whole batch.
     """
 
     number: int
@@ -27,14 +27,14 @@ class MicroBatch:
     share: Tensor | None = None
 
     def add(self, task_loss: Tensor, term: Tensor | None) -> Tensor:
-        """The part of the batch's loss: of the task's and of the method's term."""
+        """The part's contribution to the batch's loss, from the task's loss and the method's term."""
         if self.share is None or self.loss_share is None:
             return task_loss if term is None else task_loss + term
         loss = self.loss_share.to(task_loss.dtype) * task_loss
         return loss if term is None else loss + self.share.to(term.dtype) * term
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The part of a loss that replaces both."""
+        """The part's contribution to a loss that replaces both terms."""
         return loss if self.share is None else self.share.to(loss.dtype) * loss
 
     def key(self, key: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class MicroBatch:
         return key + KEY_STRIDE * self.number if self.number else key
 
     def buffers(self, new: Tensors, old: Tensors) -> Tensors:
-        """The buffers after this part: ``old`` where it is nothing but padding."""
+        """The buffers after this part; ``old`` if the part contains only padding."""
         if self.share is None or self.batch.mask is None:
             return new
         changed = {k: torch.where(self.share > 0, new[k], v) for k, v in old.items() if new[k] is not v}

@@ -2,7 +2,7 @@
 
 A worker is an actor with a `vectorized` or `sequential` engine; the workers of one machine share the training
 samples in its memory. Clients are sent to workers in chunks. Results are yielded in the order of the clients, so
-the bits of a run depend neither on which worker trains a chunk nor on workers that die.
+the bits of a run depend neither on the assignment of chunks to workers nor on failed workers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from holdfast.methods.context import RunContext
 from holdfast.updates.withheld import no_samples
 
 START_SECONDS = 120.0  # timeout for workers to start while none is training
-MAX_DEATHS = 3  # of workers that train one chunk, after which its clients are lost for the round
+MAX_DEATHS = 3  # failed workers for one chunk, after which its clients are lost for the round
 CHUNKS_PER_WORKER = 4  # balances fast and slow workers
 
 
@@ -234,7 +234,7 @@ class RayEngine:
         worker_context = replace(
             context,
             read=_no_samples,
-            # The ids, not the data behind them; where counts are withheld nobody may have them.
+            # The ids, without the data; workers get no label counts that are withheld.
             draw_one_of_each=no_samples
             if settings.withholds_counts
             else partial(np.asarray, context.one_of_each),
@@ -293,7 +293,7 @@ class RayEngine:
                     finished[chunk] = ray.get(ref)
                 except RayTaskError as error:
                     raise error.cause if isinstance(error.cause, HoldfastError) else error from None
-                except RayError:  # the worker or its machine is gone
+                except RayError:  # the worker or its machine has failed
                     self.pool.replace(worker)
                     deaths[chunk] += 1
                     if deaths[chunk] < MAX_DEATHS:

@@ -50,7 +50,7 @@ class Tests:
 
 @dataclass(eq=False)
 class RoundAudit:
-    """What the audit log has of a round besides its record."""
+    """The fields of a round in the audit log besides its record."""
 
     asked: list[int]
     used: list[int]
@@ -59,7 +59,7 @@ class RoundAudit:
     model: PendingDigest
 
     def entry(self) -> dict[str, Any]:
-        """The entry, once the new model is there."""
+        """The entry; waits for the digest of the new model."""
         hashes = {"received": self.received, "refused": self.refused}
         by_client = {key: {str(k): v for k, v in found.items()} for key, found in hashes.items() if found}
         return {"asked": self.asked, "used": self.used, **by_client, "model": self.model.wait()}
@@ -85,7 +85,7 @@ class PendingRound:
 
 
 def sampler_of(federation: Federation, settings: Settings, privacy: ClientPrivacy | None) -> ClientSampler:
-    """The sampler of a run's clients, as the account of their privacy assumes it."""
+    """The sampler of a run's clients, which matches the privacy account."""
     if privacy is None:
         return ClientSampler(federation, settings)
     return ClientSampler(federation, settings, privacy.rate, privacy.secret)
@@ -146,7 +146,7 @@ class RoundLoop:
         return self.sampler.stage(round)
 
     def upcoming(self, round: int) -> list[Job]:
-        """The clients of a later round, without their payloads and states; none if the round cannot take place."""
+        """The clients of a later round, without payloads and states; empty if the round cannot take place."""
         if round > self.settings.rounds or not self.sampler.anyone_has_data(round):
             return []  # the error is raised when that round begins
         stage = self.stage(round)
@@ -161,9 +161,9 @@ class RoundLoop:
         return self.finish_round(self.start_round(number))
 
     def start_round(self, number: int, finish_last_round: Callable[[], None] | None = None) -> PendingRound:
-        """Train and aggregate one round without testing its model: a GPU does that during the next round.
+        """Train and aggregate one round without a test of its model, which a GPU performs during the next round.
 
-        Rounds are finished in their order, and before the next one starts if local models are tested: their
+        Rounds are finished in order. If local models are tested, a round is finished before the next one starts, since
         forgetting is measured against the global model. ``finish_last_round`` is called while the engine waits.
         """
         began = time.perf_counter()
@@ -181,7 +181,7 @@ class RoundLoop:
         sent = Broadcast(number, server.params, server.buffers, payload)
         jobs = [self._job(int(k), stage) for k in present]
         if self.sample_privacy is not None:
-            # Also of clients whose update is lost: they have computed it.
+            # Includes clients whose update is lost, since they have computed it.
             self.sample_privacy.spend([job.client for job in jobs])
         overlap = Overlap(partial(self.upcoming, number + 1), self._test_last_model)
         if finish_last_round is not None:
@@ -284,7 +284,7 @@ class RoundLoop:
         local: LocalRecords,
         probe: Probe | None,
     ) -> list[Incident]:
-        """Train the clients and add up their valid uploads; returns the incidents."""
+        """Train the clients and sum their valid uploads; returns the incidents."""
         incidents = []
         states = {job.client: job.client_state for job in jobs}
         masked = isinstance(uploads.sums, SecureSums) and isinstance(self.engine, MaskingEngine)
@@ -320,7 +320,7 @@ class RoundLoop:
     def _add(
         self, result: ClientResult, uploads: RoundUploads, states: Mapping[int, Tree | None]
     ) -> ClientResult | Incident:
-        """Add a result to the uploads; returns it as the server reads it, or why it is refused."""
+        """Add a result to the uploads; returns the result after decompression, or the reason for its rejection."""
         defect = validate_update(result, self.server)
         if defect is not None:
             return Incident(result.client, defect, digest=result.digest)
@@ -361,7 +361,7 @@ class RoundLoop:
         return self._start_test(test or self.test, self.server).wait()
 
     def evaluate_final(self) -> dict[str, Any]:
-        """Test the model that a method has changed after the last round."""
+        """Test the final model, after a method has changed it."""
         tests, record = self._start_tests(self.server), {}
         if tests.test is not None:
             record = self.test.record(tests.test.wait())
@@ -398,7 +398,7 @@ class RoundLoop:
         return record
 
     def updates_state(self) -> Tensors:
-        """What the treatment of updates carries from round to round; saved in checkpoints."""
+        """The state of privacy, compression and attacks between rounds, for checkpoints."""
         accounts = (self.privacy, self.sample_privacy)
         return {k: v for account in accounts if account is not None for k, v in account.state().items()}
 
@@ -409,7 +409,7 @@ class RoundLoop:
                 account.restore(state)
 
     def evaluation_state(self) -> dict[str, np.ndarray]:
-        """The accuracies that the next round's record is compared with; saved in checkpoints."""
+        """The accuracies to which the next round's record refers, for checkpoints."""
         accuracies = {"all": self.last_class_accuracy, "local": self.local_test_accuracy}
         stream = {} if self.stream is None else self.stream.state()
         return {name: value for name, value in accuracies.items() if value is not None} | stream

@@ -1,4 +1,4 @@
-"""Construction of the `RunContext` from local samples: all in a simulation, those of the site in a deployment."""
+"""Construction of the `RunContext` from local samples: all samples in a simulation, the site's in a deployment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradient of a step of DP-SGD: of single samples, clipped, added up, with noise."""
+"""The gradient of a DP-SGD step: gradients of single samples, clipped and summed, plus noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.models.network import Network, Output, split_extra
 
 CHUNK_BYTES = 256 << 20  # up to this size, the gradients of several samples are in memory at once
 KEY_STRIDE = (
-    0x9E3779B97F4A7  # between the dropout keys of a batch's samples, each of which has masks of its own
+    0x9E3779B97F4A7  # distance between the dropout keys of a batch's samples, each of which has its own masks
 )
 
 

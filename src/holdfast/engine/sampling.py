@@ -15,8 +15,8 @@ class ClientSampler:
     """Samples the clients of each round, without replacement, among those that hold data at the round's stage.
 
     With ``sampling="cyclic"`` every client takes part once before any takes part again; the last round of a cycle may
-    have fewer clients. With ``rate``, each client is sampled by itself with this probability. ``seed`` is that of the
-    samples, by default the run's. Results that depend only on the stage or the epoch are cached.
+    have fewer clients. With ``rate``, each client is sampled independently with this probability. ``seed`` is the seed
+    of sampling, by default the run's. Results that depend only on the stage or the epoch are cached.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ClientSampler:
         return with_data if len(with_data) else present[:1]
 
     def _next_in_cycle(self, candidates: np.ndarray, count: int, position: int) -> np.ndarray:
-        """The clients at a position (from 0) of a sequence of cycles; every cycle has an order of its own."""
+        """The clients at a position (from 0) of a sequence of cycles; every cycle has its own random order."""
         cycle, place = divmod(position, -(-len(candidates) // count))
         order = generator(self.seed, "cycle", cycle).permutation(candidates)
         return order[place * count : (place + 1) * count]

@@ -1,4 +1,4 @@
-"""A round under secure aggregation: a client's upload as one vector of whole numbers, and what their sum becomes."""
+"""A round under secure aggregation: encoding of uploads as integer vectors, and decoding of their sum."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ from holdfast.updates.secure import (
 Gaussian = Callable[[Tensor, str], Tensor]
 """Standard normal values in the shape of a tensor, for the value of the upload with this path."""
 
-MIN_STEPS = 16.0  # of the noise's deviation, so that rounding does not change its distribution noticeably
+MIN_STEPS = (
+    16.0  # of the noise's standard deviation, so that rounding has a negligible effect on its distribution
+)
 
 
 @dataclass(frozen=True)
 class ClientNoise:
-    """What clients do to their uploads for differential privacy: bounds, and the deviations of the noise on the sum."""
+    """The clipping bounds of uploads for differential privacy, and the standard deviations of the noise on the sum."""
 
     clip: float
     clip_sums: float
@@ -47,7 +49,7 @@ class ClientNoise:
 
     @classmethod
     def of(cls, privacy: ClientPrivacy) -> ClientNoise:
-        """The current ones of a run."""
+        """The current bounds and deviations of a run."""
         clip_sums = privacy.dp.clip_sums or 0.0
         return cls(
             privacy.clip,
@@ -61,9 +63,9 @@ class ClientNoise:
 class SecureUpload:
     """A client's upload as a vector: its weight, its loss, its weighted change of the model, and its method's sums.
 
-    Weights are relative to ``unit``. With ``noise`` the vector has the clipped change and the clipped sums alone, with
-    the weight that ``weight`` gives for a number of samples. What stays with the clients (``private``) and integer
-    buffers, which count batches, are no part of it.
+    Weights are relative to ``unit``. With ``noise`` the vector consists of the clipped change and the clipped sums,
+    with the weight that ``weight`` returns for a number of samples. It excludes private parameters (``private``) and
+    integer buffers, which count batches.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class SecureUpload:
         private: Collection[str],
         privacy: ClientPrivacy | None,
     ) -> SecureUpload:
-        """The uploads of a round; weights are relative to its largest number of samples."""
+        """The encoding of a round; weights are relative to the largest number of samples."""
         unit, grid = float(max(len(job.ids) for job in jobs)), secure.grid(len(jobs))
         if privacy is None:
             return cls(grid, unit, server, private)
@@ -100,7 +102,7 @@ class SecureUpload:
             return self.grid.encode(flatten(self._values(result)))
 
     def layout(self, result: ClientResult) -> Layout:
-        """What the vector of a result contains; it must be the same for all clients."""
+        """The layout of a result's vector, which must be the same for all clients."""
         own = {path: value.dtype for path, value in leaves({"sums": result.sums})}
         layout = layout_of(self._values(result))
         return {path: (shape, own.get(path, dtype)) for path, (shape, dtype) in layout.items()}
@@ -136,7 +138,7 @@ class SecureUpload:
         return values | ({"below": (norm <= noise.clip).double() - 0.5} if noise.count_std else {})
 
     def _rounded_down(self, bound: float, part: Tensors) -> float:
-        """The bound less what rounding may add to the length of a part."""
+        """The bound minus the largest amount by which rounding can increase the norm of a part."""
         rounding = math.sqrt(sum(value.numel() for value in part.values())) * self.grid.step / 2
         if rounding > bound / 2:
             raise HoldfastError(
@@ -146,7 +148,7 @@ class SecureUpload:
         return bound - rounding
 
     def noise_share(self, layout: Layout, remaining: int, gaussian: Gaussian) -> Tensor:
-        """One share of the noise on the sum; ``remaining`` of them have the wanted variance together."""
+        """One share of the noise on the sum; ``remaining`` shares together have the required variance."""
         assert self.noise is not None
         deviations = {
             "below": self.noise.count_std,
@@ -169,7 +171,7 @@ class SecureSums(UploadSums):
     """The sum of a round's uploads under secure aggregation. Its means are the plain ones, up to rounding.
 
     In a simulation uploads are masked and added one by one (``add``), with the share of the noise that
-    ``noise(layout, client)`` draws; on Flower the engine brings the sum (``set_total``).
+    ``noise(layout, client)`` draws; on Flower the engine provides the sum (``set_total``).
     """
 
     sees_uploads = False
@@ -202,7 +204,7 @@ class SecureSums(UploadSums):
         seed: int,
         privacy: ClientPrivacy | None,
     ) -> SecureSums:
-        """The sums of a round with these clients; ``lost`` are sampled as well, and do not train."""
+        """The sums of a round with these clients; the clients ``lost`` are sampled but do not train."""
         upload = SecureUpload.of(secure, jobs, server, private, privacy)
         seats = sorted([*(job.client for job in jobs), *lost])
         masked = MaskedSum(secure, upload.grid, seats, seed, server.round)
@@ -220,7 +222,7 @@ class SecureSums(UploadSums):
 
     @property
     def usable(self) -> bool:
-        """Whether there is anything to aggregate."""
+        """Whether the sums contain an upload."""
         return self.count > 0
 
     def add(self, result: ClientResult) -> None:
@@ -238,7 +240,7 @@ class SecureSums(UploadSums):
         self._count(layout, values, 1)
 
     def set_total(self, total: Tensor, layout: Layout, clients: int) -> None:
-        """Take the sum of so many clients' uploads, from which masks have been removed."""
+        """Set the unmasked sum of the uploads of this number of clients."""
         self.total = total
         self._count(layout, total, clients)
 
@@ -248,9 +250,9 @@ class SecureSums(UploadSums):
         self.bytes += clients * len(values) * self.masked.grid.bits // 8
 
     def check_clients(self) -> None:
-        """Raise if the sum would be one upload.
+        """Raise an error if the sum would be a single upload.
 
-        With noise the upload of a single client is no more than what the mechanism publishes.
+        With noise, a single upload is protected by the mechanism.
         """
         if len(self.masked.seats) < 2 and self.privacy is None:
             raise HoldfastError(
@@ -259,7 +261,7 @@ class SecureSums(UploadSums):
             )
 
     def check(self, incidents: Sequence[Incident]) -> None:
-        """Raise if too many of the round's clients are lost for the sum to be unmasked."""
+        """Raise an error if too many of the round's clients are lost to unmask the sum."""
         if self.total is None and not self.masked.suffices:
             raise too_few(self.masked, incidents)
 
@@ -292,7 +294,7 @@ class SecureSums(UploadSums):
         return model["params"], model["buffers"]
 
     def mean_loss(self, samples: int) -> float | None:
-        """The mean loss of the clients, which have ``samples`` samples in all; None where it is not sent."""
+        """The mean loss of the clients with ``samples`` samples in total; None if losses are not sent."""
         return float(self._decoded()["loss"]) * self.upload.unit / samples if "loss" in self.layout else None
 
     def _decoded(self) -> Tensors:

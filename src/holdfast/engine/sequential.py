@@ -34,7 +34,7 @@ from holdfast.methods.context import RunContext
 from holdfast.models.network import Output, split_extra
 
 Protection = tuple[Tensor, Tensors, Tensor]
-"""In a step that protects samples: the dropout key, the noise on the sum of gradients, the expected batch size."""
+"""For a DP-SGD step: the dropout key, the noise on the sum of gradients, the expected batch size."""
 
 
 class SequentialEngine:
@@ -61,7 +61,7 @@ class SequentialEngine:
         self.own_optimizer: TorchOptimizer | None = None  # of the present client
         self.key: Tensor | None = None  # of the present step's dropout masks
         if self.optimizer is None:
-            self._own_optimizer(settings.lr)  # an optimiser that cannot be made is refused before training
+            self._own_optimizer(settings.lr)  # raises an error of the optimiser before training
         if context.device.type == "cpu":
             keep_freed_memory()
 
@@ -128,7 +128,7 @@ class SequentialEngine:
             torch._foreach_zero_([value for _, value in leaves(self.optimizer_state)])
 
     def _own_optimizer(self, lr: float) -> TorchOptimizer:
-        """An optimiser of the user's own, in its initial state."""
+        """A user-defined optimiser in its initial state."""
         factory, one_group = (
             cast("Factory", self.settings.optimizer),
             not self.method.overrides("learning_rate"),
@@ -164,7 +164,7 @@ class SequentialEngine:
         return out
 
     def _protection(self, job: Job, prepared: PreparedClient, step: int) -> Protection:
-        """What protects the samples in a client's step."""
+        """The privacy parameters of a client's step."""
         samples, keys = prepared.client.samples, prepared.plan.keys
         row = self.runner.noise(self.flat, job, samples, prepared.client.round, step)
         parts = torch.split(row, [p.numel() for p in self.param_list])
@@ -212,7 +212,7 @@ class SequentialEngine:
     def _private_gradient(
         self, batch: Batch, carry: Tree, local: Local, protection: Protection
     ) -> tuple[Tensor, Sequence[Tensor], Tree]:
-        """Loss, gradient and carry of a step that protects the samples."""
+        """Loss, gradient and carry of a DP-SGD step."""
         assert self.runner.sample_dp is not None
         key, noise, expected = protection
         point = {name: p.detach() for name, p in local.params.items()}
@@ -321,7 +321,7 @@ class SequentialEngine:
             by_rate = {}
             for i in used:
                 by_rate.setdefault(rates[i], []).append(i)
-            by_rate.pop(0.0, None)  # neither the parameters nor their state change
+            by_rate.pop(0.0, None)  # parameters and state do not change
         state = {slot: list(by_name.values()) for slot, by_name in self.optimizer_state.items()}
         for rate, chosen in by_rate.items():
             self.optimizer.step_(
@@ -372,7 +372,7 @@ class _SequentialTrainer:
 
 
 def no_gradient(method: Method) -> HoldfastError:
-    """The error for a ``step`` whose objective is unknown."""
+    """The error for a ``step`` without an objective."""
     return HoldfastError(
         f"{method.name}: step returns weights without having called trainer.gradient; compute gradients with "
         "trainer.gradient(objective, params), or return None for the usual step"

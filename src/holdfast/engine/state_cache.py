@@ -11,7 +11,7 @@ from holdfast.methods.base import Tree
 from holdfast.runs import Checkpoint, ClientStates, RunDirectory
 from holdfast.runs.tensors import State
 
-RAM_BYTES = 2 << 30  # beyond this, states are written to the disk
+RAM_BYTES = 2 << 30  # limit above which states are written to the disk
 GPU_FRACTION = 0.25  # of the free GPU memory when the first state is stored
 
 

@@ -1,8 +1,9 @@
-"""The way of a round's uploads into the global model: compression, attack, check of their size, sum.
+"""Processing of a round's uploads: compression, attack, check of the norm, sum.
 
     engine ─ result ─▶ compression ─▶ attack ─▶ norm ─▶ sums (`UploadSums`, `PrivateSums`, `RobustSums`) ─▶ mean
 
-Results are added as they arrive, unless a step needs all of a round: an attack, or a limit relative to the median.
+Results are added as they arrive, unless a step needs all results of a round: an attack, or a limit relative to the
+median.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from holdfast.updates.privacy import total_norm
 from holdfast.updates.robust import RobustMean
 from holdfast.updates.secure import OutOfRange
 
-LARGE = 10.0  # an update this many times longer than the median is an incident
-ENOUGH = 4  # updates, for a median to compare with
+LARGE = 10.0  # multiple of the median norm from which an update is an incident
+ENOUGH = 4  # minimum number of updates for this comparison
 LARGE_UPDATE = "large update"
 
 
 class RoundUploads:
     """The uploads of one round.
 
-    Updates are the changes of the parameters that clients share, without those that stay with them (``private``).
+    Updates are the changes of the shared parameters; private parameters (``private``) are excluded.
     ``hostile`` are the attackers among all clients.
     """
 
@@ -64,7 +65,7 @@ class RoundUploads:
         self.compressed_bytes = 0
 
     def add(self, result: ClientResult) -> Incident | None:
-        """Take a valid result; returns why it is refused. Its tensors may be reused afterwards."""
+        """Add a valid result; returns the reason if it is rejected. Its tensors may be reused afterwards."""
         self.clients.append(result.client)
         if self.waiting is None:
             return self._add(result, self._norm(result), None)
@@ -73,13 +74,13 @@ class RoundUploads:
         return None
 
     def add_masked(self, result: ClientResult) -> None:
-        """Take note of a client whose upload is in the sum that the engine has brought."""
+        """Record a client whose upload is part of the sum that the engine provides."""
         self.clients.append(result.client)
         self.used.append(result.client)
         self._note(result)
 
     def compressed(self, result: ClientResult, compression: Compression, state: Tree | None) -> ClientResult:
-        """The result as the server reads it from a compressed upload; ``state`` is the client's before the round."""
+        """The result after compression and decompression; ``state`` is the client's state before the round."""
         before = {name: self.server.params[name] for name in self.names}
         result, sent = compressed(result, compression, before, state, self.settings.seed, self.server.round)
         buffers = {k: v for k, v in result.buffers.items() if k not in self.private}
@@ -87,7 +88,7 @@ class RoundUploads:
         return result
 
     def close(self) -> list[Incident]:
-        """Add what has waited for the others; returns who is refused, and whose update is conspicuous."""
+        """Add the results that were held back; returns the rejected clients and those with conspicuous updates."""
         incidents = []
         if self.waiting is not None:
             # Sorted: the sum then does not depend on the order in which an engine finishes clients.
@@ -101,11 +102,11 @@ class RoundUploads:
 
     @property
     def added(self) -> int:
-        """How many uploads are in the sums."""
+        """The number of uploads in the sums."""
         return len(self.used)
 
     def bytes(self, models: int) -> int:
-        """The bytes of all uploads; ``models`` are those of the models, if these are sent as they are."""
+        """The bytes of all uploads; ``models`` is the size of the models if they are sent uncompressed."""
         if not self.sums.sees_uploads:
             return self.sums.bytes
         return self.sums.bytes + (models if self.settings.compress is None else self.compressed_bytes)
@@ -116,7 +117,7 @@ class RoundUploads:
         return self.sums.record() | ({"attackers": attackers} if self.hostile else {})
 
     def _add(self, result: ClientResult, norm: Tensor, middle: float | None) -> Incident | None:
-        """Add one result, unless it is longer than allowed; ``middle`` is the median norm of the round."""
+        """Add one result, unless its norm exceeds the limit; ``middle`` is the median norm of the round."""
         self._note(result)
         most, ratio = self.settings.max_update_norm, self.settings.max_update_ratio
         if most is not None and float(norm) > most:
@@ -134,7 +135,7 @@ class RoundUploads:
         return None
 
     def _note(self, result: ClientResult) -> None:
-        """Keep the hash of an upload as it arrived."""
+        """Store the hash of an upload as received."""
         if result.digest is not None:
             self.received[result.client] = result.digest
         elif self.audited and all(value.device.type == "cpu" for value in result.shared.values()):
@@ -151,7 +152,7 @@ class RoundUploads:
             return total_norm(torch._foreach_sub(mine, before))
 
     def _large(self) -> list[Incident]:
-        """The clients whose updates are out of all proportion to the others'."""
+        """The clients whose update norms far exceed the median."""
         if len(self.norms) < ENOUGH:
             return []
         norms = torch.stack(list(self.norms.values())).tolist()
@@ -163,7 +164,7 @@ class RoundUploads:
         ]
 
     def _attacked(self, results: Sequence[ClientResult]) -> list[ClientResult]:
-        """The results with what the attackers send."""
+        """The results, with the attackers' updates replaced."""
         bad = [result.client in self.hostile for result in results]
         if self.attack is None or not any(bad):
             return list(results)
@@ -178,9 +179,9 @@ class RoundUploads:
 
 
 class RobustSums(UploadSums):
-    """A robust mean in place of the mean. Sums are the robust mean of what clients upload for them, times the clients.
+    """Robust aggregation. A sum is the robust mean of the clients' terms, times the number of clients.
 
-    Parameters that stay with the clients (``private``) are averaged as always: they are not exchanged.
+    Private parameters (``private``) are not exchanged; their plain mean is used.
     """
 
     def __init__(self, mean: RobustMean, server: Server, private: Collection[str]) -> None:
@@ -231,7 +232,7 @@ class RobustSums(UploadSums):
         return params, tree.get("buffers", {})
 
     def record(self) -> dict[str, Any]:
-        """The clients that the robust mean leaves out."""
+        """The clients that the robust mean excludes."""
         return {
             "rejected": [c for c, kept in zip(self.clients, self.kept.tolist(), strict=False) if not kept]
         }
@@ -245,10 +246,10 @@ def compressed(
     seed: int,
     round: int,
 ) -> tuple[ClientResult, Tensors]:
-    """The result as the server reads it from the compressed upload, and that upload.
+    """The result after compression and decompression, and the compressed upload.
 
-    ``before`` are the parameters that are exchanged, as they were sent; ``state`` is the client's before the round.
-    What an update loses is kept in the client's new state, if the compression has error feedback.
+    ``before`` are the exchanged parameters as broadcast; ``state`` is the client's state before the round. With error
+    feedback, the client's new state contains the compression error.
     """
     row = _row(result.shared, before)
     kept = (state or {}).get("residual", {}).get("update")
@@ -263,7 +264,7 @@ def compressed(
 
 
 def received(sent: Tensors, compression: Compression, before: Tensors) -> Tensors:
-    """The parameters that a client uploaded compressed; `HoldfastError` if ``sent`` is not such an upload."""
+    """Decompress a client's parameters; raises `HoldfastError` if ``sent`` is not a compressed upload."""
     row = _row(before, before)
     return _from_row(compression.decode(sent, len(row), row.dtype), before)
 
@@ -273,7 +274,7 @@ def _refused(result: ClientResult, norm: float, why: str) -> Incident:
 
 
 def _row(values: Tensors, before: Tensors) -> Tensor:
-    """The change of all values as one vector."""
+    """The changes of all values as one vector."""
     parts = [(values[k] - b).flatten() for k, b in before.items()]
     return torch.cat(
         [part if part.is_floating_point() else part.float() for part in parts] or [torch.zeros(0)]

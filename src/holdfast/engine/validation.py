@@ -1,4 +1,4 @@
-"""Federated evaluation: models tested by every client on its own validation samples."""
+"""Federated evaluation: every client tests models on its own validation samples."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from holdfast.metrics.over_sites import sample_mean, site_mean, site_spread, wor
 from holdfast.models.network import Output
 from holdfast.tasks.base import Task
 
-MAX_SITES = 1000  # up to this number, the values of each site are recorded
+MAX_SITES = 1000  # largest number of clients for which the values of each are recorded
 
 Scores = Callable[[Output], Tensor]
 
 
 @dataclass(eq=False)
 class ClientMetrics:
-    """Metrics that K clients measured on their own validation samples; NaN where one is not defined."""
+    """Metrics of K clients on their own validation samples; NaN if undefined."""
 
     clients: np.ndarray  # [K]
     samples: np.ndarray  # [K]
@@ -53,7 +53,7 @@ class PendingMetrics(Protocol):
 
 
 class Validation(Protocol):
-    """The clients' tests of a model on their own validation samples, here or at their sites."""
+    """The clients' tests of a model on their own validation samples, on this machine or at their sites."""
 
     sizes: np.ndarray
     """``[clients]``: the validation samples of each client."""
@@ -66,7 +66,7 @@ class Validation(Protocol):
     def start_each(
         self, clients: Sequence[int], models: Sequence[tuple[Tensors, Tensors]], scores: Sequence[Scores]
     ) -> PendingMetrics | None:
-        """Start the tests of clients' own models; None if they have no samples, or test their models themselves."""
+        """Start the tests of the clients' local models; None without samples, or if sites test them."""
 
 
 def validation_record(pending: Sequence[PendingMetrics], errors: Collection[str]) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def errors_among(metrics: Iterable[Metric]) -> frozenset[str]:
 
 
 def metric_names(task: Task, metrics: Iterable[Metric]) -> list[str]:
-    """What a client measures: the loss, the task's score if it is a mean over samples, and the metrics."""
+    """The names of a client's metrics: the loss, the task's score if it is a mean over samples, and the metrics."""
     score = [] if task.compares_samples else [task.score]
     return list(dict.fromkeys(["loss", *score, *(metric.name for metric in metrics)]))
 
 
 def defined_metrics(dataset: Dataset, y: Tensor, metrics: Sequence[Metric]) -> list[bool]:
-    """Which metrics these targets define, from made-up outputs; raises if a metric of the user's own fails."""
+    """Which metrics are defined for these targets, tested with artificial outputs; raises a user metric's error."""
     outputs = torch.from_numpy(np.random.default_rng(0).random((len(y), *dataset.output_shapes[0])))
     kept = dataset.task.reduce(outputs.to(y.dtype if y.is_floating_point() else torch.float32), y)
     y = y.double() if y.is_floating_point() else y
@@ -117,10 +117,10 @@ def defined_metrics(dataset: Dataset, y: Tensor, metrics: Sequence[Metric]) -> l
 def measurable(
     metrics: Sequence[Metric], clients: np.ndarray, defined: np.ndarray, required: bool
 ) -> list[Metric]:
-    """The metrics without those that no client's samples define, of which it warns; it raises for the primary one.
+    """The metrics that are defined for at least one client; warns of the others.
 
-    ``defined`` [K, metrics]: which clients' samples define which metric. If the metrics were asked for
-    (``required``), each that no client's samples define raises. Warns of clients that do not define one.
+    ``defined`` [K, metrics]: whether a metric is defined on a client's samples. Raises an error if the primary metric
+    is defined for no client, or any metric if the user has set them (``required``). Warns of clients without one.
     """
     kept = []
     for number, metric in enumerate(metrics):
@@ -189,7 +189,7 @@ class ValidationSet:
         models: Sequence[tuple[Tensors, Tensors]],
         scores: Sequence[Scores],
     ) -> PendingValidation | None:
-        """Start the tests of clients' own models, the models side by side; None if they have no samples."""
+        """Start the tests of the clients' local models, in parallel; None without samples."""
         timer = DeviceTimer(self.context.device)
         chosen = [at for at, client in enumerate(clients) if client in self.places]
         if not chosen:

@@ -1,4 +1,4 @@
-"""A site's own account of the privacy of its samples, which does not rely on the server's."""
+"""A site's own privacy account of its samples, independent of the server's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.updates.sample_privacy import parse_dp_samples
 class SiteAccount:
     """The rounds of one of a site's clients in one run, in ``STATE-DIR/RUN/CLIENT/sample-privacy.json``.
 
-    A round counts before it is computed, and again if the server asks for it again: each time with new noise.
+    A round is counted before it is computed, and again if it is repeated, since each computation adds new noise.
     """
 
     def __init__(self, folder: Path, client: int, settings: Settings) -> None:
@@ -39,7 +39,7 @@ class SiteAccount:
         if spent > self.dp.epsilon:
             raise HoldfastError(
                 f"dp_samples: client {self.client} would spend epsilon {spent:.4g} in all with round {rounds}, more "
-                f"than its budget of {self.dp.epsilon:g}; it takes part no more"
+                f"than its budget of {self.dp.epsilon:g}; it takes part in no further round"
             )
         with files.writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)

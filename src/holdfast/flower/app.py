@@ -36,7 +36,7 @@ Config = Mapping[str, Any]
 
 SETTINGS = {*settings_with(Role.RESULT, Role.LIMIT)} - {"probe_every"}
 OWN = ("clients", "out", "wait", "schedule", "code-dir")
-FREE = "data"  # keys of the app's own functions begin with this
+FREE = "data"  # prefix of the keys of the app's own functions
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,17 +49,17 @@ class FlowerApp:
             it may return a `Federation`, of which the site serves the clients ``partition-id``, ``partition-id`` +
             ``num-partitions``, and so on.
         server_data: called at the server with the run's config; returns the samples on which models are tested
-            and, as the training part, the server's own training samples (`for_server`). None if the server has no data:
-            then the sites test models on validation samples, and describe what their data are like.
-        model: makes the ``torch.nn.Module``; by default the run's config names it, ``model = "cnn"``.
-        method: the `Method`; by default the run's config names it, ``method = "fedntd:beta=1"``.
+            and, as the training part, the server's own training samples (`for_server`). None if the server has no data;
+            the sites then test models on validation samples and send a description of their data's format.
+        model: a function that returns the ``torch.nn.Module``; by default ``model = "cnn"`` in the run's config.
+        method: the `Method`; by default ``method = "fedntd:beta=1"`` in the run's config.
 
     The run's config (``[tool.flwr.app.config]``) holds the settings of `holdfast.train` with hyphens
     (``batch-size``), and ``clients`` (their number), ``out`` (the run's directory on the server), ``wait``
     (seconds to wait for all clients at the start), for streams ``schedule``, and ``code-dir`` (the server's folder of
     methods and models in files, ``method = "mine.py:Mine"``; a site's is in its ``--node-config``). Keys that begin
-    with ``data`` are free for the app's own functions. ``""``, or 0 where it is not a valid value, means that a key is
-    not set.
+    with ``data`` are reserved for the app's own functions. A key is unset if its value is ``""``, or 0 where 0 is
+    invalid.
     """
 
     site_data: Callable[[Config, Config], Dataset | Federation]
@@ -85,8 +85,8 @@ class FlowerApp:
     def client_app(self, mods: Sequence[Mod] = ()) -> ClientApp:
         """The app for the sites.
 
-        ``mods`` are Flower's, such as ``LocalDpMod``; a mod added in another way changes sealed replies, which the
-        server refuses.
+        ``mods`` are Flower's, such as ``LocalDpMod``. A mod that is added in another way changes sealed replies, which
+        the server rejects.
         """
         from flwr.clientapp import ClientApp
 
@@ -112,14 +112,14 @@ class FlowerApp:
 
 
 def _folder(config: Config) -> Path | None:
-    """The folder of methods and models in files that the person at this machine names."""
+    """This machine's folder of user-defined methods and models."""
     return Path(str(config["code-dir"])).expanduser() if config.get("code-dir") else None
 
 
 class AppConfig:
     """The parsed config of a run; the server and all sites have the same.
 
-    Code that it names is loaded from files in ``code_dir`` alone, which ``place`` sets at this machine.
+    References to code are loaded from files in ``code_dir`` only, which ``place`` sets on this machine.
     """
 
     def __init__(
@@ -137,19 +137,17 @@ class AppConfig:
             given[key.replace("-", "_")] = value
         optional = {name for name, default in DEFAULTS.items() if default is None}
         given = {k: v for k, v in given.items() if v != "" and not (k in optional and v == 0)}
-        # Testing local models on the server is to be asked for: what a method keeps at its client would leave it.
+        # Tests of local models on the server are opt-in, since they send private parameters to the server.
         with own.only_from(code_dir, self.advice):
             experiment = Experiment.from_mapping({"evaluate_locals": False, **given})
         if experiment.attack is not None:
-            raise HoldfastError(
-                "attack is for simulations; leave it out on Flower, where sites send what they send"
-            )
+            raise HoldfastError("attack is for simulations; leave it out on Flower, where clients are real")
         if experiment.secure is not None and experiment.evaluate_locals:
             raise HoldfastError(
                 "evaluate_locals needs every client's model at the server, and secure hides them; leave one of them out"
             )
         values = {name: getattr(experiment, name) for name in SCHEDULE_SETTINGS}
-        # Sites keep what they remember for the last checkpoint only, so there is one every round.
+        # Sites keep client states for the last checkpoint only, so every round has a checkpoint.
         self.settings = Settings(
             **values
             | {
@@ -168,7 +166,7 @@ class AppConfig:
             return method_from(self.described["method"])
 
     def model(self) -> ModelSpec | OwnModel | nn.Module:
-        """The model; the app's own is made with the run's seed, so that its initial weights are the same everywhere."""
+        """The model; the app's function runs with the run's seed, so that initial weights are the same everywhere."""
         if self.app.model is None:
             with own.only_from(self.code_dir, self.advice):
                 return model_from(self.described["model"])
@@ -182,8 +180,8 @@ class AppConfig:
         return method | ({} if self.app.model is not None else own.hashes(self.described["model"]))
 
     def check_code(self, content: RecordDict) -> None:
-        """Raise if the server's message names files that are not the same at this site."""
-        from holdfast.flower.messages import ConfigReader  # which needs Flower
+        """Raise an error if files named in the server's message differ from this site's."""
+        from holdfast.flower.messages import ConfigReader  # imports Flower
 
         for name, found in self.code.items():
             expected = ConfigReader(content, "code").text(name, 64)
@@ -202,7 +200,7 @@ class AppConfig:
 
 
 def _with_secret_noise(name: str, given: Described | None) -> dict[str, Any] | None:
-    """The options of ``dp`` or ``dp_samples`` with noise from a secret: all sites know the run's seed."""
+    """The options of ``dp`` or ``dp_samples`` with noise from a secret, since all sites know the run's seed."""
     if given is None:
         return None
     described = parse_dp(given).describe() if name == "dp" else parse_dp_samples(given).describe()

@@ -28,8 +28,8 @@ def write_certificates(
 ) -> list[Path]:
     """Write the files that TLS and node authentication need; existing files are not replaced.
 
-    ``hosts`` are the server's host names and addresses, ``nodes`` the sites' names. An authority that exists in
-    ``folder`` is used again, so that hosts and nodes can be added later. Returns the files written, of these:
+    ``hosts`` are the server's host names and addresses, ``nodes`` the sites' names. An existing authority in
+    ``folder`` is reused, so that hosts and nodes can be added later. Returns the files written, of these:
 
         ca.crt, ca.key              the authority; every site gets ca.crt, nobody gets ca.key
         server.pem, server.key      the server's certificate and its key

@@ -1,4 +1,4 @@
-"""What a site's clients remember between rounds, on the site's own disk."""
+"""Storage of client states between rounds, on the site's disk."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from holdfast.runs.tensors import from_bytes, to_bytes
 class SiteClientStates:
     """One file per client and round, ``STATE-DIR/RUN/CLIENT/ROUND.safetensors``.
 
-    The server names the round whose memory a client continues from. The memory of a round that was never completed,
-    or whose result the server refused, is thus ignored.
+    The server sends the round whose state a client continues from. States of rounds that were not completed, or whose
+    results the server rejected, are thus ignored.
     """
 
     def __init__(self, node: Config, run: str) -> None:
@@ -24,7 +24,7 @@ class SiteClientStates:
         self.root = Path(str(node.get("state-dir") or home / "holdfast")) / run
 
     def get(self, client: int, round: int) -> Tree | None:
-        """What the client remembered after that round; None if there is no file of it."""
+        """The client's state after that round; None without a file."""
         path = self._file(client, round)
         if not path.exists():
             return None
@@ -38,7 +38,7 @@ class SiteClientStates:
             ) from None
 
     def put(self, client: int, round: int, memory: Tree, previous: int) -> None:
-        """Store what the client remembers after ``round``, which it started with the memory of ``previous``."""
+        """Store the client's state after ``round``, which started from the state of round ``previous``."""
         flat = dict(leaves(memory))
         if not flat:
             return

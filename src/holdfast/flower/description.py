@@ -1,4 +1,4 @@
-"""What a server without data must know of the sites' data set: types, shapes, classes and the task, but no sample."""
+"""The description of the sites' data set for a server without data: types, shapes, classes and task, no samples."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def describe_dataset(dataset: Dataset) -> str:
 
 
 def described_dataset(description: str, shape: list[int], preprocess: str) -> Dataset:
-    """The data set without samples that a site described; a `WireError` if it is none."""
+    """The data set without samples from a site's description; an invalid one raises a `WireError`."""
     try:
         found = json.loads(description)
         validate_schema(found, Description)

@@ -52,7 +52,7 @@ from holdfast.metrics.by_task import Metric, metrics_of
 from holdfast.updates.compression import parse_compression
 from holdfast.updates.secure import FixedPoint, Layout, parse_secure
 
-MAX_ATTEMPTS = 3  # to get enough replies for a round
+MAX_ATTEMPTS = 3  # attempts to get enough replies for a round
 PAUSE_SECONDS = 5.0  # between two attempts
 
 Result = TypeVar("Result")
@@ -101,7 +101,7 @@ class FlowerEngine:
     def evaluate(
         self, sent: Broadcast, jobs: Sequence[Job]
     ) -> Iterator[tuple[int, dict[str, float]] | Incident]:
-        """Each client, and what it measured of the model on its validation samples."""
+        """Each client with its metrics of the model on its validation samples."""
 
         def read(job: Job, sent: Broadcast, content: RecordDict) -> Iterator[tuple[int, dict[str, float]]]:
             fields = self._fields(job, sent, content, f"metrics {job.client}")
@@ -112,7 +112,7 @@ class FlowerEngine:
     def _collect(
         self, kind: str, sent: Broadcast, jobs: Sequence[Job], read: Reader[Result]
     ) -> Iterator[Result | Incident]:
-        """Send the request and read the replies; too few valid replies are followed by further attempts."""
+        """Send the request and read the replies; repeat it if there are too few valid replies."""
         collected: dict[int, list[Result | Incident]] = {job.client: [] for job in jobs}
         missing = list(jobs)
         for attempt in range(MAX_ATTEMPTS):
@@ -170,7 +170,7 @@ class FlowerEngine:
         yield from (replace(result, loss=loss) for result in results)
 
     def sum_statistics(self, sent: Broadcast, jobs: Sequence[Job]) -> tuple[Tree, int, list[Incident]]:
-        """The sum of the clients' statistics under the final model, of how many clients, and the incidents."""
+        """The sum of the clients' statistics under the final model, the number of clients, and the incidents."""
         assert self.secure is not None
         grid = self.secure.grid(len(jobs))
         dummy = replace(jobs[0], ids=self._dummy_ids(jobs[0]))
@@ -196,9 +196,9 @@ class FlowerEngine:
         fields: Mapping[str, Any],
         read: Callable[[Job, RecordDict], Iterator[Result | Incident]],
     ) -> tuple[Tensor, list[Result], list[Incident]]:
-        """The sum of the clients' vectors, what they sent besides in the order of ``jobs``, and the incidents.
+        """The sum of the clients' vectors, their other values in the order of ``jobs``, and the incidents.
 
-        Where too few clients remain, further attempts follow, with new keys.
+        If too few clients remain, the sum is repeated with new keys.
         """
         assert self.secure is not None
         of_client, incidents = {job.client: job for job in jobs}, list[Incident]()
@@ -257,7 +257,7 @@ class FlowerEngine:
 
     def _round_request(self, sent: Broadcast, jobs: Sequence[Job]) -> RoundRequest:
         counts = self.population.counts
-        # Under differential privacy and secure aggregation no site learns what the others hold.
+        # Under differential privacy and secure aggregation, sites do not receive the others' label counts.
         withheld = self.app_config.settings.withholds_counts
         class_counts = np.zeros(counts.shape[2], np.int64) if withheld else counts.sum((0, 1))
         return RoundRequest(
@@ -300,9 +300,9 @@ class FlowerEngine:
         return to_device(tree, self.context.device)
 
     def _expected_spec(self, kind: str, sent: Broadcast, job: Job) -> TreeSpec:
-        """The spec of the tensors that this client must send, from running it here on one or two dummy samples.
+        """The spec of the tensors that this client must send, from a run on the server with one or two dummy samples.
 
-        It is the same for all clients without a payload of their own.
+        It is the same for all clients without an individual payload.
         """
         ids = self._dummy_ids(job)
         samples = len(ids)
@@ -321,11 +321,11 @@ class FlowerEngine:
         return self._specs[kind, samples]
 
     def _dummy_ids(self, job: Job) -> np.ndarray:
-        """One or two of the server's own samples in place of those of a client."""
+        """One or two of the server's samples, as dummies for a client's samples."""
         return np.arange(len(self.data.x) - min(2, len(job.ids)), len(self.data.x))
 
     def _dummy_result(self, sent: Broadcast, job: Job) -> ClientResult:
-        """What a client's result is like."""
+        """A client's result on dummy samples."""
         engine = SequentialEngine(self.method, self.context, self.data, self.app_config.settings)
         dummy = Job(job.client, self._dummy_ids(job), job.stage, job.payload)
         return next(engine.train(sent, [dummy]))
@@ -380,8 +380,8 @@ class FlowerEngine:
         )
 
     def _remembered(self, fields: ConfigReader, memory: Tree, sent: Broadcast) -> dict[str, Any]:
-        """What a client sends besides its upload."""
-        # The memory itself stays at the site, except for tests of local models; the server keeps its round.
+        """The values that a client sends in addition to its upload."""
+        # The state itself stays at the site, except for tests of local models; the server stores its round.
         if fields.integer("has-memory", 0, 1):
             memory = memory | {"round": torch.tensor(sent.round)}
         return {
@@ -391,6 +391,6 @@ class FlowerEngine:
         }
 
     def _metrics(self, fields: ConfigReader, key: str) -> dict[str, float]:
-        """The metrics that a client sent under a key, as far as they are recorded."""
+        """The recorded metrics among those that a client sent under a key."""
         values = dict(zip(self.measured, fields.numbers(key, len(self.measured)), strict=True))
         return {name: values[name] for name in self.recorded}

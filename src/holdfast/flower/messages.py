@@ -50,7 +50,7 @@ def tree_from_record(
 
 
 def digest_of(content: RecordDict, client: int) -> str:
-    """The SHA-256 of a client's part of a reply as it arrived, whether it is valid or not."""
+    """The SHA-256 of a client's part of a reply as received, valid or not."""
     found = sha256()
     for name in sorted(name for name in content if name.rpartition(" ")[2] == str(client)):
         found.update(f"{name}\n".encode())
@@ -139,12 +139,14 @@ class RoundRequest:
     round: int
     stage: int
     clients: Sequence[int]
-    memory_rounds: Sequence[int]  # for each client, the round whose memory it continues from; 0: none
+    memory_rounds: Sequence[int]  # for each client, the round whose state it continues from; 0: none
     num_clients: int
     class_counts: Sequence[int]
     bounds: tuple[float, float]  # the smallest and largest value of any sample in the federation
     stages: int
-    noise_multipliers: Sequence[float]  # for each client, of the noise that protects its samples; 0: none
+    noise_multipliers: Sequence[
+        float
+    ]  # for each client, the noise multiplier of sample-level privacy; 0: none
 
     def to_record(self) -> ConfigRecord:
         return ConfigRecord(

@@ -31,29 +31,29 @@ _log = logging.getLogger("flwr")  # the logger whose records Flower displays
 
 
 class Nodes:
-    """The connected nodes and their clients; each node is asked for a report when it first connects."""
+    """The connected nodes and their clients; each node is requested to report when it first connects."""
 
     def __init__(self, grid: Grid, dataset: Dataset | None, code: Mapping[str, str] | None = None) -> None:
         """``code`` are the hashes of files with methods and models, which every site must have.
 
-        ``dataset`` is the server's; None if the server has no data, and learns from the sites what theirs are like.
+        ``dataset`` is the server's; None for a server without data, which uses the sites' description of theirs.
         """
         self.grid, self.described = grid, dataset
         self.description: str | None = None  # which all sites must have, if the server has no data
         self.code = {"code": ConfigRecord(dict(code))} if code else {}
-        self.refusals: dict[int, str] = {}  # why connected nodes have no report
+        self.refusals: dict[int, str] = {}  # the reasons why connected nodes have no report
         self.reports: dict[int, SiteReport] = {}  # by node, in the order of arrival
         self.of_client: dict[int, int] = {}  # the node of each client
 
     @property
     def dataset(self) -> Dataset:
-        """The server's data set, or one without samples that is like those of the sites."""
+        """The server's data set, or the one without samples that sites describe."""
         if self.described is None:
             raise HoldfastError("no site has described its data set yet")
         return self.described
 
     def refresh(self, seconds: float = DESCRIBE_SECONDS) -> None:
-        """Update the connected nodes; if the SuperLink cannot be reached, they stay as they are."""
+        """Update the connected nodes; unchanged if the SuperLink cannot be reached."""
         try:
             online = set(self.grid.get_node_ids())
             new = sorted(online - self.reports.keys())
@@ -88,7 +88,7 @@ class Nodes:
         return report
 
     def _check(self, report: SiteReport) -> None:
-        """Refuse a site whose samples differ in kind from the server's."""
+        """Raise an error if a site's samples differ in kind from the server's."""
         site = f"the site of client {format_clients(report.clients)}"
         if self.description is not None and report.dataset != self.description:
             raise HoldfastError(
@@ -138,7 +138,7 @@ class Nodes:
     ) -> tuple[dict[int, Message], dict[int, Incident]]:
         """Send each node its records and wait for the replies.
 
-        Returns the replies and the incidents by node; a node that does not answer in time has neither.
+        Returns the replies and the incidents by node; a node without a reply in time has neither.
         """
         try:
             return self._exchange(kind, content, seconds)
@@ -153,7 +153,7 @@ class Nodes:
         read: Callable[[RecordDict], Iterator[Result | Incident]],
         seconds: float | None,
     ) -> Iterator[Result | Incident]:
-        """A client's part of its site's reply, or the incident that prevents it; ``seconds`` were waited."""
+        """A client's part of its site's reply, or the incident that prevents it, after a wait of ``seconds``."""
         node = self.of_client.get(client)
         if node is None:
             yield Incident(client, "offline", "no node serves it now")
@@ -174,7 +174,7 @@ class Nodes:
     def _exchange(
         self, kind: str, content: Mapping[int, Mapping[str, Any]], seconds: float | None
     ) -> tuple[dict[int, Message], dict[int, Incident]]:
-        """`request` without care for the errors of Flower's transport."""
+        """`request` without handling of the errors of Flower's transport."""
         requests = {
             node: make_message(kind, node, {**records, **self.code, **new_binding()}, ttl=seconds)
             for node, records in content.items()

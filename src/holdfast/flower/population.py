@@ -40,7 +40,7 @@ class SiteReport:
 
     @staticmethod
     def properties(reply: Message) -> ConfigReader:
-        """The report's values that are no arrays."""
+        """The report's values that are not arrays."""
         return ConfigReader(reply.content, "properties")
 
     @classmethod
@@ -89,7 +89,7 @@ class SiteReport:
 class Population:
     """All clients, numbered from 0, as described by the reports of their sites."""
 
-    run: str  # id of the run, 32 hexadecimal digits, by which sites find the memories of their clients
+    run: str  # id of the run, 32 hexadecimal digits, under which sites store client states
     counts: np.ndarray  # int64 [clients, stages, C]
     leaves: np.ndarray
     cumulative: bool
@@ -201,6 +201,6 @@ class Population:
 
 
 def format_clients(clients: Sequence[int]) -> str:
-    """At most ten numbers, and how many more there are: ``0, 1, 2``."""
+    """At most ten numbers, and the count of the others: ``0, 1, 2``."""
     shown = ", ".join(map(str, clients[:10]))
     return shown if len(clients) <= 10 else f"{shown} and {len(clients) - 10} more"

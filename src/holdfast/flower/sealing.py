@@ -1,7 +1,7 @@
-"""Binding of replies to requests: neither a recorded reply, nor one of another site, nor a changed one is accepted.
+"""Binding of replies to requests: replayed replies, replies of another site and changed replies are rejected.
 
-Every request contains a nonce, a random number that its receiver alone gets. The site seals its reply with an
-HMAC-SHA256, keyed with the nonce, over what was requested (run, round, clients) and over all records of the reply.
+Every request contains a nonce, a random number that only its receiver gets. The site seals its reply with an
+HMAC-SHA256, keyed with the nonce, over the request (run, round, clients) and over all records of the reply.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def new_binding() -> dict[str, ConfigRecord]:
 def seal_reply(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """A mod of Flower's ClientApp: the app's reply, sealed if the request is bound.
 
-    It must be the first of several mods, so that it seals what the others make of the reply.
+    It must be the first of several mods, so that it seals the reply after the changes of the others.
     """
     reply = call_next(message, context)
     if BINDING in message.content and not reply.has_error():
@@ -45,7 +45,7 @@ def seal_of(request: RecordDict, reply: RecordDict) -> ConfigRecord:
 
 
 def check_seal(request: RecordDict, reply: RecordDict) -> None:
-    """Raise a `WireError` if the reply is not the one that the receiver of this request sealed."""
+    """Raise a `WireError` unless the receiver of this request has sealed the reply."""
     nonce = _nonce(request)
     if SEAL not in reply:
         raise WireError("forged", "it has no seal; all sites need the server's version of Holdfast")

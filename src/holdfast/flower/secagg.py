@@ -2,11 +2,12 @@
 
 In each round every client makes two key pairs and a seed. Each pair of neighbours agrees on a mask by their mask keys
 (Diffie-Hellman on P-384); one adds it and the other subtracts it. The seed expands to a further mask of the client
-alone. Of its seed and its mask key a client deals shares to its neighbours (Shamir), encrypted with keys that they
-agree on by their channel keys, so that the server passes on what it cannot read. At the end each client reveals its
-share of the seed of every client whose upload arrived, and of the mask key of every other one: never both.
+alone. Each client deals shares of its seed and its mask key to its neighbours (Shamir). The shares are encrypted with
+keys derived from the channel keys, so that the server forwards them without being able to read them. At the end each
+client reveals its share of the seed of every client whose upload arrived, or of the mask key of every other client:
+never both.
 
-Flower's generator of masks reduces a seed to 32 bits, which can be tried out; masks here are AES-256 in counter mode.
+Flower's generator of masks reduces a seed to 32 bits, which allows brute force; masks here are AES-256 in counter mode.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class Dealt:
-    """What one neighbour receives of a dealing."""
+    """The part of a dealing for one neighbour."""
 
     ciphertext: bytes
     seed_digest: bytes
@@ -57,7 +58,7 @@ class Dealt:
 
 @dataclass(frozen=True)
 class Dealing:
-    """What a client deals: for each neighbour two encrypted shares, and the digests by which they are recognised.
+    """A client's dealing: two encrypted shares for each neighbour, and the digests that identify them.
 
     ``holders`` are the client itself and its neighbours; the client's own entry of ``ciphertexts`` is empty.
     """
@@ -99,11 +100,11 @@ class Seat:
 
     @property
     def public(self) -> PublicKeys:
-        """What the others receive."""
+        """The public keys, for the other clients."""
         return PublicKeys(_public(self.mask_key), _public(self.channel_key))
 
     def deal(self, keys: Mapping[int, PublicKeys], threshold: int) -> Dealing:
-        """Deal shares of which ``threshold`` are enough to the owners of ``keys``: this client and its neighbours."""
+        """Deal shares with this ``threshold`` to the owners of ``keys``: this client and its neighbours."""
         if keys.get(self.client) != self.public:
             raise HoldfastError("secure aggregation: the server names other keys of this client than its own")
         everyone = [key for each in keys.values() for key in (each.masks, each.channel)]
@@ -130,7 +131,7 @@ class Seat:
         return Dealing(list(keys), ciphertexts, seed_digests, key_digests, _digest(self.seed))
 
     def receive(self, dealt: Mapping[int, Dealt]) -> None:
-        """Take the shares that neighbours dealt to this client."""
+        """Store the shares that neighbours dealt to this client."""
         channels = dict(zip(self.neighbours, self.channel_keys, strict=True))
         for dealer, each in dealt.items():
             try:
@@ -153,7 +154,7 @@ class Seat:
             )
 
     def mask(self, values: Tensor, bits: int) -> Tensor:
-        """The vector of whole numbers with this client's masks, modulo 2^``bits``; once."""
+        """The integer vector plus this client's masks, modulo 2^``bits``; can be called once."""
         if self.masked or not self.dealers:
             raise HoldfastError(
                 "secure aggregation: an upload is to be masked twice, or before shares arrived"
@@ -183,7 +184,7 @@ class Seat:
 
 @dataclass
 class Unmasking:
-    """The server's knowledge of one secure sum: public keys, digests, and the shares that are revealed."""
+    """The server's state of one secure sum: public keys, digests, and revealed shares."""
 
     threshold: int
     bits: int
@@ -196,14 +197,14 @@ class Unmasking:
         self._there = frozenset(self.present)
 
     def asked_of(self, client: int) -> tuple[list[int], list[int]]:
-        """The dealers of whose seeds, and of whose mask keys, a client is to reveal its shares."""
+        """The dealers whose seed shares, and those whose mask-key shares, a client must reveal."""
         dealers = [k for k in self.dealings[client].holders if k in self.dealings]
         return [k for k in dealers if k in self._there], [k for k in dealers if k not in self._there]
 
     def add(self, client: int, revealed: Sequence[bytes]) -> int | None:
-        """Take a client's shares in the order of `asked_of`; returns the first dealer whose share it changed, if any.
+        """Add a client's shares in the order of `asked_of`; returns the first dealer whose share is falsified, if any.
 
-        Then none of its shares is used.
+        In that case none of the client's shares is used.
         """
         present, lost = self.asked_of(client)
         pairs = list(zip([*present, *lost], revealed, strict=True))
@@ -217,13 +218,13 @@ class Unmasking:
 
     @property
     def needed(self) -> list[int]:
-        """The clients of whose secrets shares are needed: of all uploads, and of lost clients with masks in them."""
+        """The clients whose secrets must be reconstructed: those with uploads, and lost clients with masks in them."""
         lost = [k for k in self.dealings if k not in self._there]
         return [*self.present, *(k for k in lost if self._there.intersection(self.dealings[k].holders))]
 
     @property
     def suffices(self) -> bool:
-        """Whether enough shares are revealed."""
+        """Whether the revealed shares suffice."""
         return all(len(self.shares.get(dealer, ())) >= self.threshold for dealer in self.needed)
 
     def unmasked(self, total: Tensor) -> Tensor:
@@ -258,14 +259,14 @@ class Unmasking:
 
 
 def expand(seed: bytes, count: int, bits: int) -> Tensor:
-    """A mask: uniform whole numbers of so many bits, from a seed of 32 bytes; int64."""
+    """A mask: uniform integers with this number of bits, from a seed of 32 bytes; int64."""
     stream = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
     values = np.frombuffer(stream.update(bytes(count * bits // 8)), f"<i{bits // 8}")
     return torch.from_numpy(values.astype(np.int64))
 
 
 def shared_mask(private: bytes, public: bytes, mine: int, other: int, count: int, bits: int) -> Tensor:
-    """What the client ``mine`` adds for the mask that it shares with ``other``, of either's view of the key."""
+    """The term that client ``mine`` adds for the mask that it shares with ``other``; both derive the same key."""
     mask = expand(base64.urlsafe_b64decode(_agreed(private, public)), count, bits)
     return mask if mine > other else -mask
 

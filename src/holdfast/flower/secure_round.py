@@ -1,7 +1,7 @@
 """The server's side of secure aggregation: the stages of one secure sum.
 
-What a client fails to do in a stage is an incident. A client lost before its upload arrives is left out of the sum; the
-others then reveal what its masks leave behind. A client lost afterwards is in the sum.
+A client's failure in a stage is an incident. A client that is lost before its upload arrives is excluded from the sum;
+the others then reveal the shares that remove its masks. A client that is lost afterwards is part of the sum.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TooFew(HoldfastError):
 
 
 class SecureRound:
-    """One secure sum over a round's clients, ``seats`` of them, including those that were not to be reached."""
+    """One secure sum over a round's ``seats`` clients, including those that could not be reached."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class SecureRound:
         seats: int,
         seconds: float | None,
     ) -> None:
-        """``seconds``: how long each stage waits."""
+        """``seconds``: the timeout of each stage."""
         self.nodes, self.secure, self.grid, self.number = nodes, secure, grid, number
         self.seats, self.seconds = seats, seconds
         self.session = secrets.token_hex(16)
@@ -69,7 +69,7 @@ class SecureRound:
         length: int,
         read: Callable[[int, RecordDict], Iterator[Answer | Incident]],
     ) -> tuple[Tensor, dict[int, Answer]]:
-        """The sum of the vectors of ``length`` whole numbers, and what their clients sent besides.
+        """The sum of the vectors of ``length`` integers, and the clients' other values.
 
         ``kind`` and ``content`` are the request for the uploads; `TooFew` if too few clients remain.
         """
@@ -90,7 +90,7 @@ class SecureRound:
 
         self.keys = self._ask(KEYS, clients, self._requests(clients), read)
         circle = list(self.keys)
-        secrets.SystemRandom().shuffle(circle)  # so that nobody chooses its neighbours
+        secrets.SystemRandom().shuffle(circle)  # random seats, so that no client can choose its neighbours
         self.neighbours = {
             client: sorted(circle[seat] for seat in self.secure.neighbourhood(place, len(circle)))
             for place, client in enumerate(circle)
@@ -210,7 +210,7 @@ class SecureRound:
         requests: Content,
         read: Callable[[int, RecordDict], Iterator[Answer | Incident]],
     ) -> dict[int, Answer]:
-        """The answers of a stage by client; those that give none are incidents."""
+        """The replies of a stage by client; clients without a reply are incidents."""
         replies, faults = self.nodes.request(kind, requests, self.seconds)
         answers: dict[int, Answer] = {}
         for client in clients:
@@ -226,7 +226,7 @@ class SecureRound:
         return answers
 
     def _require(self, there: Mapping[int, object]) -> None:
-        """Raise unless enough clients are there for the masks to be removed."""
+        """Raise an error unless enough clients remain to remove the masks."""
         circles = (self.neighbours[client] for client in self.dealings or self.keys)
         enough = (len(there.keys() & set(circle)) >= self.threshold for circle in circles)
         if not there or not all(enough):

@@ -2,8 +2,8 @@
 
     keys ─▶ shares ─▶ training (or statistics), masked ─▶ unmask
 
-Flower starts a new process for every message. A client's secrets are kept between them in the context of the app,
-which is in the SuperNode's memory and never on a disk, and are dropped with the last stage.
+Flower starts a new process for every message. Between messages, a client's secrets are stored in the context of the
+app, which is in the SuperNode's memory and never on a disk. The last stage deletes them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def shares(app: FlowerApp, app_config: AppConfig, message: Message, context: Con
         numbers = neighbours.integers("clients")
         public = (neighbours.blobs(key, len(numbers), PUBLIC_BYTES) for key in ("masks", "channel"))
         named = {k: PublicKeys(*pair) for k, *pair in zip(numbers, *public, strict=True)}
-        # A site does not rely on the server for a threshold: with a low one it could remove a single client's masks.
+        # A site checks the threshold itself: with a low one the server could remove a single client's masks.
         least = replace(secure, neighbours=None).threshold_of(len(named))
         if threshold < least:
             raise HoldfastError(
@@ -117,7 +117,7 @@ def shares(app: FlowerApp, app_config: AppConfig, message: Message, context: Con
 
 
 def train_masked(app: FlowerApp, app_config: AppConfig, message: Message, context: Context) -> Message:
-    """Train the requested clients one by one, and mask what they upload."""
+    """Train the requested clients one by one, and mask their uploads."""
     work = MaskedWork(app, app_config, message, context)
     return make_reply(message, dict(for_each_client(work, work.train_masked)))
 
@@ -129,7 +129,7 @@ def masked_statistics(app: FlowerApp, app_config: AppConfig, message: Message, c
 
 
 def unmask(app: FlowerApp, app_config: AppConfig, message: Message, context: Context) -> Message:
-    """Reveal shares, once, and drop each client's secrets."""
+    """Reveal shares, once, and delete each client's secrets."""
     seats = Seats(message, context)
 
     def revealed(client: int) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class MaskedWork(RoundWork):
         return seat
 
     def _masked(self, seat: Seat, values: Tensor) -> dict[str, Tensor]:
-        """The values with the client's masks; its secrets are kept for the last stage."""
+        """The values plus the client's masks; its secrets are stored for the last stage."""
         masked = self.grid.reduce(seat.mask(values, self.grid.bits))
         self.seats.put(seat)
         return {"masked": masked.to(torch.int32 if self.grid.bits == 32 else torch.int64)}

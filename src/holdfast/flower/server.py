@@ -100,7 +100,7 @@ class FlowerTraining(Training):
         )
 
     def held_out(self, federation: Federation, settings: Settings) -> Federation:
-        """The federation as it is: sites hold out samples themselves, and report what is left."""
+        """The federation unchanged: sites hold out samples themselves, and report the remaining ones."""
         return federation
 
     def validation_set(self, required: bool) -> Validation | None:
@@ -160,7 +160,7 @@ class FlowerTraining(Training):
     def sum_statistics(
         self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]
     ) -> tuple[Tree, int, list[Incident]]:
-        """The sum of the clients' statistics under the final model, of how many clients, and who is left out."""
+        """The sum of the clients' statistics under the final model, the number of clients, and the incidents."""
         assert isinstance(self.engine, FlowerEngine)
         if loop.secure is not None:
             return self.engine.sum_statistics(sent, jobs)

@@ -113,7 +113,7 @@ class Site:
 
 
 def _in_first_class(counts: np.ndarray, protected: bool) -> np.ndarray:
-    """Label counts ``[..., C]`` as they leave the site: where they are protected, only how many samples there are."""
+    """Label counts ``[..., C]`` to send; under privacy all samples are counted in the first class."""
     if not protected:
         return counts
     withheld = np.zeros_like(counts)
@@ -157,7 +157,7 @@ def describe(app: FlowerApp, app_config: AppConfig, message: Message, context: C
 
 
 def train(app: FlowerApp, app_config: AppConfig, message: Message, context: Context) -> Message:
-    """Train the requested clients one by one; an error of one does not affect the others."""
+    """Train the requested clients one by one; an error of one client does not affect the others."""
     _refuse_open_uploads(app_config)
     work = RoundWork(app, app_config, message, context.node_config)
     return make_reply(message, dict(for_each_client(work, work.train)))
@@ -231,7 +231,7 @@ def guarded(client: int, records: Callable[[], dict[str, Any]]) -> Iterator[tupl
     """A client's records, or one that describes the error of making them."""
     try:
         yield from records().items()
-    except Exception as error:  # any error is reported with the client it belongs to
+    except Exception as error:  # errors are reported by client
         line = str(error).splitlines()[0] if str(error) else ""
         detail = line if isinstance(error, HoldfastError) else f"{type(error).__name__}: {line}"
         yield f"failed {client}", ConfigRecord({"detail": detail[:1000]})
@@ -269,7 +269,7 @@ class RoundWork:
         if settings.withholds_counts:
             self.context = replace(self.context, class_counts=WithheldCounts.like(self.context.class_counts))
         self.method = app_config.method
-        if settings.dp_samples is not None:  # a site does not rely on the server's checks
+        if settings.dp_samples is not None:  # a site repeats the server's checks
             refuse_unprotected_samples(self.method, self.context)
         self.engine = SequentialEngine(self.method, self.context, data, settings)
         self.validation: ValidationSet | None = None
@@ -290,7 +290,7 @@ class RoundWork:
         protected = self.app_config.settings.dp_samples is not None
         fields = self.remembered(result, memory, memory_round) | {
             "weight": float(result.weight),
-            # Neither is protected by the noise on the gradients.
+            # The noise on the gradients protects neither of them.
             "loss": 0.0 if protected else float(result.loss),
             "label-counts": _in_first_class(result.label_counts, protected).tolist(),
         }
@@ -298,7 +298,7 @@ class RoundWork:
         return {f"client {client}": upload, f"result {client}": ConfigRecord(fields)}
 
     def trained(self, client: int, memory_round: int) -> tuple[ClientResult, Tree | None]:
-        """The result of one client's training, and the memory with which it began."""
+        """The result of one client's training, and its state before."""
         request = self.request
         memory = self.client_states.get(client, memory_round) if memory_round else None
         ids = self.site.ids(client, request.stage)
@@ -312,7 +312,7 @@ class RoundWork:
         return replace(result, protected_rounds=protected_rounds), memory
 
     def remembered(self, result: ClientResult, memory: Tree | None, memory_round: int) -> dict[str, Any]:
-        """Store what the client remembers of the round; returns the values that it sends besides its upload."""
+        """Store the client's state after the round; returns the values that it sends in addition to its upload."""
         client, number = result.client, self.request.round
         measured = self._test_own_model(client, result)
         self.client_states.put(client, number, to_device(result.client_state, "cpu"), memory_round)
@@ -375,7 +375,7 @@ class RoundWork:
         )
 
     def _payload(self, client: int) -> Tree:
-        """What this client alone receives."""
+        """The individual payload of this client."""
         name = f"payload {client}"
         if name not in self.content:
             return {}
@@ -402,7 +402,7 @@ def compressed_upload(
     sent: Broadcast,
     memory: Tree | None,
 ) -> tuple[ClientResult, Tree | None]:
-    """The result after compression, and what is sent in place of its parameters; None without compression."""
+    """The result after compression, and the compressed parameters; None without compression."""
     settings = app_config.settings
     if settings.compress is None:
         return result, None
@@ -412,7 +412,7 @@ def compressed_upload(
 
 
 def exchanged_params(params: Tensors, method: Method, context: RunContext) -> Tensors:
-    """The parameters whose updates are compressed: those that do not stay with clients."""
+    """The parameters whose updates are compressed: the shared ones."""
     private = private_names(method, context)
     return {name: value for name, value in params.items() if name not in private}
 

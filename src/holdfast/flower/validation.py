@@ -28,7 +28,7 @@ class SiteValidation:
         self.engine, self.sizes, self.errors = engine, sizes, errors_among(metrics)
 
     def start(self, method: Method, server: Server) -> ClientMetrics:
-        """Let all clients test the global model; those that do not answer are left out."""
+        """Start the test of the global model by all clients; clients without a reply are left out."""
         engine = self.engine()
         params, buffers = evaluated_model(method, server)
         state = {"state": server.state} if method.overrides("global_logits") else {}
@@ -49,5 +49,5 @@ class SiteValidation:
     def start_each(
         self, clients: Sequence[int], models: Sequence[tuple[Tensors, Tensors]], scores: Sequence[Scores]
     ) -> PendingMetrics | None:
-        """Nothing: clients test their own models at their sites, and send the metrics with their updates."""
+        """Returns None: clients test their local models at their sites and send the metrics with their updates."""
         return None

@@ -3,7 +3,7 @@
 A tree of tensors is sent as one flat array per dtype, in NumPy's ``.npy`` format. The key of an array is its manifest:
 one line per tensor with its path and shape, such as ``params/fc.weight 10,64``. The array holds the tensors one after
 another without gaps, so they cannot overlap. Its length must be what the manifest and the dtype imply, and its header
-must equal the one that these imply: no header is parsed, and no more memory is allocated than has been received.
+must equal the expected one: no header is parsed, and no more memory is allocated than has been received.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DTYPES = {
 }
 """The dtypes that can be sent, by NumPy's names."""
 
-MAX_BYTES = 8 << 30  # of a message whose exact spec is unknown
+MAX_BYTES = 8 << 30  # limit for a message whose exact spec is unknown
 MAX_MANIFEST = 16 << 20  # characters: some hundred thousand tensors
 MAX_PATH, MAX_DEPTH, MAX_DIMENSIONS = 1_000, 8, 16
 
@@ -46,7 +46,7 @@ TreeSpec = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 class WireError(HoldfastError):
-    """An error in a received message; ``kind`` names the fault in two words, for counting."""
+    """An error in a received message; ``kind`` is its category in two words."""
 
     def __init__(self, kind: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -126,7 +126,7 @@ def unpack(
 
 
 def _max_bytes(expected: TreeSpec) -> int:
-    """The largest size that is decoded: twice the values, so that a wrong dtype is reported as a wrong dtype."""
+    """The largest size that is decoded: twice the expected one, so that a wrong dtype is reported as such."""
     values = sum(math.prod(shape) * dtype.itemsize for dtype, shape in expected.values())
     manifests = sum(len(path) + 20 * (len(shape) + 1) for path, (_, shape) in expected.items())
     return 2 * values + manifests + 256 * len(DTYPES)
@@ -158,7 +158,7 @@ def _check_path(path: str) -> None:
 
 
 def _check_paths(spec: TreeSpec) -> None:
-    """Refuse a path that is both a tensor and the beginning of another path."""
+    """Raise an error if a path is both a tensor and a prefix of another path."""
     groups = {path.rsplit("/", depth)[0] for path in spec for depth in range(1, path.count("/") + 1)}
     both = groups & spec.keys()
     if both:

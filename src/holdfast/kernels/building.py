@@ -1,9 +1,9 @@
 """Kernels compiled ahead of a run, in parallel processes.
 
-Triton compiles a kernel when it is first launched, one after another. A trial finds out which kernels a run launches:
-within `trial`, kernels that are not loaded are recorded instead. `KernelBuilder` then compiles them in processes, into
-Triton's cache on the disk, where their first launch finds them. So a run always uses the same kernels, whether they
-were compiled before or not, and its results do not depend on it.
+Triton compiles a kernel when it is first launched, one after another. A trial determines which kernels a run launches:
+within `trial`, kernels that are not loaded are recorded instead. `KernelBuilder` then compiles them in parallel
+processes into Triton's cache on the disk. A run therefore uses the same kernels, whether they were compiled ahead or
+not, and its results do not depend on it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Kernel:
 
 @dataclass
 class Trial:
-    """The kernels that would have been launched, and the steps that have been run."""
+    """The recorded kernel launches, and the steps that have been run."""
 
     kernels: dict[Hashable, Kernel] = field(default_factory=dict)
     seen: set[Hashable] = field(default_factory=set)
 
     def step(self, key: Hashable, step: Callable[[], None]) -> Callable[[], None]:
-        """The ``step`` of this key the first two times that it is asked for; afterwards, nothing.
+        """The ``step`` of this key at the first two requests; afterwards a function that does nothing.
 
         The second differs from the first, in which the engine decides which filters to keep in fp16.
         """
@@ -71,7 +71,7 @@ _trial: Trial | None = None
 
 
 def current_trial() -> Trial | None:
-    """The trial that is under way."""
+    """The active trial."""
     return _trial
 
 
@@ -88,7 +88,7 @@ def can_build() -> bool:
 def trial() -> Iterator[Trial]:
     """Within this context, kernels that are not loaded are recorded and not launched.
 
-    What they would have written is zero, so that no value derived from it is an invalid index.
+    Their outputs are zeros, so that no value derived from them is an invalid index.
     """
     global _trial
     from triton import knobs
@@ -149,7 +149,7 @@ class KernelBuilder:
         )
 
     def build(self, kernels: Sequence[Kernel]) -> None:
-        """Compile the kernels, and wait for it. What fails is compiled, with its error, when it is first launched.
+        """Compile the kernels and wait. A kernel that fails raises its error when it is first launched.
 
         Of several processes that need the same kernels, one compiles them, and the others wait.
         """

@@ -6,7 +6,7 @@ windows and filters without any border: y[m, n] = Σ_k x[start(m) + k] w[n, k]. 
 overlap, may share one wider window, so that less is read: the filters are then repeated for each of these outputs,
 shifted, with zeros beside them. Filters in that layout are called packed.
 
-Where TF32 is allowed, operands are stored in fp16: the same ten bits of mantissa at half the memory traffic. Each
+If TF32 is allowed, operands are stored in fp16: the same ten bits of mantissa at half the memory traffic. Each
 lane's images are scaled by a power of two to the range of fp16; sums are in float32.
 """
 

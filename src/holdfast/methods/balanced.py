@@ -21,9 +21,9 @@ class Balanced(Method):
     Server: as FedAvg; predictions use z.
     Menon et al., ICLR 2021 (logit adjustment, Eq. 10); τ = 1 is the balanced softmax of Ren et al., NeurIPS 2020.
 
-    π_k accounts for the client's label frequencies, so that z does not have to. A class that a client lacks gets
-    τ log ``floor``: with the default the client's steps hardly lower its logits. Where classes are equally frequent
-    this is cross-entropy. A client with one class learns almost nothing, as its loss is close to 0.
+    π_k compensates for the client's label frequencies, so that z does not learn them. A class that a client lacks gets
+    τ log ``floor``: with the default, the client's steps hardly lower its logits. With equally frequent classes the
+    loss is cross-entropy. A client with one class learns almost nothing, as its loss is close to 0.
     """
 
     name: ClassVar[str] = "balanced"

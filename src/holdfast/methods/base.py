@@ -19,13 +19,13 @@ Hooks inside the step (``task_loss``, ``loss``, ``ascent_loss``, ``perturb``, ``
 value, no in-place change of an argument, static shapes. All other hooks run for one client, or once on the server, as
 ordinary PyTorch code. ``proximal_mu`` and ``learning_rate`` return plain numbers that hold for all clients.
 
-A batch contains only real samples, and ``batch.mask`` is None, unless the method is known to leave padding out: the
-built-in methods, and classes that declare ``uses_mask``. A loss in plain PyTorch on ``out.logits`` and ``batch.y`` is
-therefore right on every engine; ``uses_mask`` makes steps faster in which clients have batches of different sizes.
+Batches are padded only for methods that exclude padding: the built-in methods, and classes that declare ``uses_mask``.
+For all others ``batch.mask`` is None, so that a loss in plain PyTorch on ``out.logits`` and ``batch.y`` is correct on
+every engine. ``uses_mask`` makes steps faster in which clients have batches of different sizes.
 
 Payloads, carries, states and sums are dictionaries of tensors, nested where that is clearer. What clients upload
-besides their weights is **summed** over clients before a method receives it: the server sees no single client's
-upload unless the method sets ``keeps_uploads``.
+besides their weights is **summed** over clients before a method receives it: the server receives no single upload
+unless the method sets ``keeps_uploads``.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 class Batch:
     """One mini-batch of one client.
 
-    ``mask`` is 1 for real samples and 0 for padding, or None where nothing is padded: always, unless the method has
-    ``uses_mask``. ``teacher[name]`` holds a
-    frozen model's outputs for these samples, ``table[name]`` their rows of the arrays from ``Method.tables``.
+    ``mask`` is 1 for real samples and 0 for padding, or None without padding, as always unless the method has
+    ``uses_mask``. ``teacher[name]`` holds a frozen model's outputs for these samples, ``table[name]`` their rows of the
+    arrays from ``Method.tables``.
     """
 
     x: Tensor  # [B, ...] the model's input
@@ -69,7 +69,7 @@ class Batch:
     task: Task = field(default_factory=Multiclass)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of one value a sample, ``[B]``, over the real samples."""
+        """The mean over the real samples of one value per sample, ``[B]``."""
         if self.mask is None:
             return values.mean()
         return (values * self.mask).sum() / self.mask.sum().clamp(min=1)
@@ -128,7 +128,7 @@ class Server:
 class Method:
     """A federated method; the hooks' defaults are FedAvg. Its fields are its hyper-parameters.
 
-    A class without a ``name`` of its own has that of the class.
+    The default ``name`` is the class's name.
     """
 
     name: ClassVar[str] = "Method"
@@ -136,24 +136,24 @@ class Method:
     teachers: ClassVar[tuple[str, ...]] = ()
     """Frozen models whose outputs the loss reads: ``global``, ``previous``."""
     keeps_uploads: ClassVar[bool] = False
-    """Whether the server sees every upload by itself, not only their sum."""
+    """Whether the server receives every single upload, not only their sum."""
     ascends: ClassVar[bool] = True
-    """Whether ``perturb``, if the method overrides it, needs a gradient, and so each step a second pass."""
+    """Whether ``perturb``, if overridden, needs a gradient; each step then has a second pass."""
     needs_public: ClassVar[bool] = False
-    """Whether the server learns from a public set."""
+    """Whether the server trains on public data."""
     needs_classes: ClassVar[bool] = False
     """Whether it needs a multiclass task: labels ``batch.y`` and one logit for each class."""
     needs_features: ClassVar[bool] = False
     """Whether it reads the features or the classifier, and so needs a model that ends in a Linear layer."""
     holdout: ClassVar[float] = 0.0
-    """The share of a client's samples that is kept out of its training, as ``client.heldout``."""
+    """The share of a client's samples that is excluded from training, as ``client.heldout``."""
     compares_samples: ClassVar[bool] = False
-    """Whether its loss compares the samples of a batch, so that it is no mean over samples."""
+    """Whether its loss compares the samples of a batch, so that it is not a mean over samples."""
     assumes_sgd: ClassVar[str] = ""
-    """Why the arithmetic holds only for local SGD with one learning rate in a round; other runs are refused with it."""
+    """Why the method requires local SGD with a constant learning rate per round; part of the error for other runs."""
     uses_mask: ClassVar[bool] = False
-    """Whether the hooks that this class defines leave padding out, by ``batch.mask``, ``batch.mean`` or
-    ``batch.members``; the vectorized engine may then pad batches. Classes derived from it declare it again."""
+    """Whether the hooks of this class exclude padding by ``batch.mask``, ``batch.mean`` or ``batch.members``; the
+    vectorized engine may then pad batches. Subclasses must declare it again."""
 
     def __init_subclass__(cls) -> None:
         if not cls.__dict__.get("name"):
@@ -174,7 +174,7 @@ class Method:
         return Stack(self, other)
 
     def check(self) -> None:
-        """Refuse hyper-parameters that contradict each other; types and ranges are checked by their annotations."""
+        """Raise an error for hyper-parameters that contradict each other; annotations define types and ranges."""
 
     def describe(self) -> dict[str, Any]:
         """The name and the hyper-parameters as plain values."""
@@ -236,8 +236,8 @@ class Method:
         """The weights at which the step's gradient is computed, and the carry.
 
         ``grads`` is the gradient of ``ascent_loss`` at ``local.params``, empty if the method does not ``ascend``. The
-        optimiser then moves ``local.params``; all other hooks of the step but the losses receive these. Buffers are
-        updated by the first pass only.
+        optimiser then updates ``local.params``; all other hooks of the step except the losses receive these. Only the
+        first pass updates buffers.
         """
         return local.params, carry
 
@@ -256,9 +256,9 @@ class Method:
     def step(
         self, trainer: Trainer, params: Tensors, batch: Batch, carry: Tree, local: Local
     ) -> Tensors | tuple[Tensors, Tree] | None:
-        """The weights after a whole local step, for a method that does not minimise one loss by the run's optimiser.
+        """The weights after a local step, for a method that replaces the whole step.
 
-        With the carry, if the step changes it; None for the default step.
+        Returns the carry too if the step changes it; None for the default step.
         """
         return None
 
@@ -271,7 +271,7 @@ class Method:
         return params, carry
 
     def resets_optimizer(self, epoch: int, context: RunContext) -> bool:
-        """Whether the optimiser's momentum and moments start anew after this local epoch (from 0)."""
+        """Whether the optimiser's momentum and moments are reset after this local epoch (from 0)."""
         return False
 
     def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
@@ -279,11 +279,11 @@ class Method:
         return params
 
     def client_final(self, params: Tensors, carry: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Tensors to upload besides, which are summed over clients, and the client's new state."""
+        """Further tensors to upload, which are summed over clients, and the client's new state."""
         return {}, {}
 
     def is_shared(self, name: str, context: RunContext) -> bool:
-        """Whether this parameter is exchanged; a parameter that is not stays with its client."""
+        """Whether this parameter is exchanged; other parameters are private to each client."""
         return True
 
     def client_weight(self, client: Client) -> float:
@@ -350,12 +350,12 @@ class Method:
 
 
 def weights_and_carry(stepped: Tensors | tuple[Tensors, Tree], carry: Tree) -> tuple[Tensors, Tree]:
-    """What a ``step`` returned as a pair, with the carry before it if it returned weights alone."""
+    """The result of ``step`` as a pair, with the previous carry if it returned weights only."""
     return stepped if isinstance(stepped, tuple) else (stepped, carry)
 
 
 def check_task(method: Method, context: RunContext) -> None:
-    """Raise if a method needs classes, features or a classifier, and the task or the model has none."""
+    """Raise an error if a method needs classes, features or a classifier that the task or the model lacks."""
     parts = getattr(method, "parts", (method,))
     if context.task.changes_loss and context.task.own_loss is not None:
         raise HoldfastError(
@@ -389,7 +389,7 @@ def _is_builtin(kind: type) -> bool:
 
 
 def check_public(method: Method, context: RunContext) -> None:
-    """Raise if a method that learns from public data has none."""
+    """Raise an error if a method needs public data and there is none."""
     if method.needs_public and len(context.public_y) == 0:
         raise HoldfastError(
             f"{method.name} learns on the server from a public set and this federation has none; "

@@ -10,7 +10,7 @@ CLASS_MEANS = "the mean feature of each of its classes, and so which classes it 
 
 @dataclass(frozen=True)
 class Card:
-    """What users need to know of a method beside its equations; costs are stated relative to FedAvg."""
+    """Guidance for users of a method, besides its equations; costs are relative to FedAvg."""
 
     when: str = ""  # to use it
     client: str = "no extra pass"  # what a client computes

@@ -13,7 +13,7 @@ from holdfast.methods.card import Card
 from holdfast.methods.context import Client, RunContext
 from holdfast.methods.functional import classifier_inputs, classifier_matrix, fit_classifier, shuffled_batches
 
-RIDGE = 1e-6  # added to a covariance before sampling, since few samples leave it singular
+RIDGE = 1e-6  # added to a covariance before sampling, since it is singular for few samples
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class RunContext:
     """The properties of a run that are the same for all clients and rounds."""
 
     network: Network
-    num_classes: int  # C: of strata, which are the classes where there are any
+    num_classes: int  # C: number of strata, which are the classes if there are any
     num_clients: int  # N: all registered clients
     class_counts: Tensor  # [C] samples of each class (stratum) over all clients
     total_rounds: int
@@ -56,7 +56,7 @@ class RunContext:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds of the run. A run whose method reads it cannot be trained for more rounds later."""
+        """The number of rounds of the run. A run whose method reads it cannot be extended to more rounds."""
         self.was_read.add("rounds")
         return self.total_rounds
 
@@ -74,7 +74,7 @@ class RunContext:
         return min(max(128, gpu_share_bytes(self.device) // MEMORY_DIVISOR // sample), MAX_EVALUATION_BATCH)
 
     def whole_epochs(self, method: str) -> int:
-        """E, for a method that counts epochs; raises if clients train for steps or fractions of an epoch."""
+        """E, for a method that counts epochs; raises an error if clients train for steps or fractions of an epoch."""
         if self.local_steps is not None or not float(self.local_epochs).is_integer():
             given = f"local_epochs is {self.local_epochs}"
             if self.local_steps is not None:

@@ -1,4 +1,4 @@
-"""What each hook of a method returns; a violation in one sentence."""
+"""The contract of each hook: the type and shape of its result. A violation is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A_TREE = "a dictionary of tensors, or of such dictionaries, whose keys are strin
 
 
 class Violation(Exception):
-    """A hook returned what it must not; the message completes the sentence "NAME: HOOK …"."""
+    """An invalid result of a hook; the message completes the sentence "NAME: HOOK …"."""
 
 
 def _returns(found: str, expected: str) -> Violation:
@@ -147,7 +147,7 @@ def _tables(result: Any, client: Client) -> None:
 
 
 def _model(result: Any, params: Tensors, buffers: Tensors) -> None:
-    """All parameters, and buffers where they differ."""
+    """All parameters, and the buffers if they differ."""
     _tree(result)
     missing = [name for name in params if name not in result]
     if missing:
@@ -175,7 +175,7 @@ def _client_final(result: Any) -> None:
 
 def _aggregate(result: Any, server: Any) -> None:
     params, state = _pair(result, "parameters, server state")
-    _like(params, server.params, WEIGHTS, partial=True)  # the round loop names what is missing
+    _like(params, server.params, WEIGHTS, partial=True)  # the round loop raises the error
     _tree(state)
 
 

@@ -1,4 +1,4 @@
-"""Ditto: every client trains a personal model that is drawn to the global one."""
+"""Ditto: every client trains a personal model with a proximal term towards the global one."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -20,8 +20,8 @@ class Ditto(Method):
     Of a round's E local epochs, the first E - E_v train the global model, as FedAvg does, and the last E_v the client's
     own v_k, which starts at the run's initial model:  CE(v_k) + (λ/2) ‖v_k - w^{t-1}‖². v_k is not sent; it is the
     client's model in tests. The optimiser starts anew for v_k.  Server: as FedAvg.
-    Li et al., ICML 2021, Algorithm 1; the paper tunes λ, 1 and E_v = 1 are FL-bench's. BatchNorm's statistics are those
-    that v_k leaves behind.
+    Li et al., ICML 2021, Algorithm 1; the paper tunes λ; λ = 1 and E_v = 1 are FL-bench's. BatchNorm's statistics are
+    those after the training of v_k.
     """
 
     name: ClassVar[str] = "ditto"
@@ -45,7 +45,7 @@ class Ditto(Method):
         return {"personal": client.context.network.params}
 
     def client_init(self, payload: Tree, state: Tree, client: Client) -> Tree:
-        """The model that is not being trained, the epochs until it is, and whether v_k is being trained."""
+        """The inactive model, the epochs until it becomes active, and whether v_k is active."""
         context = client.context
         epochs = client.local_epochs - self.personal_epochs
         return {"other": state["personal"], "epochs": context.scalar(epochs), "personal": context.scalar(0)}
@@ -70,7 +70,7 @@ class Ditto(Method):
         return epoch + 1 == context.whole_epochs(self.name) - self.personal_epochs
 
     def upload_params(self, params: Tensors, carry: Tree, client: Client) -> Tensors:
-        """The global model as this client has trained it."""
+        """The client's trained global model."""
         other: Tensors = carry["other"]
         return other
 

@@ -23,7 +23,7 @@ class EMA(Method):
     Averages of iterates: Polyak and Juditsky, 1992; with exponential weights and the correction of the first steps
     (the division by Σ β^{t-s}) as in Kingma and Ba, 2015, Sec. 7.2.
 
-    The mean contains what the other parts of a stack have done to w^t if ``ema`` comes last. A final calibration,
+    If ``ema`` is the last part of a stack, the mean includes the other parts' changes of w^t. A final calibration,
     as in `ema+ccvr`, starts from m. Personal models, and the private models of streams, are trained from w^t and do
     not use m.
     """
@@ -35,7 +35,7 @@ class EMA(Method):
         server="keeps a mean of the model's size",
     )
 
-    beta: Momentum = 0.9  # β: weight of the mean before the round; 0 for no averaging
+    beta: Momentum = 0.9  # β: weight of the previous mean; 0 for no averaging
     start: bool = False  # whether the next round begins at the mean
 
     def init_server_state(self, context: RunContext) -> Tree:

@@ -1,4 +1,4 @@
-"""FedACG: clients start from the global model moved ahead by the server's momentum."""
+"""FedACG: clients start from the global model plus the server's momentum."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,7 +22,7 @@ class FedACG(Method):
 
     name: ClassVar[str] = "fedacg"
     card: ClassVar[Card] = Card(
-        when="few of many clients take part in a round, and clients should see where the global model is heading",
+        when="few of many clients take part in a round, and clients should use the direction of the global model",
         server="keeps a momentum and a second model of the model's size",
     )
 

@@ -22,7 +22,7 @@ class FedAdagrad(Method):
 
     name: ClassVar[str] = "fedadagrad"
     card: ClassVar[Card] = Card(
-        when="as fedadam, where steps should become smaller over the rounds; η must be tuned",
+        when="as fedadam, if steps should become smaller over the rounds; η must be tuned",
         server="keeps a moment of the model's size",
     )
 

@@ -23,7 +23,7 @@ class FedAdam(Method):
 
     name: ClassVar[str] = "fedadam"
     card: ClassVar[Card] = Card(
-        when="parameters need steps of different sizes, as embeddings of rare words do; η must be tuned",
+        when="parameters need steps of different sizes, such as embeddings of rare words; η must be tuned",
         server="keeps two moments of the model's size",
     )
 

@@ -1,4 +1,4 @@
-"""FedALA: each client learns element-wise weights that mix the global model into its own."""
+"""FedALA: each client learns element-wise weights for the mixture of its model and the global model."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from holdfast.methods.base import Method, Server, Tensors, Tree
 from holdfast.methods.card import Card
 from holdfast.methods.context import Client
 
-MAX_PASSES = 100  # limit of the first learning of W, whose loss may not converge
+MAX_PASSES = 100  # limit on passes of the first learning of W, whose loss may not converge
 
 
 @dataclass(frozen=True)

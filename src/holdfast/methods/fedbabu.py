@@ -1,4 +1,4 @@
-"""FedBABU: the body alone is trained together; every client fits the classifier to its own data."""
+"""FedBABU: only the body is trained jointly; every client fits the classifier to its own data."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -27,7 +27,7 @@ class FedETF(Method):
     round's learning rate and the run's momentum and weight decay, from 1 in round 1.
     Server: the n_k-weighted mean of the model and of s.
     Li et al., ICCV 2023, and the authors' code. Their ETF is rotated at random, which the projection can learn; without
-    the rotation the largest output z is the predicted class. Their fine-tuning of personal classifiers is left out.
+    the rotation the largest output z is the predicted class. Their fine-tuning of personal classifiers is omitted.
     """
 
     name: ClassVar[str] = "fedetf"

@@ -1,4 +1,4 @@
-"""FedExP: a server step that is extrapolated by how much the clients' updates disagree."""
+"""FedExP: a server step that is extrapolated according to the disagreement of the clients' updates."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -32,11 +32,13 @@ class FedKA(Method):
     reports collapse at a share of about 0.05.
 
     ``discard``: which logits of an anchor the distance leaves out: its ``own``, as in FedNTD, from which the paper
-    takes the idea, or those of all ``dominant`` classes, c ∈ C_d, as in Eq. 3. To the letter, with ``dominant``,
-    training breaks down: the term keeps the logits of rare classes from falling, but nothing keeps those of dominant
-    classes from rising, and each class is dominant somewhere. All logits then rise from round to round until a step
-    overshoots, sooner with larger β and learning rate. With ``own``, logits of dominant classes are held as well.
-    ``anchor_ce``: weight of the anchor's mean cross-entropy, a further reading, which opposes dominant classes too.
+    takes the idea, or those of all ``dominant`` classes, c ∈ C_d, as in Eq. 3. With
+    ``dominant`` training fails: the term prevents the logits of rare classes from falling, but nothing prevents those
+    of dominant classes from rising, and each class is dominant at some client. All logits then rise from round to round
+    until a step diverges, sooner with larger β and learning rate. With ``own``, logits of dominant classes are
+    constrained as well.
+    ``anchor_ce``: weight of the anchor's mean cross-entropy, another interpretation, which also limits dominant
+    classes.
     ``sampling``: how the sample for a class of C_n is chosen: ``random``, ``hard`` or ``proficient`` (largest or
     smallest cross-entropy under w^{t-1}). ``anchors``: of ``both``, ``non-dominant`` or ``missing`` classes.
     ``shared``: the ids of the samples of S; drawn with the run's seed if none are given.

@@ -1,4 +1,4 @@
-"""FedLC: cross-entropy on logits with a margin that is larger for classes of which a client has few samples."""
+"""FedLC: cross-entropy on logits with larger margins for classes of which a client has few samples."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,15 +20,15 @@ EXCLUDED = -1e9  # added to the logit of a class that the client lacks
 class FedLC(Method):
     """Logits calibration by the client's label counts.
 
-    Local: CE(z - τ n_k^{-1/4}, y) over the classes that the client holds, with n_k its label counts; the others have
-    an infinite margin, that is, no part in the softmax.  Server: as FedAvg; predictions use z.
-    Zhang et al., ICML 2022. The paper's denominator leaves out the sample's own class, which has no minimum; here it
-    includes it, as in the public implementations (the code of FedACG and of FedDecorr). τ = 1 is FedACG's.
+    Local: CE(z - τ n_k^{-1/4}, y) over the classes that the client holds, with n_k its label counts; the others are
+    excluded from the softmax.  Server: as FedAvg; predictions use z.
+    Zhang et al., ICML 2022. The paper's denominator excludes the sample's own class, so that the loss has no minimum;
+    here it is included, as in the public implementations (the code of FedACG and of FedDecorr). τ = 1 is FedACG's.
     """
 
     name: ClassVar[str] = "fedlc"
     card: ClassVar[Card] = Card(
-        when="clients lack many classes, whose logits local training would otherwise push down",
+        when="clients lack many classes, whose logits would otherwise decrease in local training",
     )
     needs_classes: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""FedLESAM: sharpness-aware minimisation with one gradient a step, along the last move of the global model."""
+"""FedLESAM: sharpness-aware minimisation with one gradient per step, along the last change of the global model."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,7 +23,7 @@ class FedLESAM(Method):
 
     name: ClassVar[str] = "fedlesam"
     card: ClassVar[Card] = Card(
-        when="sharpness-aware minimisation should cost no second gradient, and clients can keep a model",
+        when="sharpness-aware minimisation is wanted without a second gradient, and clients can keep a model",
     )
     ascends: ClassVar[bool] = False
 

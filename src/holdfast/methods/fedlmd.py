@@ -1,4 +1,4 @@
-"""FedLMD: distillation of the classes of which a client has few samples, with the others masked."""
+"""FedLMD: distillation on a client's minority classes, with the other classes masked."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from holdfast.methods.context import Client
 from holdfast.methods.functional import kl_divergence
 from holdfast.models.network import Output
 
-EXCLUDED = -1e9  # the logit of a class that has no part in a softmax
+EXCLUDED = -1e9  # the logit of a class that is excluded from a softmax
 
 
 @dataclass(frozen=True)

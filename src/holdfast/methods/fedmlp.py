@@ -48,8 +48,8 @@ class FedMLP(Method):
     ``use_prototype``, ``use_inter_task``, ``use_semantic``: whether to use L_P, L_I, L_S.
     ``head``: ``personal``; ``epoch``, also personal, but reset to the average of all clients' whenever the stages
     of a stream restart, as in the authors' code of FedPRP; or ``shared``, averaged as the other layers.
-    ``head_epochs``: of the local epochs, the first ones train the classifier alone and the others then the body
-    alone, as in the code of FedPRP; 0 to train both in all. ``weights``: clients count by their ``samples`` or are
+    ``head_epochs``: of the local epochs, the first ones train only the classifier and the others only the body,
+    as in the code of FedPRP; 0 to train both in all epochs. ``weights``: clients count by their ``samples`` or are
     ``uniform``.
     """
 
@@ -74,7 +74,7 @@ class FedMLP(Method):
     head: Literal["personal", "epoch", "shared"] = "personal"
     strength: NonNegative = 1.0  # s: weight of L_P and L_I
     minority: Literal["mean", "sum"] = "mean"
-    head_epochs: Count = 0  # local epochs that train the classifier alone, before those of the body
+    head_epochs: Count = 0  # local epochs that train only the classifier, before those of the body
     weights: Literal["samples", "uniform"] = "samples"
 
     def overrides(self, hook: str) -> bool:
@@ -170,7 +170,7 @@ class FedMLP(Method):
     def _clusters(
         self, prototypes: Tensor, context: RunContext, rng: np.random.Generator, fixed: int
     ) -> tuple[Tensor, Tensor]:
-        """Semantic prototypes ``[V, d]`` and each prototype's cluster ``[n]``; ``fixed`` clusters if they are so."""
+        """Semantic prototypes ``[V, d]`` and each one's cluster ``[n]``. ``fixed`` sets the number of clusters."""
         how: Clustering = "finch" if self.clustering == "finch" else "kmeans"
         wanted = fixed if self.clustering == "fixed" else math.ceil(math.sqrt(context.num_classes))
         found = cluster(prototypes.double().cpu().numpy(), how, wanted, rng)
@@ -180,7 +180,7 @@ class FedMLP(Method):
         return class_means(prototypes, members.to(prototypes.dtype))[0], labels
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
-        """L_P + L_I + α L_S, or those of them that are used."""
+        """The enabled terms of L_P + L_I + α L_S."""
         terms, h, y = [], out.features, batch.y
         if self._from_server:
             counts = carry["counts"][:, y]
@@ -196,7 +196,7 @@ class FedMLP(Method):
         return torch.stack(terms).sum() if terms else None
 
     def _minority_mean(self, distances: Tensor, minority: Tensor, batch: Batch, classes: int) -> Tensor:
-        """Over the samples of minority classes, or over those of each class, summed; ``distances`` of others are 0."""
+        """The mean over minority samples, or the sum of the means by class; ``distances`` of other samples are 0."""
         if self.minority == "sum":
             members = batch.members(classes)
             return (members * distances.unsqueeze(-1)).sum(0).div(members.sum(0).clamp(min=1)).sum()

@@ -1,4 +1,4 @@
-"""FedMuon: local steps along orthogonalised momentum, which clients share, mixed with the global direction."""
+"""FedMuon: local steps along orthogonalised, shared momentum, combined with the global direction."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -36,7 +36,7 @@ class FedMuon(Method):
 
     name: ClassVar[str] = "fedmuon"
     card: ClassVar[Card] = Card(
-        when="rounds are few and steps must count, as for transformers and larger networks; the learning rate differs "
+        when="the number of rounds is small, as for transformers and larger networks; the learning rate differs "
         "from SGD's",
         client="ten to fifteen products of matrices of each weight's size in each step",
         server="keeps a momentum and a direction of the model's size",
@@ -46,7 +46,7 @@ class FedMuon(Method):
     alpha: Fraction = 0.5  # α: share of the global direction in a step
     beta: Momentum = 0.98  # β: momentum
     scale: NonNegative = 1.0  # the learning rate of matrices over that of other parameters
-    decay: NonNegative = 0.01  # δ: weight decay, besides the gradient as in AdamW
+    decay: NonNegative = 0.01  # δ: weight decay, decoupled as in AdamW
 
     def init_server_state(self, context: RunContext) -> Tree:
         """M̄ = Δ = 0."""
@@ -116,7 +116,7 @@ def _shape_factor(weight: Tensor) -> float:
 
 
 def orthogonal(weight: Tensor) -> Tensor:
-    """About U Vᵀ of a weight as a matrix [outputs, the rest], in its shape: the singular values are brought near 1."""
+    """Approximately U Vᵀ of a weight as a matrix [outputs, the rest], in its shape; its singular values are near 1."""
     x = weight.flatten(1)
     transposed = x.shape[0] > x.shape[1]
     x = x.T if transposed else x

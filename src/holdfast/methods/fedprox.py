@@ -18,7 +18,7 @@ class FedProx(Method):
 
     name: ClassVar[str] = "fedprox"
     card: ClassVar[Card] = Card(
-        when="clients drift because they take many or unequal numbers of local steps; there is one hyper-parameter",
+        when="clients drift because they take many or unequal numbers of local steps; it has one hyper-parameter",
     )
 
     mu: NonNegative = 0.1  # μ: weight of the proximal term

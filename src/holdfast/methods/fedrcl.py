@@ -1,4 +1,4 @@
-"""FedRCL: contrastive learning of features within a batch, relaxed so that a class does not collapse to a point."""
+"""FedRCL: contrastive learning of features within a batch, relaxed to prevent the collapse of a class."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,8 +12,8 @@ from holdfast.methods.base import Batch, Local, Method, Tree
 from holdfast.methods.card import Card
 from holdfast.models.network import Output
 
-NEGATIVES = 2  # how many samples of other classes count, the most similar ones
-EXCLUDED = -1e9  # the logit of a pair that has no part in a softmax
+NEGATIVES = 2  # number of negatives: the most similar samples of other classes
+EXCLUDED = -1e9  # the logit of a pair that is excluded from a softmax
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class FedRCL(Method):
     For sample i of a batch, with s_ij the cosine of two features and p_i = min_j s_ij over the samples j ≠ i of its
     class (its hardest positive; 1 if there is none):
     Local: CE + mean_i [log(1 + Σ_n exp((s_in - p_i)/τ)) + β 1[p_i ≥ λ] log(1 + exp((p_i - 1)/τ))]
-    with n the two most similar samples of other classes. The first term draws p_i up, the second one bounds it: pairs
-    of a class that are similar enough already are driven apart. A sample that is alone in its class has no second
-    term.  Server: as FedAvg.
+    with n the two most similar samples of other classes. The first term increases p_i, the second one bounds it:
+    pairs of a class that exceed λ are pushed apart. A sample without others of its class has no second term.
+    Server: as FedAvg.
     Seo et al., CVPR 2024, as in the authors' code: the hardest positive, two negatives, τ = 0.05, λ = 0.7, β = 1,
     gradients clipped (train with ``max_grad_norm=10``). The paper averages the loss over the outputs of all five stages
-    of a ResNet-18, pooled; here it acts on the last level alone, the features, which every network has.
+    of a ResNet-18, pooled; here it acts only on the last level, the features, which every network has.
     """
 
     name: ClassVar[str] = "fedrcl"
@@ -42,7 +42,7 @@ class FedRCL(Method):
     compares_samples: ClassVar[bool] = True
 
     tau: Positive = 0.05  # τ: temperature of the cosines
-    lam: PositiveFraction = 0.7  # λ: cosine from which a pair of one class is driven apart
+    lam: PositiveFraction = 0.7  # λ: cosine from which a pair of one class is pushed apart
     beta: NonNegative = 1.0  # β: weight of that term
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor:

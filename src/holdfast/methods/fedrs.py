@@ -1,4 +1,4 @@
-"""FedRS: a softmax that restrains the classes that a client lacks."""
+"""FedRS: a softmax with scaled logits for the classes that a client lacks."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,7 +24,7 @@ class FedRS(Method):
 
     name: ClassVar[str] = "fedrs"
     card: ClassVar[Card] = Card(
-        when="clients lack classes, whose classifier rows local training would otherwise push down",
+        when="clients lack classes, whose logits would otherwise decrease in local training",
     )
     needs_classes: ClassVar[bool] = True
 

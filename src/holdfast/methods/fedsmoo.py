@@ -14,12 +14,12 @@ from holdfast.methods.functional import ascend, norm
 
 @dataclass(frozen=True)
 class FedSMOO(FedSpeed):
-    """FedSpeed whose perturbations agree between clients, by a dual variable μ_k and a global perturbation s.
+    """FedSpeed with consistent perturbations: a dual variable μ_k per client and a global perturbation s.
 
     Each step: ε = ρ d / ‖d‖ with d = ∇CE(w) - μ_k - s;  μ_k ← μ_k + ε - s;  the gradient is
     ∇CE(w + ε) + λ (w - w^{t-1} + h_k). Afterwards h_k ← h_k + w_k - w^{t-1}; μ_k is kept and sent.
     Server: s = ρ m / ‖m‖ with m the mean of the participants' μ_k;  h and w^t as in FedSpeed.
-    Sun et al., ICML 2023, as in the authors' code, which leaves the last ε out of m; ρ = λ = 0.1. It clips gradients:
+    Sun et al., ICML 2023, as in the authors' code, which excludes the last ε from m; ρ = λ = 0.1. It clips gradients:
     train with ``max_grad_norm=10``.
     """
 

@@ -1,4 +1,4 @@
-"""FedSOL: gradients at weights that are perturbed against the global model's predictions."""
+"""FedSOL: gradients at weights perturbed along the gradient of the distillation loss."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -14,7 +14,7 @@ from holdfast.methods.functional import ascend
 
 @dataclass(frozen=True)
 class FedSpeed(Method):
-    """Perturbed gradients, a proximal term, and its correction h_k by what the client has moved so far.
+    """Perturbed gradients, and a proximal term with a correction h_k, the sum of the client's past changes.
 
     Each step's gradient is ∇CE(w + ε) + λ (w - w^{t-1} + h_k), with ε = ρ g / ‖g‖ and g = ∇CE(w).
     Afterwards h_k ← h_k + w_k - w^{t-1}.

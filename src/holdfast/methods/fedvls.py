@@ -1,4 +1,4 @@
-"""FedVLS: distillation of the classes that a client lacks, and suppression of wrong logits."""
+"""FedVLS: distillation on the classes that a client lacks, and suppression of wrong logits."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from holdfast.methods.functional import cross_entropy, kl_divergence
 from holdfast.models.network import Output
 
 EPS = 1e-9  # added to class frequencies before the logarithm
-EXCLUDED = -1e9  # the logit of a class or sample that has no part in a softmax
+EXCLUDED = -1e9  # the logit of a class or sample that is excluded from a softmax
 
 
 @dataclass(frozen=True)

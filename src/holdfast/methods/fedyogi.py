@@ -18,7 +18,7 @@ class FedYogi(FedAdam):
 
     name: ClassVar[str] = "fedyogi"
     card: ClassVar[Card] = Card(
-        when="as fedadam, where updates are sparse or change in size from round to round; η must be tuned",
+        when="as fedadam, if updates are sparse or change in size from round to round; η must be tuned",
         server="keeps two moments of the model's size",
     )
 

@@ -28,7 +28,7 @@ def smooth_l1(difference: Tensor) -> Tensor:
 
 
 def prototype_scores(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Negative mean squared distances to prototypes: ``[B, C]``; those not ``known`` score below all others."""
+    """Negative mean squared distances to prototypes: ``[B, C]``; classes not ``known`` score below all others."""
     scores = -torch.cdist(features, prototypes).square() / features.shape[-1]
     return torch.where(known > 0, scores, scores.amin(-1, keepdim=True) - 1)
 

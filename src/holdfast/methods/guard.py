@@ -1,7 +1,7 @@
-"""Guarded hooks: what goes wrong inside a hook of the user's own is one sentence that names the hook.
+"""Guarded hooks: an error inside a user-defined hook is reported as one sentence that names the hook.
 
 `Method` wraps the hooks of classes that are not part of Holdfast. The wrapper reports an exception, a result that
-violates the hook's contract, and a change of an argument in place; inside ``torch.func.vmap`` it checks results only.
+violates the hook's contract, and an in-place change of an argument; inside ``torch.func.vmap`` it checks only results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EVERYTHING: _Fields = {
 
 _SERVER_HALF = ("broadcast", "broadcast_to", "aggregate", "update", "refine", "finalize")
 _GLOBAL_MODEL: _Fields = {"Server": ("params", "buffers")}
-"""For hooks of the server, whose other arguments are theirs; the last global model may still be tested."""
+"""The same for hooks of the server, which may change their other arguments; the global model may be under test."""
 
 VMAP_REASONS = {
     "data-dependent control flow": "branches on a tensor's value or reads it by item(), float() or int(); use "
@@ -50,7 +50,7 @@ VMAP_REASONS = {
     "setup_context": "uses a torch.autograd.Function without setup_context and generate_vmap_rule",
     "being vmapped over": "writes in place to a tensor of its own; use operations that return a new tensor",
 }
-"""What a message of ``torch.func.vmap`` contains, and what the hook does."""
+"""Parts of ``torch.func.vmap``'s messages, and the cause in the hook."""
 
 
 class HookError(HoldfastError):
@@ -118,7 +118,7 @@ def _guarded(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _problem(error: Exception, function: Callable[..., Any]) -> str:
-    """What happened, with the line of the hook's own file."""
+    """The error, with the line of the hook's own file."""
     message = (str(error).strip() or type(error).__name__).splitlines()[0]
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if f.filename == function.__code__.co_filename
@@ -134,7 +134,7 @@ def _problem(error: Exception, function: Callable[..., Any]) -> str:
 
 
 def vmap_reason(message: str) -> str | None:
-    """What code does that torch.func.vmap refuses with this message; None for other messages."""
+    """The cause of this message of torch.func.vmap; None for other messages."""
     return next((reason for part, reason in VMAP_REASONS.items() if part in message), None)
 
 

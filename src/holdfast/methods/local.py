@@ -1,4 +1,4 @@
-"""Local training: no federation at all."""
+"""Local training without communication."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from holdfast.methods.context import Client, RunContext
 
 @dataclass(frozen=True)
 class LocalTraining(Method):
-    """Every client trains a model of its own on its own data, and sends nothing.
+    """Every client trains its own model on its own data, without communication.
 
     It continues with its model from its last round; the first one is the run's initial model. The clients' models are
     tested as local models. There is no global model: in its place, the n_k-weighted mean of the clients' models is
@@ -18,7 +18,7 @@ class LocalTraining(Method):
     """
 
     name: ClassVar[str] = "local"
-    card: ClassVar[Card] = Card(when="as a baseline: what each client reaches without the others")
+    card: ClassVar[Card] = Card(when="as a baseline: the accuracy of each client without the others")
 
     def init_client_state(self, client: Client) -> Tree:
         """The run's initial model."""

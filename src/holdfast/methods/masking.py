@@ -1,4 +1,4 @@
-"""Methods of the user's own, and which of them may be trained on padded batches."""
+"""User-defined methods, and whether they may be trained on padded batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from holdfast.methods.base import Method, own_classes
 from holdfast.methods.stack import Stack
 
 READ_THE_BATCH = ("task_loss", "loss", "ascent_loss", "step", "after_step")
-"""The hooks that see a batch, and so its padding."""
+"""The hooks that receive a batch, including its padding."""
 
 
 def is_own(method: Method) -> bool:
@@ -15,10 +15,10 @@ def is_own(method: Method) -> bool:
 
 
 def respects_mask(method: Method) -> bool:
-    """Whether all hooks of a method leave the padding of a batch out, as those of built-in methods do.
+    """Whether all hooks of a method exclude the padding of a batch, as those of built-in methods do.
 
-    A class of the user's own may redefine the other hooks; if it redefines one that sees the batch, or a function
-    that a built-in method may call there, it declares ``uses_mask``.
+    A user-defined class must declare ``uses_mask`` if it overrides a hook that receives the batch, or a function that a
+    built-in method may call there. It may override other hooks freely.
     """
     return all(_class_respects_mask(own) for part in _parts(method) for own in own_classes(type(part)))
 

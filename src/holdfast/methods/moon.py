@@ -1,4 +1,4 @@
-"""MOON: features attracted to the global model's and repelled from those of the client's previous model."""
+"""MOON: a contrastive loss between the features of the local, the global and the client's previous model."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

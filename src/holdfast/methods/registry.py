@@ -24,8 +24,8 @@ METHODS: dict[str, type[Method]] = {
 def parse_method(text: str) -> Method:
     """``fedntd``, ``fedntd:beta=0.5,tau=2``, ``fedka:shared=[4,17]`` or a stack, ``fedntd+fedprox:mu=0.1``.
 
-    A method of the user's own is written ``mine.py:Mine`` or ``package.module:Mine``, with its options behind another
-    colon: ``mine.py:Mine:beta=0.5``; ``mine.py`` stands for the only method in that file.
+    A user-defined method is written ``mine.py:Mine`` or ``package.module:Mine``, with options after another
+    colon: ``mine.py:Mine:beta=0.5``. ``mine.py`` alone refers to the only method in that file.
     """
     parts = [method_from(_parse(part.strip())) for part in text.split("+")]
     return parts[0] if len(parts) == 1 else Stack(*parts)
@@ -40,7 +40,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def method_from(description: Mapping[str, Any]) -> Method:
-    """The method that `describe_method` described, or one written in an experiment file."""
+    """The method from the output of `describe_method` or from an experiment file."""
     name = str(description.get("name", ""))
     if "+" in name:
         return Stack(*map(method_from, _parts(name, description)))
@@ -113,7 +113,7 @@ def _own_method(code: own.Code, description: Mapping[str, Any]) -> Method:
 
 
 def _is_made_of_fields(kind: type[Method]) -> bool:
-    """Whether an object of this class is given by the values of its fields."""
+    """Whether the values of its fields determine an object of this class."""
     return set(signature(kind).parameters) <= {field.name for field in fields(kind)}
 
 
@@ -124,7 +124,7 @@ def _is_method_class(value: object) -> bool:
 def describe_method(method: Method) -> dict[str, Any]:
     """The method as plain values: its name, or the reference to its class, and its options; a stack has its parts.
 
-    ``own`` marks a method that no file or import path leads to.
+    ``own`` marks a user-defined method without a file or an import path.
     """
     if isinstance(method, Stack):
         parts = {part.name: describe_method(part) for part in method.parts}

@@ -143,7 +143,7 @@ class Stack(Method):
         return Stack(*(part.prepare(context) for part in self.parts))
 
     def _owner(self, hook: str) -> Method:
-        """The part that overrides this exclusive hook, or else the first part, which has the default."""
+        """The part that overrides this exclusive hook, or the first part, which has the default."""
         return next((part for part in self.parts if part.overrides(hook)), self.parts[0])
 
     def _each(self, call: Callable[[Method], Tree]) -> Tree:

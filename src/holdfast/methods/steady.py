@@ -1,4 +1,4 @@
-"""Steady: the library's own recipe against label skew and the swing from round to round; nothing to tune."""
+"""Steady: the library's recipe for label skew and fluctuation between rounds, without hyper-parameters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ class Steady(Method):
 
     name: ClassVar[str] = "steady"
     card: ClassVar[Card] = Card(
-        when="you do not know which method to take: few clients take part in a round, clients hold different classes, "
-        "and nothing is to be tuned",
+        when="the best method is unknown: few clients take part in a round, clients hold different classes, "
+        "and tuning is not possible",
         server="keeps a velocity and a mean of the model's size",
     )
     needs_classes: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Whether units of two models respond to the same classes, which averaging their weights relies on."""
+"""Agreement of two models' units on the classes to which they respond, a condition for averaging weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of each task, computed from what evaluation keeps of a model's outputs on all test samples."""
+"""The metrics of each task, computed from the reduced outputs of a model on all test samples."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ NEEDS = {
     "r2": "targets that are not all equal",
     "concordance": "two samples of which the first is known to have had its event earlier",
 }
-"""What a metric needs of the targets, without which it is not defined."""
+"""The requirements of a metric on the targets, without which it is undefined."""
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What was predicted for some samples, and their targets."""
+    """Predictions for some samples, and their targets."""
 
     task: Task
     kept: np.ndarray  # [N, ...] what `Task.reduce` keeps of the outputs
@@ -190,7 +190,7 @@ class Metric:
         return self.name.removesuffix(WEIGHTED)
 
     def try_on(self, trial: Predictions) -> bool:
-        """Whether samples with made-up outputs define the metric; raises if a metric of the user's own fails."""
+        """Whether the metric is defined on samples with artificial outputs; raises an error of a user's metric."""
         if self.own is None:
             return self.base_name not in NEEDS or not np.isnan(self.measure(trial))
         try:
@@ -266,7 +266,7 @@ class Scorer:
         }
 
     def check(self, outputs: tuple[int, ...], required: bool) -> list[str]:
-        """The names of metrics that the test samples do not define; raise if they were asked for (``required``).
+        """The names of metrics that are undefined on the test samples; raises an error if they are ``required``.
 
         Warns of them, and of those that the test samples of a site or a domain do not define. ``outputs`` is the
         shape of what is kept of one sample's outputs.

@@ -1,4 +1,4 @@
-"""How far local training moves the clients' models, and how much their directions differ.
+"""Drift of the clients' models in local training, and differences between their directions.
 
 Weights and gradients are large: rows are read one at a time, so that lists of tensors on any device are
 accepted and only one row at a time is converted to double precision.

@@ -1,4 +1,4 @@
-"""How many rounds a run needs to reach an accuracy."""
+"""The number of rounds that a run needs to reach an accuracy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rounds_to_target(accuracy: ArrayLike, target: float, rounds: Sequence[int] |
 
 
 def default_target(highest: Sequence[Sequence[float]]) -> float:
-    """The target that a comparison counts rounds to: 95 % of the best method's highest accuracy.
+    """The default target of a comparison for rounds to target: 95 % of the best method's highest accuracy.
 
     Args:
         highest: for each method, the highest accuracy of each of its runs; errors are negative.

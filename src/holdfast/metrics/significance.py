@@ -1,4 +1,4 @@
-"""Whether the difference between two methods over the same seeds is more than chance."""
+"""Significance of the difference between two methods over the same seeds."""
 
 from __future__ import annotations
 

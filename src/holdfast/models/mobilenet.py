@@ -25,7 +25,7 @@ STAGES = (
 
 
 class InvertedResidual(nn.Module):
-    """A 1x1 convolution to more channels, one of each channel by itself, and a 1x1 convolution to few."""
+    """A 1x1 convolution to more channels, a depthwise convolution, and a 1x1 convolution to fewer channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, widening: int, norm: Norm) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ BatchNormPolicy = Literal["average", "local", "drop"]
 class Output(NamedTuple):
     """A model's outputs for a batch: ``features`` [B, d] (the classifier's input) and ``logits`` [B, C].
 
-    ``logits`` are whatever the model returns: [B, T, V] for sequences, [B, 1] or [B] for one number. ``features`` are
+    ``logits`` are the model's outputs: [B, T, V] for sequences, [B, 1] or [B] for one number. ``features`` are
     [B, 0] if the model does not end in a Linear layer.
     ``extra`` holds the outputs for a method's extra inputs, if it has any.
     """
@@ -88,7 +88,7 @@ def _is_frozen(linear: nn.Linear) -> bool:
 
 
 def logits_of(outputs: Any) -> Any:
-    """The logits of a module's outputs: these themselves, or the ``logits`` of an object, as of transformers."""
+    """The logits of a module's outputs: the tensor itself, or the ``logits`` of an object, as in transformers."""
     return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
 
 

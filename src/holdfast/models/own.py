@@ -1,4 +1,4 @@
-"""Models of the user's own: functions and classes that make a module, and modules."""
+"""User-defined models: functions and classes that return a module, and modules."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from holdfast.core.random import counter_key
 from holdfast.core.spec import named
 
 GIVEN = ("shape", "num_classes", "seed")
-"""What a function that makes a model is called with, if it has arguments of these names."""
+"""The arguments that are passed to a function that makes a model, if it names them."""
 
 
 @contextmanager
 def initial_weights(seed: int) -> Iterator[None]:
-    """Draw initial weights from a run's seed alone; no global generator is moved."""
+    """Draw initial weights from a run's seed; the global generators are unchanged."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # not torch.manual_seed, which would seed the CUDA generators as well
         torch.default_generator.manual_seed(counter_key(seed, "weights"))
@@ -32,10 +32,10 @@ def initial_weights(seed: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A model of the user's own.
+    """A user-defined model.
 
-    ``make`` is a function or a class, called with those of ``shape``, ``num_classes`` and ``seed`` that it names and
-    with ``options``, or a module, of which every run gets a copy. ``code`` is where it comes from, if that is known.
+    ``make`` is a function or a class, or a module. A function is called with ``options`` and those of ``shape``,
+    ``num_classes`` and ``seed`` that it names; of a module every run gets a copy. ``code`` is its source, if known.
     """
 
     make: Callable[..., Any] | nn.Module
@@ -57,7 +57,7 @@ class OwnModel:
         return str(getattr(self.make, "__qualname__", type(self.make).__name__))
 
     def build(self, shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
-        """The module for samples of ``shape``; what a function draws depends on ``seed`` alone."""
+        """The module for samples of ``shape``; random numbers of a function depend only on ``seed``."""
         if isinstance(self.make, nn.Module):
             return copy.deepcopy(self.make)
         values = dict(zip(GIVEN, (tuple(shape), num_classes, seed), strict=True))
@@ -69,13 +69,13 @@ class OwnModel:
         return made
 
     def describe(self) -> dict[str, Any]:
-        """The reference and the options as plain values; ``own`` if no reference leads to it."""
+        """The reference and the options as plain values; ``own`` if there is no reference."""
         where = {"name": self.name, "own": True} if self.code is None else self.code.describe()
         return where | dict(self.options)
 
 
 def own_model(description: Mapping[str, Any]) -> OwnModel | None:
-    """The model that a reference names; None if the name is no reference."""
+    """The model that a reference names; None if the name is not a reference."""
     code = own.find(description, "model")
     if code is None:
         return None

@@ -11,7 +11,7 @@ from holdfast.kernels import is_plain
 
 
 class _Recurrent:
-    """What both layers share: the layers and directions of a stack."""
+    """The common part of both layers: the layers and directions of a stack."""
 
     own_kernels = False
     gates: int

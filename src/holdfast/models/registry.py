@@ -22,7 +22,7 @@ from holdfast.models.zoo import NETWORKS, PAPER_NETWORKS
 class ModelSpec:
     """A model by name. It becomes an ``nn.Module`` once the shape of the data and its classes are known.
 
-    ``options`` are those of the model, e.g. ``{"norm": "group"}``; what is not given takes its default.
+    ``options`` are those of the model, e.g. ``{"norm": "group"}``; other options have their defaults.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ModelSpec:
     def build(self, shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
         """The module for samples of ``shape`` (without the batch dimension), float32 on the CPU.
 
-        Its initial weights depend on ``seed`` alone, and no global generator is moved.
+        Its initial weights depend only on ``seed``, and the global generators are unchanged.
         """
         options = tuple(self.options.items())
         try:
@@ -91,8 +91,8 @@ def _options(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def parse_model(text: str) -> ModelSpec | OwnModel:
     """The model written as ``name`` or ``name:options``: ``cnn``, ``mlp:64,64``, ``resnet18:norm=group``.
 
-    Bare numbers are hidden widths; everything else is ``option=value``. A model of the user's own is written
-    ``net.py:make_net`` or ``package.module:make_net``, with its options behind another colon.
+    Bare numbers are hidden widths; everything else is ``option=value``. A user-defined model is written
+    ``net.py:make_net`` or ``package.module:make_net``, with options after another colon.
     """
     name, _, written = text.partition(":")
     if name.strip() not in NETWORKS:
@@ -140,7 +140,7 @@ def as_model(model: object) -> ModelSpec | OwnModel | nn.Module:
 
 
 def _makes_a_model(value: object) -> TypeGuard[Callable[..., Any]]:
-    """Whether a function or a class needs nothing but what a model is made from."""
+    """Whether a function or a class needs no other arguments than those of a model."""
     if not callable(value) or (isinstance(value, type) and not issubclass(value, nn.Module)):
         return False
     try:
@@ -162,7 +162,7 @@ def _missing(value: Callable[..., Any]) -> list[str]:
 
 
 def describe_model(model: ModelSpec | OwnModel | nn.Module) -> dict[str, Any]:
-    """A model as plain values; ``own`` if no file or import path leads to it."""
+    """A model as plain values; ``own`` if it has no file or import path."""
     if isinstance(model, nn.Module):
         return {"name": type(model).__name__, "own": True}
     return model.describe()
@@ -179,7 +179,7 @@ def mlp(*hidden: int) -> ModelSpec:
 
 
 def cnn() -> ModelSpec:
-    """The sensible default for images of any size from 4x4 pixels.
+    """The default for images of any size from 4x4 pixels.
 
     Two 5x5 convolutions (32 and 64 channels) with pooling and a hidden layer of 512: on 32x32 RGB and 28x28
     grey images the network of FedNTD. Larger images get more such stages, images under 16 pixels a small

@@ -18,10 +18,10 @@ class Cell:
     """One run of a table. Cells of different tables with the same settings have the same hash and share a run.
 
     Attributes:
-        table, column, row: where it is.
+        table, column, row: its position.
         seed: the seed of the run.
         settings: those of an `Experiment`, as the YAML file has them, without the seed.
-        needs: what is missing to run it, if anything is.
+        needs: the missing requirement, if any.
     """
 
     table: str

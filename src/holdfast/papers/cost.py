@@ -1,4 +1,4 @@
-"""What a cell requires: its data sets, and an estimate of its running time."""
+"""The requirements of a cell: its data sets and its estimated running time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def available_data() -> set[str]:
 
 
 def missing_requirement(cell: Cell, available: Collection[str]) -> str | None:
-    """What prevents a cell from being run, such as ``needs data: mnist``; None if nothing does."""
+    """The missing requirement of a cell, such as ``needs data: mnist``; None if there is none."""
     if cell.needs is not None:
         return f"needs {cell.needs}"
     missing = [name for name in data_sets(cell.settings) if name not in available and not Path(name).exists()]
@@ -114,6 +114,6 @@ class Estimates:
 
 
 def _keys(settings: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """What determines a run's speed, the most specific first."""
+    """The keys that determine a run's speed, the most specific first."""
     model, method = str(settings["model"]), re.split(r"[:+]", str(settings["method"]))[0]
     return [(model, method), (model,)]

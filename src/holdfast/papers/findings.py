@@ -1,4 +1,4 @@
-"""Published numbers compared with ours: every cell, and whether the paper's findings hold."""
+"""Comparison of published numbers with ours: every cell, and whether the paper's findings hold."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ResultRow:
         seeds: the number of stored runs, failed ones included.
         values: one for each of the table's measures.
         failed: the error of the first failed run.
-        excluded: why the published numbers are not targets, if they are not.
+        excluded: the reason if the published numbers are not targets.
     """
 
     column: str
@@ -108,8 +108,8 @@ class Score:
 class Finding:
     """Whether one method leads another as in the paper.
 
-    An accuracy is judged by its mean over the last ten rounds, since the accuracy of one round depends on which
-    clients took part in it; the score of the last round, which the papers print, is shown beside it.
+    The criterion for accuracies is the mean over the last ten rounds, since the accuracy of one round depends on its
+    sampled clients; the score of the last round, which the papers print, is shown beside it.
 
     Attributes:
         column: key of the column.
@@ -139,7 +139,7 @@ class Finding:
 
     @property
     def judged_by(self) -> str:
-        """What that score is taken from."""
+        """The basis of that score."""
         return measure(self.measure).basis if self.averaged is None else "last ten rounds"
 
     def lead_holds(self, score: Score) -> bool:

@@ -1,4 +1,4 @@
-"""How a table's numbers are written, on the command line and on the results page."""
+"""Formatting of a table's numbers, on the command line and on the results page."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from holdfast import metrics
 from holdfast.core.errors import unknown
 from holdfast.metrics.summary import mean_and_deviation
 
-LAST_ROUNDS = 10  # of which an accuracy is averaged, as the swing from round to round is large
+LAST_ROUNDS = 10  # rounds over which an accuracy is averaged, since it fluctuates between rounds
 MIN_ROUNDS = 2 * LAST_ROUNDS  # of a run whose last rounds are averaged
 LAST_EPOCHS = 10  # FedMLP's accuracies are means over the last ten global epochs
 
@@ -40,7 +40,7 @@ class Measure:
         criterion: how methods are compared by it (see `holdfast.papers.findings`), or None.
         compute: computes it from a stored run.
         averaged: computes the mean over the last ten rounds, for an accuracy of the last round alone.
-        basis: what ``compute`` looks at.
+        basis: the records that ``compute`` uses.
         not_measured: for a measure that only the paper has, the reason why runs do not record it.
     """
 

@@ -1,4 +1,4 @@
-"""Models with the initial weights of the papers' code, where these decide the results of short runs."""
+"""Models with the initial weights of the papers' code, for short runs whose results depend on them."""
 
 import torch
 from torch import nn

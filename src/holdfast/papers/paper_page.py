@@ -34,7 +34,7 @@ SEARCHES = "For settings that the paper does not state, and for causes of differ
 
 @dataclass(frozen=True)
 class Section:
-    """What the page shows of one table.
+    """A table on the page.
 
     Attributes:
         comparison: its published numbers and ours.
@@ -107,7 +107,7 @@ def _search(section: Section, folder: Path) -> str:
 
 
 def _numbers(comparison: TableComparison) -> list[str]:
-    """The table itself and what belongs to its numbers."""
+    """The table and the notes on its numbers."""
     table = comparison.table
     if len(table.columns) == 1:
         parts = [_grid(comparison, range(len(table.measures)))]

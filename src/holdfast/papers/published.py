@@ -61,7 +61,7 @@ class TableColumn:
         methods: methods, by row, that differ from the row's.
         seeds: the paper's seeds.
         fixed_seeds: whether only these seeds count, as for the output of a released notebook.
-        needs: what is missing to run it, if anything is.
+        needs: the missing requirement, if any.
     """
 
     key: str
@@ -153,7 +153,7 @@ class Table:
         return merged if method is None else merged | {"method": method}
 
     def exclusion_reason(self, column: str, row: str) -> str | None:
-        """Why a cell's published numbers are not targets; None if they are."""
+        """The reason why a cell's published numbers are not targets; None if they are."""
         for exclusion in self.exclusions:
             if row in exclusion.rows and column in exclusion.columns:
                 return exclusion.reason
@@ -176,7 +176,7 @@ class Paper:
         key: its name on the command line.
         name: the name of its method, or its own, in print.
         title, reference: as it is cited.
-        verdict: one line on what was reproduced.
+        verdict: a one-line summary of the reproduction.
         summary: a few sentences on it.
         proposed: the row of its method.
         baseline: the row that its method is compared with.

@@ -17,7 +17,7 @@ SEARCHES = (f"{RECIPE}/search-cifar10", f"{RECIPE}/search-fashion-mnist")
 IID_SEARCHES = (f"{RECIPE}/search-iid", f"{RECIPE}/search-iid-digits")
 BASELINE = "fedavg"
 
-MARGIN = 0.5  # points behind the best within which fewer parts decide; and behind FedAvg without skew
+MARGIN = 0.5  # margin in points: to the best, within which fewer parts decide, and to FedAvg without skew
 SECOND_PASS_MARGIN = 2.0  # points that a candidate with two passes in each step must be ahead
 
 
@@ -66,7 +66,7 @@ class CandidateScores:
 
     @property
     def costs_nothing(self) -> bool:
-        """Whether it meets the bar on the federations without skew on which it was run."""
+        """Whether it is within the margin of FedAvg on all federations without skew on which it was run."""
         return all(lead >= -MARGIN for lead in self.iid.values())
 
     @cached_property
@@ -80,7 +80,7 @@ class CandidateScores:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the rule makes of the stored searches.
+    """The result of the rule on the stored searches.
 
     Attributes:
         federations: their names, in the order of the searches.
@@ -134,7 +134,7 @@ def _runs(searches: Sequence[str], stored: Results) -> tuple[dict[str, dict[str,
 
 
 def _near(candidates: list[CandidateScores]) -> list[CandidateScores]:
-    """Those within the margin of the best, the best first, among which a second pass is worth its price."""
+    """The candidates within the margin of the best, the best first, after the penalty for a second pass."""
     complete = [one for one in candidates if one.score is not None]
     one_pass = [one for one in complete if not one.second_pass]
     highest = max((one.score or 0.0 for one in one_pass), default=0.0)
@@ -146,7 +146,7 @@ def _near(candidates: list[CandidateScores]) -> list[CandidateScores]:
 
 
 def scored(entries: Sequence[Entry]) -> Scored:
-    """What is compared of stored runs of at least 20 rounds."""
+    """The scores of stored runs of at least 20 rounds."""
     accuracy = [mean for entry in entries if (mean := mean_of_last_rounds(entry)) is not None]
     return Scored(
         accuracy=100 * fmean(accuracy),

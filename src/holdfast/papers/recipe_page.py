@@ -1,4 +1,4 @@
-"""The page of the recipe: how it was chosen, what each part gives, the swing that it removes, and where it loses."""
+"""The page of the recipe: its choice, an ablation of its parts, fluctuation between rounds, and its losses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ABLATION = (
     ("+ running mean, momentum, adjusted loss τ = 0.5", "balanced:tau=0.5+fedavgm+ema"),
     ("+ running mean, momentum, adjusted loss τ = 0.25: `steady`", "balanced:tau=0.25+fedavgm+ema"),
 )
-"""The candidates that show what each part gives, by the parts that they add to FedAvg."""
+"""The candidates of the ablation, by the parts that they add to FedAvg."""
 
 DRAWN = {
     "fedavg": "fedavg",
@@ -145,7 +145,7 @@ def _scores(choice: Choice) -> str:
 
 
 def _outcome(choice: Choice) -> str:
-    """What the rule makes of the scores, in sentences."""
+    """The result of the rule, in sentences."""
     missing = [one.method for one in choice.candidates if one.score is None]
     if missing:
         listed = ", ".join(f"`{method}`" for method in missing)
@@ -191,7 +191,7 @@ def _swing(choice: Choice) -> str:
 
 
 def _ablation(choice: Choice) -> str:
-    """What each part gives: accuracy, and forgetting in brackets."""
+    """The ablation table: accuracy, and forgetting in brackets."""
     by_method = {one.method: one for one in choice.candidates}
     lines = [
         "## What each part gives",

@@ -91,7 +91,7 @@ class Results:
 
 
 def completed_entry(cell: Cell, directory: RunDirectory, processes: int = 1) -> dict[str, Any]:
-    """What is stored of a completed run: settings, environment, curves and final state.
+    """The stored entry of a completed run: settings, environment, curves and final state.
 
     ``processes`` is the number of processes that shared the device.
     """
@@ -114,7 +114,7 @@ def completed_entry(cell: Cell, directory: RunDirectory, processes: int = 1) -> 
 
 
 def failed_entry(cell: Cell, directory: RunDirectory, processes: int, reason: str) -> dict[str, Any]:
-    """What is stored of a run whose training failed, for example by diverging."""
+    """The stored entry of a run whose training failed, for example by divergence."""
     return _common_entry(cell, directory.experiment, directory.records(), processes) | {"failed": reason}
 
 

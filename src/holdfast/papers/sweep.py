@@ -1,4 +1,4 @@
-"""Runs the cells without a result, in one process or several, until all are done or time is up."""
+"""Runs the cells without a result, in one or several processes, until all are done or the deadline passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.sweeps.workers import DIVERGED, Log, ProgressLog, run_jobs
 
 @dataclass(frozen=True)
 class Sweep:
-    """Where and how cells are run.
+    """The configuration of a sweep.
 
     Attributes:
         results: the directory of stored results.
@@ -40,7 +40,7 @@ class Sweep:
     def run(self, cells: Sequence[Cell], workers: int, log: Log) -> bool:
         """Run the cells that have no result yet, with ``workers`` processes in parallel.
 
-        Returns whether every cell could be run; one that fails does not keep the others from running.
+        Returns whether every cell could be run; a failed cell does not stop the others.
         """
         self._check(cells)
         work = _Cells(self, cells, workers)
@@ -50,7 +50,7 @@ class Sweep:
         return complete
 
     def _check(self, cells: Sequence[Cell]) -> None:
-        """Raise once, before any training, what would make every cell fail."""
+        """Raise errors that affect every cell, before any training."""
         from holdfast.core.device import choose_device
 
         results = Results(self.results)
@@ -128,7 +128,7 @@ class _Cells:
                 log(f"{cell.label}: {error}")
                 return False
             entry = failed_entry(cell, RunDirectory.open(path), self.workers, str(error))
-        except Exception:  # a bug in one method must not end a sweep of hours
+        except Exception:  # an error in one method must not end a long sweep
             log(f"{cell.label}: {traceback.format_exc()}")
             return False
         self._results.add(cell, entry)

@@ -18,7 +18,7 @@ EMPTY_CURVE: Curve = (np.zeros(0), np.zeros(0))
 
 
 class NotRecorded(Exception):
-    """A figure cannot be drawn from these runs; the message names what is missing."""
+    """A figure cannot be drawn from these runs; the message names the missing records."""
 
 
 def mean_line(name: str, x: FloatArray, values: FloatArray, colour: int, dashed: bool = False) -> Line:
@@ -33,7 +33,7 @@ def mean_line(name: str, x: FloatArray, values: FloatArray, colour: int, dashed:
 def line_over_seeds(
     group: RunGroup, curve: Callable[[StoredRun], Curve], dashed: bool = False, suffix: str = ""
 ) -> Line | None:
-    """The mean of a group's curves with its band, or None where no run has the curve."""
+    """The mean of a group's curves with its band, or None if no run has the curve."""
     curves = [found for found in map(curve, group.runs) if found[0].size]
     if not curves:
         return None

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LIVE_FIGURES = ("accuracy", "classes", "forgetting")  # redrawn with every round; the others every few seconds
+LIVE_FIGURES = (
+    "accuracy",
+    "classes",
+    "forgetting",
+)  # figures updated in every round; the others are updated every few seconds
 MAX_COMPARED_RUNS = 100
-LIST_SECONDS = 2.0  # for which a list of runs is cached
+LIST_SECONDS = 2.0  # lifetime of the cached list of runs
 POLL_SECONDS = 0.5
 ASSETS = {
     **dict.fromkeys(STYLES, "text/css"),
@@ -99,7 +103,7 @@ def create_app(root: Path, host: str = "127.0.0.1", token: str | None = None) ->
     pages = Pages(root)
     middleware = [Middleware(Guard, token=token)]
     if token is None:
-        # Against DNS rebinding: a name of another site that resolves to this machine is refused.
+        # Prevents DNS rebinding: foreign host names that resolve to this machine are rejected.
         middleware.append(
             Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "::1", "[::1]", host])
         )
@@ -200,7 +204,7 @@ class Pages:
         return [self._read(name)[0] for name in names]
 
     def _read(self, name: str) -> tuple[Version, StoredRun | None, str]:
-        """A run's version, the run or None, and why it cannot be shown or an empty text."""
+        """A run's version, the run or None, and the reason why it cannot be shown or an empty text."""
         try:
             version, run = self._live.read(name)
         except HoldfastError as error:

@@ -8,7 +8,7 @@ DPI = 110
 
 
 class Drawing(Figure):
-    """A figure apart from pyplot, which notebooks show whatever backend is in use."""
+    """A figure that is not registered in pyplot; notebooks show it with any backend."""
 
     def _repr_png_(self) -> bytes:
         drawn = BytesIO()

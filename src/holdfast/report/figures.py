@@ -1,7 +1,7 @@
-"""The figures of the papers, by name, built from anyone's runs.
+"""The figures of the papers, by name, for any runs.
 
 A builder receives groups of runs (one group: runs that differ only in their seed) and returns a figure's panels
-and a summary sentence, or raises `NotRecorded` with what a run would have to record.
+and a summary sentence, or raises `NotRecorded` with the records that are missing.
 """
 
 from collections.abc import Callable, Sequence
@@ -136,7 +136,7 @@ FIGURES: dict[str, FigureKind] = {
 
 
 def build_figure(name: str, groups: Sequence[RunGroup]) -> Figure:
-    """The named figure of these groups; raises `NotRecorded` where the runs did not record what it shows."""
+    """The named figure of these groups; raises `NotRecorded` if the runs lack the records that it shows."""
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)
     kind = FIGURES[name]

@@ -111,7 +111,7 @@ def forgetting(groups: Sequence[RunGroup]) -> FigureContent:
 
 
 def _global_forgetting(run: StoredRun) -> Curve:
-    trained = run.rounds >= 1  # round 0 is the untrained model, which has nothing to forget
+    trained = run.rounds >= 1  # round 0 is the untrained model, for which forgetting is undefined
     if trained.sum() < 2:
         return EMPTY_CURVE
     return run.rounds[trained][1:], metrics.round_forgetting(run.class_accuracy[trained])

@@ -1,4 +1,4 @@
-"""Runs that are being written by another process: read once, then only what was added."""
+"""Incremental reading of runs that another process is writing."""
 
 import os
 from collections import OrderedDict
@@ -37,7 +37,7 @@ class LiveRun:
         return (*self._experiment_version, self._inode, self._offset)
 
     def refresh(self) -> None:
-        """Read what was added since the last call; a replaced or truncated file is read from its start."""
+        """Read the lines added since the last call; a replaced or truncated file is read from its start."""
         status = (self._path / EXPERIMENT).stat()
         experiment_version = (status.st_ino, status.st_mtime_ns)
         if experiment_version != self._experiment_version:

@@ -1,4 +1,4 @@
-"""Run directories as arrays, for figures and tables; a run may have recorded any subset of the keys."""
+"""Run directories as arrays, for figures and tables; every key of a record is optional."""
 
 import json
 import warnings
@@ -57,13 +57,13 @@ class StoredRun:
     records: Sequence[Mapping[str, Any]]
     federation: Mapping[str, Any]
     probe: Mapping[str, Any]
-    is_baseline: bool  # of the method that a comparison compared the others with
+    is_baseline: bool  # whether it is a run of the comparison's baseline
 
     @classmethod
     def of_directory(
         cls, path: Path, name: str, experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
     ) -> "StoredRun":
-        """A run with what its directory stores besides the experiment and the records."""
+        """A run with the other content of its directory besides the experiment and the records."""
         federation, probe = read_federation(path), read_probe(path)
         names = experiment.get("classes") or federation.get("classes")
         classes = check_records(path / METRICS, records, len(names) if names else None)
@@ -95,9 +95,9 @@ class StoredRun:
 
     @cached_property
     def measures(self) -> list[Measure]:
-        """The run's metrics, the one by which it is judged first.
+        """The run's metrics, the primary one first.
 
-        Of a run without a test set they are those on the clients' validation samples.
+        A run without a test set has them on the clients' validation samples.
         """
         tested = measures(self.experiment)
         validated = [measure.on_validation for measure in tested]
@@ -183,7 +183,7 @@ class StoredRun:
 
 
 def common_measures(groups: Sequence["RunGroup"]) -> list[Measure]:
-    """The metrics of all runs, first the one by which they are judged: accuracy if they are judged by several."""
+    """The metrics of all runs, the primary one first: accuracy if their primary metrics differ."""
     runs = [run for group in groups for run in group.runs]
     primary = {run.measures[0] for run in runs}
     first = primary.pop() if len(primary) == 1 else Measure("accuracy")
@@ -225,7 +225,7 @@ def load_runs(given: Given | Sequence[Given]) -> list[StoredRun]:
             )
     if places := [place.parent for place in found if isinstance(place, Path)]:
         common = commonpath(places)
-    # The runs of a comparison are all called seed-0, seed-1, …: the parent directories tell them apart.
+    # The runs of a comparison are all called seed-0, seed-1, …: the parent directories distinguish them.
     return [
         replace(run, name=place.relative_to(common).as_posix()) if isinstance(place, Path) else run
         for place, run in found.items()

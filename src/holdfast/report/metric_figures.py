@@ -12,7 +12,7 @@ from holdfast.report.panels import Figure, Heatmap, HeatmapStep, Line, Lines, Pa
 MAX_COLUMNS = 400  # of a heat map
 MAX_LINES = 14  # of a panel
 BY_ROW = ("class_", "site_", "domain_", "label_")
-"""What precedes the name of a metric that is recorded by class or by group."""
+"""Prefixes of metrics that are recorded by class or by group."""
 SHARES_LOST = frozenset({"forgetting", "local_forgetting", "attack_success"})
 """Differences and shares of accuracies."""
 OF_ACCURACY = frozenset({"local_in", "local_out", "in_local", "out_local"})
@@ -45,7 +45,7 @@ def _keys(record: Mapping[str, Any], prefix: str) -> Iterator[str]:
         if key in NO_METRICS or isinstance(value, bool):
             continue
         if isinstance(value, Mapping) and not key.startswith(BY_ROW):
-            if not prefix:  # what is deeper, such as values by client, is no metric
+            if not prefix:  # deeper entries, such as values by client, are not metrics
                 yield from _keys(value, f"{key}.")
         elif isinstance(value, int | float) or (not prefix and _has_numbers(value)):
             yield prefix + key

@@ -1,4 +1,4 @@
-"""What notebooks show of results: small tables in HTML, and curves as inline SVG."""
+"""Display of results in notebooks: small tables in HTML, and curves as inline SVG."""
 
 from collections.abc import Mapping, Sequence
 from html import escape

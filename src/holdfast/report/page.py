@@ -1,4 +1,4 @@
-"""The report: one HTML page that contains its data, scripts and styles, and loads nothing else."""
+"""The report: one self-contained HTML page with its data, scripts and styles."""
 
 import json
 from base64 import b64encode
@@ -49,7 +49,7 @@ def report_html(runs: Sequence[StoredRun], groups: Sequence[RunGroup] | None = N
         title=_title(groups),
         subtitle=_subtitle(runs, groups),
         policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:",
-        # The package's own files, and JSON in which no tag can begin: nothing here needs escaping.
+        # The package's own files, and JSON without tags: no escaping is needed.
         style=Markup(style),  # noqa: S704
         script=Markup(script),  # noqa: S704
         model=Markup(_json(page_model(runs, groups))),  # noqa: S704

@@ -1,4 +1,4 @@
-"""The progress of training: a bar in a terminal, a line that changes in a notebook, a line a minute in a log."""
+"""Display of progress: a bar in a terminal, an updated line in a notebook, a line per minute in a log."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class NotebookLine(ProgressDisplay):
 
 
 class TerminalBar(ProgressDisplay):
-    """A bar on stderr, which disappears at the end. It is redrawn after rounds only, so that a debugger can be used."""
+    """A bar on stderr, which disappears at the end. It is redrawn only after rounds, so that a debugger can be used."""
 
     seconds = REDRAW_SECONDS
 

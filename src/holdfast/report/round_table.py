@@ -1,4 +1,4 @@
-"""A run's records as a table: one row a round, one column a number."""
+"""A run's records as a table: one row per round, one column per number."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ COUNTED = {"clients": "participants", "incidents": "incidents"}
 def round_rows(
     experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, int | float]]:
-    """The numbers of every round, those of each class and domain included; a number that is unknown is absent."""
+    """The numbers of every round, including those by class and domain; unknown numbers are omitted."""
     score = score_measure(experiment).name
     rows = []
     for record in records:

@@ -47,7 +47,7 @@ class Leaderboard:
     values: Sequence[Sequence[FloatArray]]
     tests: Sequence[BaselineTest]  # one per group
     note: str
-    measure: Measure  # by which the groups are judged
+    measure: Measure  # the primary metric of the groups
 
     def text(self, row: int, column: int) -> str:
         """A cell as text: the mean, and the sample standard deviation where seeds differ."""

@@ -1,7 +1,7 @@
 """Experiment trackers: CSV, TensorBoard, Weights & Biases, MLflow.
 
-A tracker receives the records that a run also writes to ``metrics.jsonl``. All of them write below a directory of
-the user's; none needs an account or a network.
+A tracker receives the records that a run also writes to ``metrics.jsonl``. All trackers write below a directory of
+the user; none needs an account or a network.
 """
 
 import csv
@@ -105,7 +105,7 @@ class CsvTracker:
                 writer.writerows(self._rows if rewrite else [row])
 
     def finish(self) -> None:
-        """Do nothing: every row is already in the file."""
+        """Does nothing: all rows are already in the file."""
 
 
 class TensorBoardTracker:
@@ -121,7 +121,7 @@ class TensorBoardTracker:
         self._experiment: Mapping[str, Any] = {}
 
     def start(self, experiment: Mapping[str, Any]) -> None:
-        """Keep the experiment; the file is opened with the first record, the round of which it needs."""
+        """Store the experiment; the file is opened at the first record, whose round it needs."""
         self._experiment = experiment
 
     def log(self, record: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Run directories: the files of a run, written so that the run survives being killed at any moment."""
+"""Run directories: the files of a run, written so that a killed process leaves a valid run."""
 
 from holdfast.runs.audit_check import AuditReport, read_audit, verify_audit
 from holdfast.runs.checkpoint import Checkpoint

@@ -1,4 +1,4 @@
-"""Whether a run's audit log is whole, and agrees with the run's other files."""
+"""Verification of a run's audit log: its hash chain, and its agreement with the run's other files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class AuditReport:
     """The result of `verify_audit`.
 
     Attributes:
-        problem: the first thing that does not fit, in one sentence; None if there is none.
+        problem: the first inconsistency, in one sentence; None if there is none.
         entries: the lines of the log.
         rounds: the rounds of the run after the last line.
-        head: the hash of the last line, which stands for the whole log.
+        head: the hash of the last line, which identifies the whole log.
         incomplete: whether a process that was killed has left a part of a line at the end.
     """
 
@@ -45,7 +45,7 @@ class _Misfit(Exception):
 
 @dataclass
 class _State:
-    """What a log claims about a run after its last line."""
+    """The state of a run according to its log."""
 
     line: int  # of the entry ``start``
     start: Entry
@@ -60,9 +60,9 @@ def read_audit(path: str | Path) -> list[Entry]:
 
 
 def verify_audit(path: str | Path, head: str | None = None) -> AuditReport:
-    """Check the log of the run in ``path``, and what it claims about the run's other files.
+    """Verify the log of the run in ``path`` and compare it with the run's other files.
 
-    ``head`` is the hash of a line, noted earlier, which the log must still contain.
+    ``head`` is the hash of a line, recorded earlier, which the log must contain.
     """
     run = RunDirectory.open(path)
     while True:
@@ -99,7 +99,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _chain(lines: Sequence[bytes]) -> list[Entry]:
-    """The entries; each must be unchanged and follow the one before."""
+    """The entries; the hash chain of the lines must be intact."""
     if not lines:
         raise _Misfit(f"{AUDIT} has no complete line")
     entries: list[Entry] = []
@@ -119,7 +119,7 @@ def _chain(lines: Sequence[bytes]) -> list[Entry]:
 
 
 def _replayed(entries: Sequence[Entry]) -> _State:
-    """What the entries claim, one after another."""
+    """The state after all entries."""
     state = _State(0, entries[0])
     for number, entry in enumerate(entries, start=1):
         event, round = entry["event"], entry["round"]

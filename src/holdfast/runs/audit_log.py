@@ -1,10 +1,10 @@
-"""audit.jsonl: what happened in a run, one JSON object a line, each with the hash of the line before.
+"""audit.jsonl: the events of a run, one JSON object per line, each with the hash of the previous line.
 
     {"event": "round", "time": "...", ..., "previous": "HASH OF THE LAST LINE", "hash": "HASH OF THIS LINE"}
 
-``hash`` is the SHA-256 of the line without that entry; ``previous`` of the first line is 64 zeros. Lines are only ever
-appended: a run that is resumed adds a line with the round from which it continues, and the lines of later rounds before
-it no longer count. An entry is written before the file it speaks of, so that a killed run's log is never behind.
+``hash`` is the SHA-256 of the line without that entry; ``previous`` of the first line is 64 zeros. Lines are only
+appended. A resumed run adds a line with the round from which it continues, which invalidates previous lines of later
+rounds. An entry is written before the file that it describes, so that the log of a killed run is never behind.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def parse(line: bytes) -> Entry:
 
 
 def of_record(record: Mapping[str, Any]) -> Entry:
-    """The facts that a round's entry has from its record in metrics.jsonl. Details of incidents stay there."""
+    """The fields that a round's entry copies from its record in metrics.jsonl, without details of incidents."""
     incidents = [{key: one.get(key) for key in ("client", "kind")} for one in record.get("incidents") or []]
     facts: Entry = {"round": record["round"], "incidents": incidents}
     facts |= {key: record[key] for key in ("rejected", "epsilon") if key in record}
@@ -103,12 +103,12 @@ class AuditLog:
             try:
                 files.write_all(self._file, line + b"\n")
             except OSError:
-                self._file.truncate(end)  # leave no incomplete line on a full disk
+                self._file.truncate(end)  # remove an incomplete line if the disk is full
                 raise
             self._last = json.loads(line)["hash"]
 
     def flush(self) -> None:
-        """Wait until what was appended is on the disk."""
+        """Wait until all entries are on the disk."""
         if self._file is not None:
             with files.writing(self.path):
                 os.fsync(self._file.fileno())

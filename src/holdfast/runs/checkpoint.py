@@ -59,9 +59,9 @@ class Checkpoint:
     Attributes:
         round: the round after which it was saved.
         tensors: as saved.
-        meta: as saved, except for what JSON changes (tuples become lists).
+        meta: as saved, after conversion to JSON (tuples become lists).
         clients: states by client id, read from the disk at each access.
-        warning: what was lost, if the newest checkpoint is damaged and this is the one before.
+        warning: a description of the loss, if the newest checkpoint is damaged and this is the previous one.
     """
 
     round: int
@@ -239,7 +239,7 @@ class CheckpointFolder:
         return from_bytes(self._read(entry))
 
     def _remove_all_but(self, generations: list[_Manifest]) -> None:
-        """Remove files that no generation names: those of older checkpoints and of failed attempts."""
+        """Remove files that no manifest lists: those of older checkpoints and of failed attempts."""
         named = {manifest["state"]["file"] for manifest in generations}
         named.update(entry["file"] for manifest in generations for entry in manifest["clients"].values())
         for prefix in ("", "clients/"):

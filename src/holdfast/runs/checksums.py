@@ -1,7 +1,7 @@
-"""checksums.json: the SHA-256 of every file of a run, which each reader compares.
+"""checksums.json: the SHA-256 of every file of a run; readers compare it.
 
-A file is replaced in two steps, its checksum first. Until the second step is done the file still has its former
-content, so an entry holds the new checksum and the former one, and either is accepted.
+A file is replaced in two steps, its checksum first. Between the steps the file still has its old content. An entry
+therefore holds the new and the old checksum, and either is accepted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Checksums:
         self._path = directory / CHECKSUMS
 
     def expect(self, name: str, data: bytes) -> None:
-        """Record that the file ``name`` is about to be given this content."""
+        """Record the checksum of the new content of file ``name``, before it is written."""
         entries = self._read()
         former, new = entries.get(name, []), sha256(data).hexdigest()
         if former[:1] != [new]:
             self._write(entries | {name: [new, *former][:KEPT]})
 
     def forget(self, name: str) -> None:
-        """Remove the entry of a file that is about to be appended to or truncated."""
+        """Remove the entry of a file before it is appended to or truncated."""
         entries = self._read()
         if entries.pop(name, None) is not None:
             self._write(entries)

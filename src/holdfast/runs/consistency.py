@@ -1,4 +1,4 @@
-"""Whether the files of a run agree in the number of classes, participants and clients."""
+"""Consistency checks of the files of a run: numbers of classes, participants and clients."""
 
 from __future__ import annotations
 

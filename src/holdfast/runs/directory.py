@@ -60,8 +60,8 @@ def read_experiment(path: Path) -> dict[str, Any]:
 def read_verified(path: Path, parse: Callable[[bytes], T]) -> T:
     """The parsed content of a run's file.
 
-    A content that cannot be parsed raises the error of ``parse``, any other one whose checksum is not the recorded one
-    a `HoldfastError`.
+    Content that cannot be parsed raises the error of ``parse``; other content with a wrong checksum raises a
+    `HoldfastError`.
     """
     checksums, data = Checksums(path.parent), b""
     while True:
@@ -170,7 +170,7 @@ class RunDirectory:
             try:
                 files.write_all(self._appending, line)
             except OSError:
-                self._appending.truncate(end)  # leave no incomplete line on a full disk
+                self._appending.truncate(end)  # remove an incomplete line if the disk is full
                 raise
 
     def audit(self, event: str, **facts: Any) -> None:
@@ -181,14 +181,14 @@ class RunDirectory:
         self._audit.append(event, facts)
 
     def audit_start(self, event: str, round: int, **facts: Any) -> None:
-        """Append the entry of a process that continues the run after ``round``, with its files as they are."""
+        """Append the start entry of a process that continues the run after ``round``, with the hashes of its files."""
         data = self._metrics.read_bytes() if self._metrics.exists() else b""
         ends = {record["round"]: end for end, record in metrics_file.lines(self._metrics, data)}
         records = sha256(data[: ends.get(round, 0)]).hexdigest()
         self.audit(event, round=round, records=records, files=self._hashes(EXPERIMENT, FEDERATION), **facts)
 
     def _hashes(self, *names: str) -> dict[str, str]:
-        """The SHA-256 of those of the files that exist."""
+        """The SHA-256 of each existing file."""
         paths = [self.path / name for name in names]
         with files.reading(self.path):
             return {path.name: sha256(path.read_bytes()).hexdigest() for path in paths if path.exists()}
@@ -248,7 +248,7 @@ class RunDirectory:
         return self._checkpoint.load()
 
     def discard_checkpoint(self) -> None:
-        """Remove the checkpoint of an unfinished run, which then begins again with round 1 if it is continued."""
+        """Remove the checkpoint of an unfinished run; when continued, it restarts at round 1."""
         if not self.finished:
             shutil.rmtree(self.path / CHECKPOINT, ignore_errors=True)
 
@@ -272,7 +272,7 @@ class RunDirectory:
         self.write(BEST_MODEL, to_bytes(tensors))
 
     def reopen(self, experiment: Mapping[str, Any]) -> None:
-        """Make a finished run an unfinished one with other settings; the final model is in the checkpoint too."""
+        """Convert a finished run to an unfinished one with other settings; the checkpoint contains the final model."""
         self._need_lock()
         with files.writing(self.path):
             for name in (MODEL, BEST_MODEL):
@@ -290,7 +290,7 @@ class RunDirectory:
         return _read_model(self.path / MODEL)
 
     def load_best_model(self) -> State | None:
-        """The tensors of the best round's model; None if the run has not validated any or is not finished."""
+        """The tensors of the best round's model; None for runs without validation and unfinished runs."""
         path = self.path / BEST_MODEL
         return _read_model(path) if self.finished and path.exists() else None
 

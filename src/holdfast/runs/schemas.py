@@ -1,4 +1,4 @@
-"""The schemas of a run's files. A key may be absent unless it is required; null is a value that is not known."""
+"""The schemas of a run's files. Keys are optional unless required; null marks an unknown value."""
 
 from typing import Annotated, Any, Required, TypedDict
 
@@ -10,7 +10,7 @@ Matrix = Annotated[list[Numbers], RECTANGULAR]
 
 
 class Incident(TypedDict, total=False):
-    """A client that was lost in a round, and why."""
+    """A client's failure in a round, and its cause."""
 
     client: int
     kind: str
@@ -77,9 +77,9 @@ class Seconds(TypedDict, total=False):
 
 
 class Validation(TypedDict, total=False):
-    """Tests of a model, or of a model each, by K clients on their own validation samples.
+    """Tests of the global model, or of local models, by K clients on their own validation samples.
 
-    Besides, each metric by its name: the mean over the clients, weighted by their samples.
+    Further keys are the metrics' names: the mean over the clients, weighted by their samples.
     """
 
     site_mean: dict[str, Number]
@@ -168,7 +168,7 @@ class Task(TypedDict, total=False):
 
 
 class Metric(TypedDict, total=False):
-    """A metric that is a function of the user's own."""
+    """A user-defined metric, given as a function."""
 
     name: Required[str]
     less_is_better: bool
@@ -217,7 +217,7 @@ class StoredComparison(TypedDict, total=False):
 
 
 class AuditEntry(TypedDict, total=False):
-    """What every line of audit.jsonl has."""
+    """The common fields of all lines of audit.jsonl."""
 
     event: Required[str]
     time: Required[str]
@@ -248,10 +248,10 @@ class AuditRound(TypedDict, total=False):
     """A round."""
 
     round: Required[int]
-    asked: Required[list[int]]  # the clients that were to train
-    used: Required[list[int]]  # those whose update is in the new model
+    asked: Required[list[int]]  # the sampled clients
+    used: Required[list[int]]  # the clients whose update is aggregated
     received: dict[str, str]  # by client, the SHA-256 of its update
-    refused: dict[str, str]  # the same of messages that were not valid
+    refused: dict[str, str]  # SHA-256 of invalid messages
     incidents: Required[list[AuditIncident]]
     rejected: list[int]  # by a robust mean
     epsilon: Number
@@ -261,7 +261,7 @@ class AuditRound(TypedDict, total=False):
 
 
 class AuditStop(TypedDict):
-    """The run was left before its last round."""
+    """The run was stopped before its last round."""
 
     round: int
 

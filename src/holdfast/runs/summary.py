@@ -27,7 +27,7 @@ class RunSummary:
         path: the run directory.
         state: running, finished, interrupted or corrupt.
         rounds: completed rounds.
-        accuracy: the last value of the metric by which the run is judged, such as its accuracy; None without one.
+        accuracy: the last value of the run's primary metric, such as its accuracy; None without one.
         measure: that metric.
         method, dataset: their names, None if unknown.
         modified: the time of the last change, in seconds since 1970.

@@ -1,1 +1,1 @@
-"""Many runs side by side: jobs that processes lease from a queue on disk, until all are done or time is up."""
+"""Parallel runs: processes lease jobs from a queue on disk until all are done or the deadline passes."""

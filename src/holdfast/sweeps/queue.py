@@ -130,7 +130,7 @@ def _is_running(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):  # such a number is of no process
+    except (ProcessLookupError, OverflowError):  # not a valid process id
         return False
     except PermissionError:
         return True

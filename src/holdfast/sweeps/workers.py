@@ -18,7 +18,7 @@ from holdfast.core.errors import HoldfastError, warning_printer
 from holdfast.sweeps.queue import Job, Queue
 
 EXIT_JOB_FAILED = 20  # exit code of a worker that could not run a job and has logged why
-POLL_SECONDS = 0.2  # between two looks for new jobs while other workers are at work
+POLL_SECONDS = 0.2  # between two polls for new jobs while other workers are running
 GRACE_SECONDS = 60.0  # after an interrupt, for workers to end their round and to write a checkpoint
 
 LOG_INTERVAL = 60.0  # seconds between two progress lines of a job
@@ -65,7 +65,7 @@ class Work(Protocol):
         ...
 
     def pending(self) -> Sequence[Job]:
-        """The jobs without a result that can be run now, the most urgent first, as the disk has them."""
+        """The jobs without a result on the disk that can be run now, the most urgent first."""
         ...
 
     def run(self, job: Any, log: Log) -> bool:
@@ -74,9 +74,9 @@ class Work(Protocol):
 
 
 def run_jobs(work: Work, log: Log) -> bool:
-    """Run all jobs with as many processes as the work asks for; returns whether every job could be run.
+    """Run all jobs with ``work.workers`` processes; returns whether every job could be run.
 
-    One that fails does not keep the others from running.
+    A failed job does not stop the others.
     """
     workers = work.workers
     if workers < 1:

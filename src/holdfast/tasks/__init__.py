@@ -1,1 +1,1 @@
-"""Learning tasks: what a target looks like, the loss, the number of outputs, the metrics, and what a stratum is."""
+"""Learning tasks: the format of targets, the loss, the number of outputs, the metrics and the strata."""

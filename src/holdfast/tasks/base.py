@@ -20,12 +20,12 @@ Where a target is a number, outputs have the shape of the targets.
 
 
 FOUND = ("own_loss", "edges")
-"""Fields of a task that are no options."""
+"""Fields of a task that are not options."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a model learns. The fields of a task are its options.
+    """A learning task. Its fields are its options.
 
     Every sample has a *stratum*, an index into the names that the data set calls ``classes``: its class where there
     are classes, otherwise a bin of its target or its site. Partitions, label counts, balanced test subsets and
@@ -44,7 +44,7 @@ class Task:
     less_is_better: ClassVar[bool] = False
     """Whether that metric is an error."""
     compares_samples: ClassVar[bool] = False
-    """Whether the loss and the score compare samples with one another, so that they are no means over samples."""
+    """Whether the loss and the score compare samples with each other, so that they are not means over samples."""
     strata_groups: ClassVar[tuple[str, ...]] = ()
     """Groups of a data set, of which the first that exists decides the strata."""
 

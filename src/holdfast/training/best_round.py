@@ -1,4 +1,4 @@
-"""The round with the best model, judged by the clients' validation samples, and when a run stops early."""
+"""The round with the best model on the clients' validation samples, and early stopping."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Model = tuple[Tensors, Tensors]
 class BestRound:
     """The first round with the best validation metric, its model, and the validated rounds since.
 
-    All of it but the model follows from the records, so that a resumed run stops in the same round.
+    Everything except the model is derived from the records, so that a resumed run stops in the same round.
     """
 
     def __init__(self, measure: Measure, records: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -33,13 +33,13 @@ class BestRound:
             self.add(record)
 
     def stops(self, record: Mapping[str, Any], patience: int | None) -> bool:
-        """Whether a run ends with this record, because ``patience`` validated rounds brought no better model."""
+        """Whether the run ends with this record, because ``patience`` validated rounds gave no better model."""
         if patience is None or "validation" not in record:
             return False
         return not self._value(record) > self.value and self.waited + 1 >= patience
 
     def add(self, record: Mapping[str, Any]) -> bool:
-        """Take the next round into account; returns whether it is the best so far."""
+        """Add the next round's record; returns whether it is the best so far."""
         if "validation" not in record:
             return False
         value = self._value(record)
@@ -50,7 +50,7 @@ class BestRound:
         return True
 
     def _value(self, record: Mapping[str, Any]) -> float:
-        """The metric by which rounds are compared; NaN, which is never better, where it was not defined."""
+        """The metric by which rounds are compared; NaN, which is never better, if it is not defined."""
         found = record["validation"].get(self.measure.name)
         return float("nan") if found is None else self.measure.sign * float(found)
 

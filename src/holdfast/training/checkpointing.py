@@ -41,7 +41,7 @@ def run_identity(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_change(out: str | Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise if a run would be resumed as another one."""
+    """Raise an error if the settings of a run differ from those of the checkpoint."""
     for key, value in now.items():
         before = then.get(key, FORMER_DEFAULTS.get(key, DEFAULTS.get(key)))
         if changed := changed_code(before, value):
@@ -56,10 +56,10 @@ def refuse_change(out: str | Path, then: Mapping[str, Any], now: Mapping[str, An
 
 
 def is_same(before: Any, now: Any) -> bool:
-    """Whether two recorded values mean the same; the user's own code may have moved to another folder."""
+    """Whether two recorded values are equal; the folder of user-defined code is ignored."""
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         return bool(before == now)
-    # Before version 0.2 own code was recorded without where it comes from.
+    # Before version 0.2, records of user-defined code had no source.
     ignored = {"file", "own", "name", "sha256"} if before.get("own") and not now.get("own") else {"file"}
     return before.keys() - ignored == now.keys() - ignored and all(
         is_same(before[key], now[key]) for key in before.keys() - ignored
@@ -67,7 +67,7 @@ def is_same(before: Any, now: Any) -> bool:
 
 
 def changed_code(before: Any, now: Any) -> str:
-    """The file or module of the user's own code whose hash differs; empty if none does."""
+    """The file or module of user-defined code whose hash differs; empty if none does."""
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         return ""
     if "sha256" in before and "sha256" in now and before["name"] == now["name"]:
@@ -130,7 +130,7 @@ def snapshot(
 
 
 def _has_own_models(loop: RoundLoop) -> bool:
-    """Whether clients have models of their own, for which their states are kept after the last round."""
+    """Whether clients have personal models, for which their states are kept after the last round."""
     hooks = ("initial_params", "personal_params", "personal_logits")
     return any(map(loop.method.overrides, hooks)) or bool(loop.context.network.kept_local)
 
@@ -161,7 +161,7 @@ def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device, best:
 
 
 def _refuse_another_model(then: Tensors, now: Tensors) -> None:
-    """Raise if the model's tensors have other names or shapes than those in the checkpoint."""
+    """Raise an error if the names or shapes of the model's tensors differ from those in the checkpoint."""
     for name in {**then, **now}:
         before, after = (tuple(model[name].shape) if name in model else None for model in (then, now))
         if before != after:

@@ -26,7 +26,7 @@ from holdfast.report.trackers import Tracker
 from holdfast.runs.metrics_file import plain
 from holdfast.tasks.base import Task
 
-SIMILAR = 0.85  # to a hook's name, from which another name is more likely a misspelt one than a helper's
+SIMILAR = 0.85  # similarity to a hook's name above which a name is probably a misspelt hook, not a helper
 FEW_VALUES = 4  # values of a channel in a batch; with fewer, gradients of BatchNorm grew a thousandfold
 
 
@@ -40,7 +40,7 @@ def check_kinds(method: object, federation: object) -> None:
 
 
 def misspelt_hooks(method: Method) -> list[str]:
-    """A sentence for each name in a method of the user's own that is almost that of a hook, and is no option."""
+    """A sentence for each name in a user-defined method that is almost a hook's name and is not an option."""
     if isinstance(method, Stack):
         return [sentence for part in method.parts for sentence in misspelt_hooks(part)]
     known = [name for name in vars(Method) if not name.startswith("_")]
@@ -82,7 +82,7 @@ def check_options(
     on_round: object,
     progress: object,
 ) -> None:
-    """Raise if an argument of `holdfast.train` that is no setting of the schedule has the wrong type."""
+    """Raise an error if an argument of `holdfast.train` besides the schedule settings has the wrong type."""
     validate("device", device, str)
     validate("parallel_clients", parallel_clients, int | None)
     validate("ray_address", ray_address, str | None)
@@ -96,7 +96,7 @@ def check_options(
 
 
 def checked_trackers(trackers: object) -> list[Tracker]:
-    """The trackers as a list; raises if one of them is none."""
+    """The trackers as a list; raises an error if one of them is not a tracker."""
     if isinstance(trackers, str) or not isinstance(trackers, Iterable):
         trackers = [trackers]
     checked = []
@@ -124,7 +124,7 @@ def _check_fields(method: Method) -> None:
 
 
 def check_cohort(settings: Settings, clients: int) -> None:
-    """Warn if a round wants more clients than there are; raise if it can never have min_clients."""
+    """Warn if clients_per_round exceeds the number of clients; raise an error if a round cannot reach min_clients."""
     if settings.clients_per_round is not None and settings.clients_per_round > clients:
         wanted = settings.clients_per_round
         text = f"clients_per_round is {wanted}, but there are {clients} clients: all of them take part"
@@ -146,7 +146,7 @@ def check_cohort(settings: Settings, clients: int) -> None:
 
 
 def check_tests(settings: Settings, federation: Federation, test_samples: int, validates: bool) -> None:
-    """Raise if the run has too few samples for what it is to measure, or is to stop before the end of a stream.
+    """Raise an error if samples for a requested test are missing, or a stream has early stopping.
 
     ``validates``: whether clients have validation samples. Warns of metrics that are not as private as the updates.
     """
@@ -182,7 +182,7 @@ def check_tests(settings: Settings, federation: Federation, test_samples: int, v
 
 
 def check_optimizer(method: Method, settings: Settings) -> None:
-    """Raise if the method's arithmetic holds only for SGD with one learning rate in a round, and the run differs."""
+    """Raise an error if the method requires SGD with a constant learning rate per round, and the run differs."""
     if settings.uses_plain_sgd and not settings.lr_varies_in_round:
         return
     use = "optimizer sgd without nesterov"
@@ -201,7 +201,7 @@ def check_optimizer(method: Method, settings: Settings) -> None:
 
 
 def check_micro_batches(method: Method, network: Network, task: Task, settings: Settings) -> None:
-    """Raise if gradients are accumulated, and those of a batch's parts do not add up to that of the batch."""
+    """Raise an error if gradient accumulation would change the gradient of a batch."""
     if settings.micro_batch_size is None:
         return
     cause = ""
@@ -220,9 +220,9 @@ def check_micro_batches(method: Method, network: Network, task: Task, settings: 
 
 
 def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
-    """Raise if a forward pass fails or does not return what the task needs, such as one logit for each class.
+    """Raise an error if a forward pass fails or its outputs do not fit the task, such as one logit per class.
 
-    A last Linear layer that is not the model's last layer is not taken for its classifier.
+    A last Linear layer counts as the classifier only if it is the model's last layer.
     """
     wanted = dataset.num_outputs
     if network.has_head and network.num_outputs != wanted:
@@ -327,9 +327,10 @@ def warn_of_frozen_classifier(layer: str | None) -> None:
 
 
 def ignores_padding(network: Network, data: DeviceData) -> bool:
-    """Whether padding a batch changes neither the outputs for its other samples nor the buffers.
+    """Whether padding of a batch leaves the buffers and the outputs for its other samples unchanged.
 
-    Lanes rely on it. Torch's own batch norms see no padding there; means over a batch of a user's own do.
+    The vectorized engine requires it. It excludes padding from torch's batch norms, but not from a user's own batch
+    means.
     """
     plain = network.clone()
     plain.own_kernels = False  # they would be compiled for this batch alone
@@ -348,7 +349,7 @@ def ignores_padding(network: Network, data: DeviceData) -> bool:
         with torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
             pairs = zip(outcome(x), outcome(other), strict=True)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
-        return True  # the model is refused elsewhere, for another reason
+        return True  # another check reports this error
     return all(torch.allclose(one, two, rtol=1e-4, atol=1e-5, equal_nan=True) for one, two in pairs)
 
 

@@ -56,11 +56,11 @@ class Comparison:
     """The result of a comparison; ``rows`` are in the order of the methods. A notebook shows it as a table."""
 
     rows: list[MethodSummary]
-    target: float  # score that "rounds to target" counts to
+    target: float  # target score of the column "rounds to target"
     notes: list[str]
     paths: list[Path]  # the runs' directories
     measure: Measure  # the score: the primary metric of the runs
-    score_measure: Measure  # what is measured by class, of which forgetting is computed
+    score_measure: Measure  # the measure by class, from which forgetting is computed
     runs: Mapping[str, Sequence[StoredRun]] = field(default_factory=dict)  # by method, one for each seed
 
     @classmethod
@@ -127,7 +127,7 @@ class Comparison:
 
     @property
     def units(self) -> str:
-        """Which columns are in per cent, for a title."""
+        """The units of the columns, for a title."""
         shares = [
             name
             for name, of in ((self.measure.label, self.measure), ("forgetting", self.score_measure))
@@ -197,7 +197,7 @@ class Comparison:
         return write_page(page, default_page(directory) if path is None else path)
 
     def stored_runs(self) -> list[StoredRun]:
-        """The runs as figures and tables take them."""
+        """The runs in the form that figures and tables use."""
         return [run for of_one in self.runs.values() for run in of_one]
 
     def _groups(self) -> list[RunGroup]:

@@ -83,7 +83,7 @@ def compare(
     progress: bool = True,
     **settings: Any,
 ) -> Comparison:
-    """Run every method with every seed and compare them with the first.
+    """Train every method with every seed and compare the methods with the first.
 
     Either ``compare(methods, model, federation, seeds=3, rounds=100, ...)`` with the settings of `holdfast.train`, or
     ``compare(methods, experiment, seeds)`` with an `Experiment`, whose own method is not used. All methods of one
@@ -91,16 +91,16 @@ def compare(
 
     Args:
         methods: methods, or text as on the command line (``fedavg``, ``fedntd:beta=0.5``, ``fedntd+fedprox``,
-            ``mine.py:Mine``). A method is called by its text, with the options that differ from their defaults; a
-            mapping ``{label: method}`` gives other labels.
+            ``mine.py:Mine``). A method's label is its text, with the options that differ from their defaults; a
+            mapping ``{label: method}`` sets other labels.
         model: as for `holdfast.train`: one of ``holdfast.models``, text, a ``torch.nn.Module``, or a function of
             those of ``shape``, ``num_classes`` and ``seed`` that it names. Or an `Experiment`.
         federation: a `Federation`, the same for all seeds, or a function of ``seed`` that returns one.
         seeds: their number, counted from the experiment's seed, or the seeds themselves.
-        out: each run is kept in ``out/METHOD/seed-N``; called again, finished runs are read, interrupted ones go on.
-            Without it all stays in memory.
-        target: the accuracy, or the runs' first metric, that rounds are counted to, by default 95 % of the best
-            method's highest, or that part of the way from the lowest error.
+        out: each run is stored in ``out/METHOD/seed-N``; a repeated call reads finished runs and continues interrupted
+            ones. Without it, results stay in memory.
+        target: the value of the primary metric for "rounds to target", by default 95 % of the best method's highest
+            value, or the corresponding distance from the lowest error.
         on_start: receives method and seed before each run.
         on_round: receives the record of each round.
         progress: as for `holdfast.train`.
@@ -115,7 +115,7 @@ def compare(
             seeds = federation
         if settings:
             raise HoldfastError(
-                f"{next(iter(settings))} is given beside an Experiment, which contains it already"
+                f"{next(iter(settings))} is given together with an Experiment, which contains it already"
             )
     else:
         experiment = experiment_of(model, federation, settings)
@@ -145,7 +145,7 @@ def compare(
 
 
 def _check_target(target: float | None, experiment: Experiment) -> None:
-    """Raise unless a target is positive, and at most 1 where it is an accuracy."""
+    """Raise an error unless the target is positive, and at most 1 for an accuracy."""
     most = 1.0 if experiment.task is None and experiment.metrics is None else float("inf")
     if target is not None and not 0 < target <= most:
         raise HoldfastError(
@@ -155,7 +155,7 @@ def _check_target(target: float | None, experiment: Experiment) -> None:
 
 
 def _labelled(methods: Methods) -> dict[str, Method]:
-    """The methods by their labels, which differ, as do the folders that are called by them."""
+    """The methods by label; labels, and the folder names made from them, are unique."""
     if isinstance(methods, str) or not isinstance(methods, (Mapping, Sequence)):
         raise HoldfastError(
             f"methods is {named(methods)}; it must be a list, such as [holdfast.FedAvg(), holdfast.FedNTD()], or a "
@@ -201,7 +201,7 @@ def _option(value: Any) -> str:
 
 
 def experiment_of(model: Any, federation: Any, settings: Mapping[str, Any]) -> Experiment:
-    """The experiment with a model, a federation or what makes one, and the settings of `holdfast.train`."""
+    """The experiment with a model, a federation or a function that makes one, and the settings of `holdfast.train`."""
     known = [field.name for field in fields(Experiment) if field.name not in ("method", "model", "data")]
     for key in settings:
         if key not in known:
@@ -255,7 +255,7 @@ def _run_all(
                 path = None if out is None else Path(out) / _folder(name) / f"seed-{seed}"
                 if path is not None:
                     paths.append(path)
-                # Data that only this process has is compared by its hash.
+                # Data in memory is compared by its hash.
                 if federation is None and not one.names_its_data:
                     federation, dataset = _federation(one, dataset)
                 if path is not None and _finished(path, one, None if one.names_its_data else federation):
@@ -265,7 +265,7 @@ def _run_all(
                 if federation is None:
                     federation, dataset = _federation(one, dataset)
                 if not checked:
-                    # An error of one method must not come after hours of training the others.
+                    # Errors of all methods are raised before any is trained.
                     for other in variants.values():
                         replace(other, seed=seed).refuse_early(federation)
                     checked = True
@@ -291,7 +291,7 @@ def _run_all(
 def _federation(
     experiment: Experiment, loaded: Dataset | Federation | None
 ) -> tuple[Federation, Dataset | Federation]:
-    """The federation, and the data it is of, which is ``loaded`` if that is the same for all seeds."""
+    """The federation and its data set; ``loaded`` is the data set if it is the same for all seeds."""
     data = loaded if loaded is not None and experiment.data_is_fixed else experiment.load_data()
     return experiment.build_federation(data), data
 
@@ -308,16 +308,16 @@ def _with_public(methods: Mapping[str, Method], experiment: Experiment) -> tuple
 
 
 def _is_data_set(experiment: Experiment) -> bool:
-    """Whether the data is known to be a data set, which the experiment itself shares out among clients."""
+    """Whether the data is certainly a data set, which the experiment partitions, and not a federation."""
     data = experiment.data
     named_or_given = isinstance(data, str) or (isinstance(data, OwnData) and isinstance(data.made, Dataset))
     return experiment.federation is None and named_or_given
 
 
 def _finished(path: Path, experiment: Experiment, federation: Federation | None) -> bool:
-    """Whether ``path`` holds this experiment, finished; raise if it holds another one.
+    """Whether ``path`` holds a finished run of this experiment; raises an error if it holds another experiment.
 
-    ``federation`` stands for data that the experiment cannot name; its hash is compared.
+    ``federation`` is given for data without a name; its hash is compared.
     """
     if not (path / "experiment.yaml").exists():
         return False
@@ -344,7 +344,7 @@ def _finished(path: Path, experiment: Experiment, federation: Federation | None)
 
 
 def _refuse_another_module(directory: RunDirectory, module: nn.Module) -> None:
-    """Raise if a run's final model has other tensors than a module, which has no name to be compared by."""
+    """Raise an error if a run's final model differs in tensors from a module, which cannot be compared by name."""
     there, here = (
         {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for tensors in (directory.load_model(), module.state_dict())

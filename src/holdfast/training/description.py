@@ -74,6 +74,6 @@ def machine(device: torch.device) -> str:
 
 
 def audit_start(directory: RunDirectory, event: str, round: int, described: Mapping[str, Any]) -> None:
-    """Note in the audit log who continues the run after ``round``: versions, settings, method and federation."""
+    """Add an entry to the audit log when a run starts or resumes after ``round``: versions, settings, federation."""
     facts = {key: described[key] for key in ("rounds", "method", "versions")}
     directory.audit_start(event, round, federation=described["hash"], **facts)

@@ -61,17 +61,17 @@ STREAM_OPTIONS = ("tasks_per_client", "chunks", "cumulative", "stage_classes", "
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(ExperimentSettings):
-    """Everything that makes a run, and nothing about where it is kept; beside the schedule (`Settings`):
+    """All settings of an experiment, except the directory of its run; besides those of `Settings`:
 
     Attributes:
         data: a data set's name, a ``.npz`` file, a folder of images, ``mixed-digits:mnist,usps``, or data of the
             user's own: ``sites.py:load``, a function that returns a `Dataset` or a `Federation`, or such an object.
         preprocess: a preset's name, or the fields of `Preprocess`.
-        partition: who holds what, such as ``dirichlet:0.1`` (the default).
+        partition: the rule that assigns samples to clients, such as ``dirichlet:0.1`` (the default).
         clients: the number of clients.
         partition_seed: the seed of the partition, the run's own ``seed`` by default. Runs with the same
             partition_seed share one split.
-        public: the share of the training samples that the server holds.
+        public: the share of the training samples that is public, held by the server.
         long_tail: the size of the rarest class relative to the largest.
         skew: the fields of `FeatureSkew`, such as ``rotation=30``.
         stream: data that arrives in stages: ``5`` tasks per client, with options ``5,cumulative=true`` or
@@ -90,9 +90,9 @@ class Experiment(ExperimentSettings):
         parallel_clients: how many clients the vectorized engine trains side by side.
         ray_address: the address of the ``ray`` engine's cluster; by default one is started on this machine.
 
-    Text becomes a mapping and is checked at once, so that two experiments with the same content are equal; so do
-    objects that can be found again by a file or an import path. Other objects are kept: such an experiment runs, but
-    cannot be continued from its directory alone.
+    Text is converted to a mapping and checked at once, so that two experiments with the same content are equal. Objects
+    with a file or an import path are converted to references. Other objects are kept as they are: such an experiment
+    runs, but cannot be continued from its directory alone.
     """
 
     def __post_init__(self) -> None:
@@ -154,7 +154,7 @@ class Experiment(ExperimentSettings):
         object.__setattr__(self, name, value)
 
     def _refuse_unwritable(self) -> None:
-        """Raise if an entry stands for an object that only a Python program can make."""
+        """Raise an error if an entry is an object without a reference, which cannot be written to a file."""
         for name, mark, instead in (
             ("data", "own", "sites.py:load"),
             ("method", "own", "mine.py:Mine"),
@@ -172,7 +172,7 @@ class Experiment(ExperimentSettings):
                     else ""
                 )
                 raise HoldfastError(
-                    f"the {name} of this run came from Python, and no file can bring it back; continue it "
+                    f"the {name} of this run came from Python, which a file cannot restore; continue it "
                     f"with holdfast.train(..., resume=True){hint}"
                 )
 
@@ -186,13 +186,13 @@ class Experiment(ExperimentSettings):
     def _refuse_beside_federation(self, whole: str, allowed: Iterable[str] = ()) -> None:
         for name in FEDERATION_SETTINGS:
             if getattr(self, name) != DEFAULTS[name] and name not in allowed:
-                raise HoldfastError(f"{name} is given beside {whole}, which contains it already")
+                raise HoldfastError(f"{name} is given together with {whole}, which contains it already")
 
     # Files and settings ---------------------------------------------------------------------------------
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Experiment:
-        """The experiment with these settings; entries that a run recorded besides are ignored."""
+        """The experiment with these settings; further entries that a run records are ignored."""
         known = {field.name for field in fields(cls)}
         current = with_current_names(values)
         for key in current:
@@ -234,23 +234,23 @@ class Experiment(ExperimentSettings):
 
     @property
     def data_is_fixed(self) -> bool:
-        """Whether every seed has the same data; a mixture of domains is drawn by the seed, as a function may do."""
+        """Whether the data is the same for every seed; mixed domains and functions may depend on the seed."""
         if not isinstance(self.data, str):
             return self._own_data().is_fixed
         return self.data.partition(":")[0] != MIXED_DIGITS
 
     @property
     def names_its_data(self) -> bool:
-        """Whether the data can be found again by its name, path or reference, and is not an object in memory."""
+        """Whether the data has a name, a path or a reference, and is not an object in memory."""
         return isinstance(self.data, (str, Mapping))
 
     @property
     def data_name(self) -> str:
-        """The data's name, for people."""
+        """The data's name, for display."""
         return self.data if isinstance(self.data, str) else self._own_data().name
 
     def load_data(self) -> Dataset | Federation:
-        """The data set, or the federation that the user's own data is."""
+        """The data set, or the federation if the user-defined data is one."""
         from holdfast.data.mixed import DIGIT_DOMAINS, mix_domains
         from holdfast.data.preprocess import Preprocess, preprocess_for
         from holdfast.data.sources import check_name, load
@@ -263,7 +263,9 @@ class Experiment(ExperimentSettings):
         if not isinstance(self.data, str):
             own = self._own_data()
             if self.preprocess != DEFAULTS["preprocess"]:
-                raise HoldfastError(f"preprocess is given beside {own.name}, whose data set has its own")
+                raise HoldfastError(
+                    f"preprocess is given together with {own.name}, whose data set has its own"
+                )
             return own.load(self._partition_seed)
         name, _, domains = self.data.partition(":")
         if name != MIXED_DIGITS:
@@ -287,7 +289,9 @@ class Experiment(ExperimentSettings):
             seeded = () if self.data_is_fixed else ("partition_seed",)
             self._refuse_beside_federation(f"{self.data_name}, a federation", seeded)
             if self.federation is not None:
-                raise HoldfastError(f"federation is given beside {self.data_name}, which is a federation")
+                raise HoldfastError(
+                    f"federation is given together with {self.data_name}, which is a federation"
+                )
             return dataset
         if self.federation is not None:
             return Federation.load(self.federation, dataset)
@@ -327,7 +331,7 @@ class Experiment(ExperimentSettings):
         submit_final_write: SubmitWrite | None = None,
         stop_after: int | None = None,
     ) -> Run:
-        """Train, and keep what comes of it in the directory ``out``.
+        """Train, and store the run in the directory ``out``.
 
         ``resume`` continues the run in ``out``. ``federation`` is the result of `build_federation`, if several runs
         share it. ``trackers`` and ``on_round`` receive the record of every round; ``progress``,
@@ -336,7 +340,7 @@ class Experiment(ExperimentSettings):
         from holdfast.training.train import train
 
         written = self.describe()
-        # What an object in memory is, the run describes itself.
+        # The run itself describes objects in memory.
         asked = settings_with(Role.SOURCE, Role.FEDERATION) if isinstance(self.data, (str, Mapping)) else ()
         return train(
             self.make_method(),
@@ -355,7 +359,7 @@ class Experiment(ExperimentSettings):
         )
 
     def refuse_early(self, federation: Federation) -> None:
-        """Raise the errors that `run` would raise before its first round."""
+        """Raise the errors that `run` raises before its first round."""
         from holdfast.engine.sequential import SequentialEngine
         from holdfast.training.session import Training
 
@@ -416,10 +420,10 @@ def resume(
 ) -> Run:
     """Continue the run in the directory ``path`` from its last checkpoint; a finished run is returned as it is.
 
-    ``rounds`` trains it to another number of rounds than it was begun with. On the same machine and engine the result
-    has the same bits as a run without interruption, and with that number from the beginning. Where that is impossible,
-    for streams, for methods that depend on the number of rounds or finish with a step of their own, and where the last
-    checkpoint lacks states of clients, a `HoldfastError` is raised.
+    ``rounds`` sets a new total number of rounds. On the same machine and engine the result has the same bits as that of
+    an uninterrupted run with this number of rounds. A `HoldfastError` is raised where that is impossible: for streams,
+    for methods that depend on the number of rounds or have a final step, and if the last checkpoint lacks states of
+    clients.
 
     ``device`` continues on another device. The other arguments are those of `train`. A run whose method, model or data
     came from Python continues with ``train(..., out=path, resume=True)``.
@@ -450,7 +454,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 def with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a recorded run of any version, with defaults for those it lacks.
 
-    The user's own objects are as they were recorded; no code is loaded for them.
+    Entries of user-defined objects are returned as recorded; no code is loaded.
     """
     own = ("data", "method", "model", "optimizer", "partition", "public")
     kept = {key: recorded[key] for key in own if key in recorded and _is_own(recorded[key])}
@@ -461,7 +465,7 @@ def with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether an entry, or a part of a stack, is the user's own or given as an object."""
+    """Whether an entry, or a part of a stack, is user-defined or an object."""
     if not isinstance(value, Mapping):
         return bool(value == "given")
     return (
@@ -484,7 +488,7 @@ def changed(described: Mapping[str, Any], settings: Iterable[str]) -> dict[str, 
 
 
 def place(values: dict[str, Any], path: str, value: Any) -> None:
-    """Set the entry of nested settings to which a path such as ``method.beta`` leads."""
+    """Set the entry of nested settings at a path such as ``method.beta``."""
     *outer, last = path.split(".")
     inside = values
     for key in outer:
@@ -498,7 +502,7 @@ def place(values: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _from_yaml(value: Any, hint: Any) -> Any:
-    """A value as YAML or a command line gives it, in the type its setting has."""
+    """Convert a value from YAML or the command line to the type of its setting."""
     kinds = set(get_args(hint)) or {hint}
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if number and str in kinds and Any not in kinds:
@@ -507,7 +511,7 @@ def _from_yaml(value: Any, hint: Any) -> Any:
 
 
 def _data(given: Any) -> str | dict[str, Any] | OwnData:
-    """Data by name or path, as the description of a reference, or as an object that no reference leads to."""
+    """Data by name or path, as the description of a reference, or as an object without a reference."""
     from holdfast.core import own
     from holdfast.data.dataset import Dataset
     from holdfast.data.federation import Federation
@@ -540,7 +544,7 @@ def _data(given: Any) -> str | dict[str, Any] | OwnData:
 
 
 def _recorded(described: Mapping[str, Any], given: Any) -> Any:
-    """What a file can hold of a method or a model: its description, or the object if no reference leads to it."""
+    """The description of a method or a model, or the object itself if it has no reference."""
     from holdfast.runs.metrics_file import plain
 
     return given if described.get("own") else _plain(plain(described))
@@ -575,7 +579,7 @@ def _mapping(written: Described | None, what: str, known: Iterable[str]) -> dict
 
 
 def _stream(written: Described | None) -> dict[str, Any] | None:
-    """``5,cumulative=true,schedule=every-n:10`` or a mapping: how data arrives in stages."""
+    """``5,cumulative=true,schedule=every-n:10`` or a mapping: the options of a stream."""
     if isinstance(written, str):
         written = parse_options(written, "stream", ("tasks_per_client",))
     values = _mapping(written, "stream", STREAM_OPTIONS)

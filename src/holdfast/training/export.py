@@ -24,7 +24,7 @@ from holdfast.training.model_card import model_card
 
 @dataclass(frozen=True)
 class Exported:
-    """What is exported of a run; weights and model are made only where a format needs them."""
+    """The content of an export; weights and model are created only for formats that need them."""
 
     experiment: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
@@ -34,7 +34,7 @@ class Exported:
 
 
 def export(what: Exported, path: str | Path, format: str | None = None) -> Path:
-    """Write a file in one of `FORMATS`, by default that of its ending, and return its path."""
+    """Write a file in one of `FORMATS`, by default chosen by the file's ending; returns its path."""
     path = Path(path)
     if format is None:
         format = next((name for name, (ending, _) in FORMATS.items() if ending == path.suffix.lower()), None)
@@ -103,7 +103,7 @@ FORMATS: dict[str, tuple[str, Callable[[Exported], bytes]]] = {
     "metrics": (".csv", _metrics),
     "card": (".md", _card),
 }
-"""Formats with the ending of their files and what makes their content."""
+"""The formats: the ending of their files and the function that writes their content."""
 
 
 def _program(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
@@ -130,7 +130,7 @@ def _model_and_example(what: Exported) -> tuple[nn.Module, Tensor]:
 
 @contextmanager
 def _one_sentence(target: str) -> Iterator[None]:
-    """Raise what PyTorch cannot export as one sentence, without its messages on the way."""
+    """Raise export errors of PyTorch as one sentence, without its intermediate messages."""
     disabled, said = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.WARNING)
     try:

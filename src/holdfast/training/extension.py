@@ -1,4 +1,4 @@
-"""Training a run for more rounds than it was begun with, so that the result is that of a run begun with them."""
+"""Extension of a run to more rounds, with the same result as a run that has this number from the start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.updates.sample_privacy import parse_dp_samples
 
 OF_A_TEST = ("loss", "forgetting", "attack_success", "validation", "local_validation")
 BY = ("", "class_", "label_", "site_", "domain_")
-"""What precedes the name of a metric in a record."""
+"""Prefixes of metric names in a record."""
 
 
 def with_rounds(
@@ -34,8 +34,8 @@ def with_rounds(
 ) -> Checkpoint | None:
     """The checkpoint from which the run in ``directory`` is trained to ``settings.rounds`` rounds.
 
-    If that is another number than before, the directory becomes that of an unfinished run with the new number. Raises
-    a `HoldfastError` where the result would differ from that of a run begun with it.
+    If the number changes, the directory becomes that of an unfinished run with the new number. Raises a `HoldfastError`
+    if the result would differ from that of a run with this number from the start.
     """
     before = int(directory.experiment["rounds"])
     meta: Mapping[str, Any] = {} if checkpoint is None else checkpoint.meta
@@ -71,7 +71,7 @@ def with_rounds(
 def _obstacle(
     checkpoint: Checkpoint, settings: Settings, trained_for: int, method: Method, federation: Federation
 ) -> str | None:
-    """Why the number of rounds cannot change, or None."""
+    """The reason why the number of rounds cannot change, or None."""
     finished = checkpoint.round == trained_for
     if "uses_rounds" not in checkpoint.meta:
         return "an earlier version wrote its checkpoint"
@@ -94,7 +94,7 @@ def _obstacle(
 
 
 def _best_of_the_last_test(directory: RunDirectory, checkpoint: Checkpoint, settings: Settings) -> str | None:
-    """Why the best round's model is not that of a run with more rounds, or None."""
+    """The reason why the best round's model would differ in a run with more rounds, or None."""
     best = BestRound(primary_measure(directory.experiment), directory.records()[: checkpoint.round]).round
     if best == checkpoint.round and best % settings.evaluate_every:
         return f"its best model is that of round {best}, which was tested only because it was the last"
@@ -102,7 +102,7 @@ def _best_of_the_last_test(directory: RunDirectory, checkpoint: Checkpoint, sett
 
 
 def _without_last_tests(directory: RunDirectory, checkpoint: Checkpoint, settings: Settings) -> Checkpoint:
-    """The checkpoint, and the directory's last record, without tests that were made because the round was the last."""
+    """Remove tests that took place only because the round was the last, from the checkpoint and the last record."""
     records = directory.records()[: checkpoint.round]
     last, tensors = dict(records[-1]), dict(checkpoint.tensors)
     if settings.probe_every and last["round"] % settings.probe_every:

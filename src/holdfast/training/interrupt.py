@@ -33,7 +33,7 @@ class Interrupt:
 
 
 def interruption(run: Run) -> str:
-    """A sentence on a run that was interrupted: how far it is, and how it continues."""
+    """A sentence on an interrupted run: its progress, and how to continue it."""
     begun = f"interrupted after round {len(run.records)} of {run.experiment['rounds']}; the run is incomplete"
     if run.path is None:
         return f"{begun}; continue it with holdfast.resume(run.save('runs/x')), or give out='runs/x' from the start"
@@ -47,7 +47,7 @@ _current: Interrupt | None = None
 def deferred_interrupt() -> Iterator[Interrupt]:
     """Handle SIGINT by setting ``requested``, in the main thread and unless the program has a handler of its own.
 
-    Inside another such context this yields that one's `Interrupt`.
+    A nested context yields the outer one's `Interrupt`.
     """
     global _current
     if _current is not None or threading.current_thread() is not threading.main_thread():

@@ -65,9 +65,9 @@ FUNCTIONS = "hooks within a step must be functions of their arguments"
 
 @dataclass(frozen=True)
 class MethodCheck:
-    """What `check_method` found: the checks that the method passed, and a sentence on each of its problems.
+    """The result of `check_method`: the checks that the method passed, and a sentence for each problem.
 
-    It is true if there is no problem.
+    Its truth value is true if there is no problem.
     """
 
     method: str
@@ -91,7 +91,7 @@ def check_method(
     *,
     raise_error: bool = True,
 ) -> MethodCheck:
-    """Check that a method gives the same results however it is trained, in a few seconds on the CPU.
+    """Check that a method gives the same results on every engine and in every order; takes seconds on the CPU.
 
     The method is trained for three rounds on five clients of 2 to 10 samples, in batches of three, of which some are
     incomplete; every client lacks a class. These runs must agree:
@@ -101,9 +101,9 @@ def check_method(
     - one of engine ``vectorized``, which trains them side by side;
     - one that stops after the first round and is resumed from its checkpoint, to the bit.
 
-    Besides, it must train on last batches of one sample, every upload must be usable, states must not grow from round
-    to round, nothing may be counted in an integer type that overflows, and no name may be almost a hook's. The runs
-    are in float64, or in float32 if the method does not train in float64.
+    In addition, the method must train on last batches of one sample, every upload must be usable, states must not grow
+    from round to round, integer counters must not overflow, and no name may be a misspelt hook. The runs use float64,
+    or float32 if the method does not train in float64.
 
     Args:
         method: a method, or text such as ``"mine.py:Mine"``.
@@ -142,7 +142,7 @@ class _Checks:
         self.problems: list[str] = []
 
     def run(self) -> None:
-        """Run all checks; without a reference run there is nothing to compare with."""
+        """Run all checks; stop if the reference run fails."""
         self._report("defines no name that is almost a hook's", misspelt_hooks(self.method))
         reference = self._reference()
         if reference is None:
@@ -248,7 +248,7 @@ class _Checks:
         self._report(what, problem)
 
     def _report(self, what: str, problems: Sequence[str]) -> None:
-        """Note a check as passed, or its problems."""
+        """Record a check as passed, or its problems."""
         self.problems += [
             p if p.startswith(self.method.name) else f"{self.method.name}: {p}" for p in problems
         ]
@@ -343,7 +343,7 @@ def _growing(results: Results) -> Iterator[str]:
 
 
 def _narrow(results: Results) -> Iterator[str]:
-    """A sentence on integers that change from round to round in a type that overflows."""
+    """A sentence on integers that change between rounds and whose type may overflow."""
     for before, after in pairwise(results):
         for path, value in after.items():
             integer = value.dtype in NARROW and not value.is_floating_point() and value.dtype != torch.bool

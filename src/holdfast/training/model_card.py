@@ -1,4 +1,4 @@
-"""The model card of a run: a README in Markdown of what was trained, on what, with what result."""
+"""The model card of a run: a README in Markdown with the model, the data, the settings and the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALWAYS = (
     "lr",
     "seed",
 )
-"""Settings that a card names even where they have their default."""
+"""Settings that a card lists even if they have their default."""
 SHOWN_CLASSES = 20
 MB = 1e6
 
@@ -202,7 +202,7 @@ def _metric_name(metric: Any) -> str:
 
 
 def _described(value: Any) -> str:
-    """A setting in words: of a mapping its name, then its other entries."""
+    """A setting as text; for a mapping, its name and then its other entries."""
     if isinstance(value, Mapping):
         ignored = ("name", "file", "sha256", "own")
         others = {key: one for key, one in value.items() if key not in ignored and one is not None}

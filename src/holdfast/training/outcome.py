@@ -1,4 +1,4 @@
-"""Whether a run has learned anything: its accuracy against chance, and its loss over the rounds."""
+"""Detection of failed runs: accuracy compared with chance, and the trend of the loss."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from scipy.special import bdtrc
 
 SIGNIFICANCE = 0.01
-MIN_ROUNDS = 5  # no trend over fewer rounds reaches that significance: 1/4! > 0.01 >= 1/5!
-EXPLODED = 2.0  # a training loss above so many times ln C is not that of a slow start
+MIN_ROUNDS = 5  # minimum for a significant trend: 1/4! > 0.01 >= 1/5!
+EXPLODED = 2.0  # a training loss above this multiple of ln C has diverged
 
 
 def failure(
     records: Sequence[Mapping[str, Any]], test_counts: np.ndarray, lr: float, judge_accuracy: bool = True
 ) -> str | None:
-    """A sentence on a run that diverged or ended near chance, with what to try; None for one that learned.
+    """A sentence on a run that diverged or ended near chance, with advice; None for a run that learned.
 
     It diverged if its loss is not finite, or if the training loss rises significantly (Kendall's τ) and the test loss
     ends above that of a uniform guess, ln C. It is near chance if a binomial test does not reject that its accuracy is

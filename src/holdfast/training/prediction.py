@@ -55,7 +55,7 @@ class ScoringModel(nn.Module):
 
 
 def task_of(experiment: Mapping[str, Any]) -> Task:
-    """The task of a run, without a loss from Python, which predictions do not need."""
+    """The task of a run, without a user-defined loss, which predictions do not need."""
     described = dict(experiment.get("task") or {"name": "multiclass"})
     if isinstance(described.get("loss"), Mapping):
         del described["loss"]
@@ -63,7 +63,7 @@ def task_of(experiment: Mapping[str, Any]) -> Task:
 
 
 def preprocess_of(experiment: Mapping[str, Any]) -> Preprocess:
-    """What a run does with a stored sample before the model gets it, without augmentation."""
+    """The preprocessing of a run, without augmentation."""
     recorded = experiment.get("sample_preprocess") or experiment.get("preprocess") or "plain"
     if isinstance(recorded, str):
         data = experiment.get("data")
@@ -75,7 +75,7 @@ def preprocess_of(experiment: Mapping[str, Any]) -> Preprocess:
 
 
 def stored_samples(x: Any, experiment: Mapping[str, Any]) -> Tensor:
-    """Samples in the type and shape of the run's; raises if they are of another shape or kind."""
+    """Samples in the type and shape of the run's samples; raises an error if they do not fit."""
     samples = x.x_test if isinstance(x, Dataset) else as_samples(x, "x")
     shape = tuple(experiment["shape"])
     if tuple(samples.shape[1:]) != shape:

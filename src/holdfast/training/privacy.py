@@ -1,4 +1,4 @@
-"""What differential privacy requires of a run, checked before training."""
+"""Checks of a run with differential privacy, before training."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from holdfast.updates.sample_privacy import SampleAccount, parse_dp_samples, par
 def client_privacy(
     method: Method, context: RunContext, data: DeviceData, settings: Settings, federation: Federation
 ) -> ClientPrivacy | None:
-    """The noise and the account of a run with ``settings.dp``; raises where something could not be protected."""
+    """The noise and the account of a run with ``settings.dp``; raises an error if the run cannot be protected."""
     if settings.dp is None:
         return None
     dp = parse_dp(settings.dp)
     if settings.max_update_ratio is not None:
         raise HoldfastError(
-            "max_update_ratio cannot be combined with dp: one client would move the median, and by it the updates of "
-            "others in and out of the sum; clipping bounds every client's influence, or use max_update_norm"
+            "max_update_ratio cannot be combined with dp: one client could change the median, and thereby which "
+            "other updates are in the sum; clipping bounds every client's influence, or use max_update_norm"
         )
     _refuse_unprotected(method, context, federation)
     sums = _side_sums(method, context, data, settings)
@@ -66,10 +66,10 @@ def client_privacy(
 
 
 def _refuse_unprotected(method: Method, context: RunContext, federation: Federation) -> None:
-    """Raise if the run would publish something that neither clipping nor noise reaches."""
+    """Raise an error if the run would publish values that are neither clipped nor noised."""
     if method.keeps_uploads:
         raise HoldfastError(
-            f"dp: {method.name} needs every client's upload by itself, and differential privacy gives the server "
+            f"dp: {method.name} needs single uploads, and differential privacy gives the server "
             "noisy sums alone; choose another method"
         )
     if method.overrides("final_statistics"):
@@ -91,7 +91,7 @@ def _refuse_unprotected(method: Method, context: RunContext, federation: Federat
 
 
 def _side_sums(method: Method, context: RunContext, data: DeviceData, settings: Settings) -> Tensors:
-    """Zeros in the shape of what a client uploads besides its weights, by path."""
+    """Zeros in the shape of the sums that a client uploads besides its weights, by path."""
     result = sample_upload(method, context, data, settings)
     sums = dict(leaves(result.sums))
     for path, value in sums.items():
@@ -103,7 +103,7 @@ def _side_sums(method: Method, context: RunContext, data: DeviceData, settings: 
 
 
 def sample_upload(method: Method, context: RunContext, data: DeviceData, settings: Settings) -> ClientResult:
-    """What a client with two of the samples would upload in the first round."""
+    """The upload of a client with two samples in the first round."""
     context, sent, job = _first_job(method, context, data, 2)
     return next(SequentialEngine(method, context, data, settings).train(sent, [job]))
 
@@ -111,7 +111,7 @@ def sample_upload(method: Method, context: RunContext, data: DeviceData, setting
 def _first_job(
     method: Method, context: RunContext, data: DeviceData, samples: int
 ) -> tuple[RunContext, Broadcast, Job]:
-    """A copy of the context, and what a client with so many of the samples would receive in the first round."""
+    """A copy of the context, and the first round's job of a client with this number of samples."""
     network = context.network.clone()
     context = replace(context, network=network)
     state = tensors_only(method.init_server_state(context), method.name, "init_server_state")
@@ -133,7 +133,7 @@ def sample_privacy(
     federation: Federation,
     clients: ClientPrivacy | None,
 ) -> SampleAccount | None:
-    """The account of a run with ``settings.dp_samples``; raises where something could not be protected."""
+    """The account of a run with ``settings.dp_samples``; raises an error if the run cannot be protected."""
     if settings.dp_samples is None:
         return None
     dp = parse_dp_samples(settings.dp_samples)
@@ -149,7 +149,7 @@ def sample_privacy(
         )
     sample_upload(
         method, context, data, settings
-    )  # raises where the method reads samples outside of its loss
+    )  # raises an error if the method reads samples outside of its loss
     _refuse_mixed_losses(method, context, data, settings)
     samples = federation.sizes(0)
     largest = int(samples.max())
@@ -173,7 +173,7 @@ def sample_privacy(
 
 
 def refuse_unprotected_samples(method: Method, context: RunContext) -> None:
-    """Raise if the clients would send something that depends on their samples in another way than by gradients."""
+    """Raise an error if the clients' uploads depend on their samples other than through gradients."""
     hooks = {
         "step": "computes whole steps itself, so that the gradients of single samples are not known",
         "after_step": "keeps what the model computes for a batch, which has no bound and no noise",
@@ -198,12 +198,12 @@ def refuse_unprotected_samples(method: Method, context: RunContext) -> None:
 
 
 def _refuse_mixed_losses(method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
-    """Raise unless the method's loss of a batch is the mean of its losses of single samples."""
+    """Raise an error unless the method's loss of a batch is the mean of its losses of single samples."""
     context, sent, job = _first_job(method, context, data, 4)
     runner = ClientRunner(method, context, data, settings)
     (prepared,) = runner.start([runner.plan(job, 1)], sent)
     rng = np.random.default_rng(0)
-    # Not the initial weights themselves, at which terms that pull towards them vanish.
+    # Perturbed weights: at the initial weights themselves, proximal terms vanish.
     params = {
         k: w + 0.1 * torch.from_numpy(rng.normal(size=w.shape)).to(w) for k, w in prepared.params.items()
     }

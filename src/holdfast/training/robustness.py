@@ -1,4 +1,4 @@
-"""What an attack and a robust mean require of a run, checked before training; data for attackers."""
+"""Checks of a run with attacks or robust aggregation, before training; poisoned data of attackers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.updates.robust import parse_robust
 
 
 def check_robustness(method: Method, context: RunContext, settings: Settings, federation: Federation) -> None:
-    """Raise if a round has too few clients for its robust mean, or a setting would be without effect."""
+    """Raise an error if a round has too few clients for its robust mean, or a setting has no effect."""
     if settings.compress is not None and private_names(method, context).issuperset(context.network.params):
         raise HoldfastError(f"compress is given, but {method.name} exchanges no weights; leave it out")
     clients = int(np.count_nonzero(federation.sizes(0)))
@@ -39,20 +39,20 @@ def check_robustness(method: Method, context: RunContext, settings: Settings, fe
         )
     if method.keeps_uploads:
         raise HoldfastError(
-            f"robust: {method.name} also uses every client's upload by itself, which a robust mean does not protect; "
+            f"robust: {method.name} also uses single uploads, which a robust mean does not protect; "
             "choose another method"
         )
 
 
 def _check_tolerance(settings: Settings, hostile: int, per_round: int) -> None:
-    """Warn if more attackers are to be expected in a round than the robust mean withstands."""
+    """Warn if the expected number of attackers in a round exceeds what the robust mean tolerates."""
     if settings.robust is None:
         return
     robust = parse_robust(settings.robust)
     most = robust.tolerated(per_round)
     if hostile > most:
         warnings.warn(
-            f"about {hostile} attackers are to be expected among the {per_round} clients of a round, and "
+            f"about {hostile} attackers are expected among the {per_round} clients of a round, and "
             f"{robust.name} withstands {most}",
             HoldfastWarning,
             stacklevel=5,
@@ -60,7 +60,7 @@ def _check_tolerance(settings: Settings, hostile: int, per_round: int) -> None:
 
 
 def poisoned(dataset: Dataset, settings: Settings, federation: Federation) -> Dataset:
-    """The data set with the attackers' training samples as they change them; itself without such an attack."""
+    """The data set with the attackers' poisoned training samples; unchanged without such an attack."""
     attack = None if settings.attack is None else parse_attack(settings.attack)
     if not isinstance(attack, (LabelFlip, Backdoor)):
         return dataset

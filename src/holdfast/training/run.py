@@ -68,9 +68,7 @@ class Run:
     interrupted: bool = False  # whether rounds are left out, after an interrupt
     best_round: int | None = None  # the round with the best primary metric on the clients' validation samples
     best_model: nn.Module | None = None  # the global model after that round
-    method: Method | None = (
-        None  # None for a run that was read, whose method is made again where it is needed
-    )
+    method: Method | None = None  # None for a run read from a directory; its method is created when needed
     federation: dict[str, Any] = field(default_factory=dict)  # as in federation.json
     probe: dict[str, Any] = field(default_factory=dict)  # as in probe.json
     checkpoint: Checkpoint | None = None  # the last state of a run without a directory
@@ -116,7 +114,7 @@ class Run:
 
     @property
     def _result(self) -> str:
-        """The primary metric with its value, or that it was not measured."""
+        """The primary metric with its value, or a note that it was not measured."""
         if not self._tested and not self._validated(self.primary.name):
             return "not tested"
         where = "" if self._tested else "validation "
@@ -131,8 +129,8 @@ class Run:
     def open(cls, path: str | Path, *, model: nn.Module | None = None, method: Method | None = None) -> Run:
         """A finished run, read from its directory.
 
-        ``model`` and ``method`` are needed only where they were objects of your own that no name or file leads to: a
-        module of the same architecture, which is copied, and for predictions by the method's own rule the method.
+        ``model`` and ``method`` are needed only for a run with a user-defined model or method that has no reference.
+        ``model`` is a module of the same architecture, which is copied; ``method`` is used for predictions.
         """
         directory = RunDirectory.open(path)
         experiment, weights = directory.experiment, directory.load_model()
@@ -172,7 +170,7 @@ class Run:
         return run
 
     def save(self, path: str | Path) -> Path:
-        """Write the run to a new directory, the same as ``out=path`` would have made; returns the path.
+        """Write the run to a new directory, with the same content as ``out=path``; returns the path.
 
         An unfinished run can be resumed there. A run that has a directory is copied.
         """
@@ -247,7 +245,7 @@ class Run:
         return write_report(self, default_page(self.path) if path is None else path)
 
     def stored_runs(self) -> list[StoredRun]:
-        """The run as figures and tables take it."""
+        """The run in the form that figures and tables use."""
         if not self.records:
             raise HoldfastError("the run has no finished round, so there is nothing to show")
         seed = self.experiment.get("seed")
@@ -260,14 +258,14 @@ class Run:
     # Prediction -----------------------------------------------------------------------------------------
 
     def predict(self, x: Any, client: int | None = None) -> np.ndarray:
-        """What the model predicts for each sample, in the form of the task's targets.
+        """The predictions for each sample, in the form of the task's targets.
 
         Classes are indices into ``run.experiment["classes"]``.
 
         Args:
             x: a NumPy array or a torch tensor of samples as they were given to the data set, ``[N, ...]``, which are
-                preprocessed as the run's test samples were; or a `Dataset`, of which the test samples are taken. The
-                rows of a table become samples by `Dataset.transform`.
+                preprocessed like the run's test samples; or a `Dataset`, whose test samples are used.
+                `Dataset.transform` converts the rows of a table to samples.
             client: predict with this client's `personal_model` instead of the global model.
         """
         task, outputs = self._outputs(x, client)
@@ -337,7 +335,7 @@ class Run:
 
     @property
     def scoring_model(self) -> nn.Module:
-        """The final model as it was tested: with the method's rule for predictions, where it has one."""
+        """The final model with the method's own rule for predictions, if it has one, as in tests."""
         method = self._made_method
         if not method.overrides("global_logits"):
             return self.model
@@ -373,7 +371,7 @@ class Run:
 
     @property
     def primary(self) -> Measure:
-        """The metric by which the run is judged, the first of its ``metrics``, and its direction."""
+        """The primary metric of the run, the first of its ``metrics``, and its direction."""
         return primary_measure(self.experiment)
 
     @property
@@ -394,7 +392,7 @@ class Run:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the run ended before its last round, since no better model on the validation samples was found."""
+        """Whether early stopping on the validation samples ended the run before its last round."""
         return bool(self.records) and "stopped_early" in self.records[-1]
 
     def validation(self, name: str | None = None) -> np.ndarray:
@@ -427,13 +425,13 @@ class Run:
 
     @property
     def class_score(self) -> np.ndarray:
-        """``[tested rounds, classes]``: by class, bin or site, the accuracy or what the task has in its place."""
+        """``[tested rounds, classes]``: the accuracy, or the task's measure in its place, by class, bin or site."""
         key = f"class_{score_measure(self.experiment).name}"
         return np.array([r[key] for r in self._tested], float)
 
     @property
     def domain_accuracy(self) -> dict[str, np.ndarray]:
-        """``[tested rounds]`` for each domain: the global model's accuracy; empty where there are no domains."""
+        """``[tested rounds]`` for each domain: the global model's accuracy; empty without domains."""
         names = self._tested[-1].get("domain_accuracy", {})
         return {name: np.array([r["domain_accuracy"][name] for r in self._tested], float) for name in names}
 
@@ -454,7 +452,7 @@ class Run:
 
 
 def default_page(directory: Path | None) -> Path:
-    """Where a report is written by default."""
+    """The default path of a report."""
     return (Path(mkdtemp(prefix="holdfast-")) if directory is None else directory) / "report.html"
 
 

@@ -1,4 +1,4 @@
-"""What secure aggregation requires of a run, checked before training."""
+"""Checks of a run with secure aggregation, before training."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from holdfast.updates.secure import parse_secure
 
 
 def check_secrecy(method: Method, settings: Settings, federation: Federation) -> None:
-    """Raise if something of the run needs single uploads, or a round has too few clients."""
+    """Raise an error if a part of the run needs single uploads, or a round has too few clients."""
     if settings.secure is None:
         return
     secure = parse_secure(settings.secure)
     if method.keeps_uploads:
         raise HoldfastError(
-            f"secure: {method.name} needs every client's upload by itself, and secure aggregation gives the server "
-            "their sum alone; choose another method"
+            f"secure: {method.name} needs single uploads, and secure aggregation gives the server "
+            "only their sum; choose another method"
         )
     for name, why in (
         ("robust", "a robust mean compares single updates"),

@@ -91,13 +91,15 @@ from holdfast.training.run import Run
 from holdfast.training.secrecy import check_secrecy
 from holdfast.updates.withheld import WithheldCounts, no_samples
 
-LOCAL_TEST_ON_CPU = 100  # test samples for each local model, so that testing stays a small part of a round
+LOCAL_TEST_ON_CPU = (
+    100  # default number of test samples of a local model, which keeps tests a small part of a round
+)
 
 SubmitWrite = Callable[[Callable[[], None]], object]
 
 
 class Training:
-    """A prepared run: validated, with its data on the device, not trained yet."""
+    """A prepared run: validated, with its data on the device, before training."""
 
     def __init__(
         self,
@@ -213,7 +215,7 @@ class Training:
     def validation_set(self, required: bool) -> Validation | None:
         """The clients' tests on their validation samples, if they have any.
 
-        ``required``: whether the metrics were asked for, so that each must be measurable.
+        ``required``: whether the user has set the metrics, so that each must be measurable.
         """
         if not len(self.federation.validation):
             return None
@@ -285,9 +287,9 @@ class Training:
         return None if marker.exists() else KernelBuilder(marker)
 
     def _build_kernels(self, builder: KernelBuilder) -> None:
-        """Compile the kernels of a round, which a trial of the first round finds out.
+        """Compile the kernels of a round; a trial of the first round determines which.
 
-        A trial that fails is not an error: kernels are then compiled when they are launched first.
+        A failed trial is not an error: kernels are then compiled at their first launch.
         """
         try:
             if self.engine.name == "vectorized" and self.context.network.uses_kernels:
@@ -345,8 +347,8 @@ class Training:
     ) -> Run:
         """Train, from the start or from the last checkpoint in ``out``.
 
-        ``submit_final_write`` receives the function that writes the end of the run to the disk. ``stop_after`` is the
-        round after which the run is left, with a checkpoint, as an interrupt leaves it.
+        ``submit_final_write`` receives the function that writes the end of the run to the disk. After round
+        ``stop_after`` the run stops with a checkpoint, as after an interrupt.
         """
         last = min(self.settings.rounds, stop_after or self.settings.rounds)
         with ExitStack() as stack:
@@ -444,12 +446,12 @@ class Training:
     def _rounds(
         self, loop: RoundLoop, first: int, last: int, keep: Callable[[PendingRound, bool], bool]
     ) -> None:
-        """Run the rounds; ``keep(round, checkpoint)`` stores each, with a checkpoint where one is due, and returns
-        whether the run has ended with it.
+        """Run the rounds; ``keep(round, checkpoint)`` stores each round, with a checkpoint if one is due, and returns
+        whether the run ends with it.
 
-        A GPU starts the next round before the last one is stored, since its test may still be running, unless a
-        checkpoint is due. After an interrupt, the current round is stored with a checkpoint, and is the last; so is
-        ``last`` if the run has more rounds.
+        Unless a checkpoint is due, a GPU starts the next round before the last one is stored, since its test may still
+        be running. After an interrupt, the current round is the last and is stored with a checkpoint; the same holds
+        for round ``last`` if the run has more rounds.
         """
         saved, waiting = time.monotonic(), list[PendingRound]()
 
@@ -477,7 +479,7 @@ class Training:
 
     @property
     def _overlaps_rounds(self) -> bool:
-        """Whether a round starts while the last model is still tested; not if it needs the result of that test."""
+        """Whether a round starts during the test of the last model, which requires that it does not use the result."""
         needs_test = self.settings.evaluate_locals or self.settings.patience is not None
         return self.device.type == "cuda" and not needs_test
 
@@ -511,7 +513,7 @@ class Training:
     def sum_statistics(
         self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]
     ) -> tuple[Tree, int, list[Incident]]:
-        """The sum of the clients' statistics under the final model, of how many clients, and who is left out."""
+        """The sum of the clients' statistics under the final model, the number of clients, and the incidents."""
         if loop.secure is not None:
             statistics = zip(jobs, self.final_statistics(loop, sent, jobs), strict=True)
             trees = {job.client: tree for job, tree in statistics if not isinstance(tree, Incident)}
@@ -534,7 +536,7 @@ class Training:
             yield loop.runner.final_statistics(job, sent)
 
     def _warn_of_failure(self, loop: RoundLoop, records: Sequence[dict[str, Any]]) -> None:
-        """Warn of a run that diverged or ended near chance, which is known for tasks with one class a sample."""
+        """Warn of a run that diverged or ended near chance; only for tasks with one class per sample."""
         if self.context.task.name != "multiclass" or not len(self.test):
             return
         personal = self.method.overrides("initial_params") or self.method.overrides("personal_logits")
@@ -564,8 +566,7 @@ def _bounds(x: torch.Tensor) -> tuple[float, float]:
 def _one_of_each(federation: Federation, seed: int) -> np.ndarray:
     """One training sample of each class that clients hold; -1 where there is none.
 
-    Which one depends on nothing but how many each client holds, so that a server which has not seen the
-    samples draws the same.
+    The choice depends only on the clients' label counts, so that a server without the samples makes the same choice.
     """
     held = federation.dataset.strata_train[federation.indices]
     chosen = np.full(federation.dataset.num_classes, -1, np.int64)

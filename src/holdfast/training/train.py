@@ -1,4 +1,4 @@
-"""``train``: a method, a model and a federation in; a run out."""
+"""``train``: trains a model with a method on a federation, and returns a run."""
 
 from __future__ import annotations
 
@@ -110,62 +110,62 @@ def train(
             that ends in a Linear layer, or a function that makes one, called with those of ``shape``,
             ``num_classes`` and ``seed`` that it names.
         federation: the clients and their data, from `federate` or `stream`.
-        sampling: ``"random"``, or ``"cyclic"``: every client takes part once, in a new order, before any returns. One
-            client a round is then cyclic weight transfer.
-        local_epochs: also a fraction, such as 0.5: that share of an epoch's batches, at least one.
+        sampling: ``"random"``, or ``"cyclic"``: every client takes part once, in random order, before any is sampled
+            again. With one client per round this is cyclic weight transfer.
+        local_epochs: the epochs of a client in a round; a fraction, such as 0.5, is a share of an epoch's batches.
         local_steps: the steps of every client in a round, whatever its number of samples, instead of ``local_epochs``.
-        micro_batch_size: the samples whose gradient is computed at once. The gradient of a batch is accumulated over
-            them, so that a batch needs less memory.
+        micro_batch_size: the samples per forward and backward pass. The gradient of a batch is accumulated over
+            micro-batches, which needs less memory.
         lr: by default 0.1 for ``sgd``, 0.01 for ``adagrad`` and 0.001 for other optimisers.
-        drop_last: leave out an epoch's last batch where it is not full, unless it is the only one. BatchNorm over two
+        drop_last: skip the last batch of an epoch if it is not full, unless it is the only one. BatchNorm over two
             or three samples may make a model diverge.
         optimizer: ``"sgd"``, ``"sgd:nesterov=true"``, ``"adam:betas=[0.9,0.99]"``, ``"adamw"``, ``"rmsprop"`` or
             ``"adagrad"``; or a class of ``torch.optim`` or a function that makes such an optimiser from parameters and
             ``lr``, which runs on engine ``sequential``.
         lr_schedule: ``"constant"``, ``"exponential:gamma=0.99"``, ``"step:every=30,gamma=0.1"`` or
             ``"cosine:final=0.01"``, over rounds or with ``over=steps`` over the local steps of each round; ``warmup=5``
-            lets the rate rise linearly before.
-        keep_optimizer: a client's momentum or moments continue from its last round; otherwise they begin at 0
+            adds a linear warm-up.
+        keep_optimizer: keep each client's momentum or moments between its rounds; otherwise they start at 0
             in every round.
         client_dropout: the probability that a sampled client fails in a round.
-        deadline: seconds of training after which a round closes without the clients that are not ready.
-        min_clients: a round with fewer usable updates stops the run.
-        dp: differential privacy of clients, such as ``hf.DP(epsilon=8, delta=1e-5)`` or ``"epsilon=8,delta=1e-5"``.
+        deadline: seconds of training after which a round ends; clients that have not finished are left out.
+        min_clients: the minimum number of usable updates in a round; the run stops below it.
+        dp: client-level differential privacy, such as ``hf.DP(epsilon=8, delta=1e-5)`` or ``"epsilon=8,delta=1e-5"``.
         secure: secure aggregation of the updates, ``"secagg+"`` or ``"secagg+:threshold=0.8"``.
-        dp_samples: differential privacy of each client's samples, by the client (DP-SGD), such as
+        dp_samples: sample-level differential privacy at each client (DP-SGD), such as
             ``hf.SampleDP(epsilon=8, delta=1e-5)``.
-        robust: a robust mean in place of the mean of the updates, such as ``"median"`` or ``"krum:attackers=2"``.
-        attack: an attack by some of the clients, such as ``"sign-flip:0.2"``, to try a defence with.
+        robust: robust aggregation of the updates, such as ``"median"`` or ``"krum:attackers=2"``.
+        attack: a simulated attack by a share of the clients, such as ``"sign-flip:0.2"``.
         compress: compression of the updates: ``"int8"``, ``"int4"``, ``"topk:0.01"`` or both, ``"topk:0.1+int8"``.
-        max_update_norm: the norm above which an update is left out.
-        max_update_ratio: the same, in median norms of the round's updates.
+        max_update_norm: the norm above which an update is rejected.
+        max_update_ratio: the multiple of the round's median update norm above which an update is rejected.
         engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
-        parallel_clients: how many clients the ``vectorized`` engine trains side by side.
+        parallel_clients: the number of clients that the ``vectorized`` engine trains at the same time.
         ray_address: the address of the ``ray`` engine's cluster.
-        task: what is learnt, such as ``"binary"`` or ``"regression:loss=huber"`` (`holdfast.tasks`); by default that
+        task: the task, such as ``"binary"`` or ``"regression:loss=huber"`` (`holdfast.tasks`); by default that
             of the data set.
-        loss: a loss of the task, by name, or a function of outputs and targets that returns one value a sample, or
+        loss: a loss of the task, by name, or a function of outputs and targets that returns one value per sample, or
             their mean; it runs under ``torch.func.vmap``.
-        metrics: what is measured on the test set, such as ``["auroc", "accuracy"]``; the first is the primary one.
-            Functions of outputs and targets (arrays) that return a number are metrics, too. By default those of the
+        metrics: the metrics on the test set, such as ``["auroc", "accuracy"]``; the first is the primary one. A
+            function of outputs and targets (arrays) that returns a number is a metric, too. By default those of the
             task.
         batchnorm: how BatchNorm is aggregated: ``average``, ``local`` or ``drop``.
         classifier: the name of the classifier layer, if it is not the last Linear.
-        validation: the share of each client's training samples that is held out, at least one of each client; every
-            client tests the global model and its own on them, and the best round's model is kept besides the last.
-        patience: the number of tests without a better primary metric on these samples, after which the run stops early.
+        validation: the share of each client's training samples that is held out, at least one sample per client. Every
+            client tests the global model and its own on them; the best round's model is stored besides the last.
+        patience: early stopping: the number of tests without a better primary metric on these samples.
         local_test_samples: test samples for each local model (default: all on a GPU, 100 on a CPU).
         probe_every: rounds between measurements of drift and alignment; 0 for none.
         out: the run's directory. A run with a directory survives being killed: `resume` continues it, or the same call
             with ``resume=True``.
-        resume: continue the run in ``out``; ``rounds`` may be another number, as for `resume`.
-        experiment: entries of experiment.yaml that the federation does not know, such as the data set's path.
+        resume: continue the run in ``out``; ``rounds`` may differ, as for `resume`.
+        experiment: further entries of experiment.yaml, such as the data set's path.
         on_round: called with each round's record.
         progress: show a bar in a terminal, a line below the cell in a notebook, a line a minute in a log; on stderr.
         submit_final_write: called with a function that writes the end of the run to the disk, to be called in another
             thread while this one continues.
-        stop_after: leave the run after this round, with a checkpoint in ``out`` from which `resume` continues it; its
-            schedules are those of all ``rounds``.
+        stop_after: stop after this round, with a checkpoint in ``out`` from which `resume` continues; schedules are
+            still computed for all ``rounds``.
     """
     if validate("stop_after", stop_after, PositiveCount | None) is not None and out is None:
         raise HoldfastError("stop_after is given without out, the directory from which the run can go on")
@@ -237,4 +237,4 @@ def train(
         try:
             return training.run(described, out, resume, trackers, advance, submit_final_write, stop_after)
         except KeyboardInterrupt as interrupt:
-            raise interrupt.with_traceback(None) from None  # without the frames of what was going on
+            raise interrupt.with_traceback(None) from None  # without the stack of the interrupted call

@@ -1,4 +1,4 @@
-"""The methods that a recommendation compares: the recipe, FedAvg, and those that did best on the most similar data."""
+"""The candidates of a recommendation: the recipe, FedAvg, and the best methods on the most similar data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.papers.rankings import Ranking, nearest_methods
 from holdfast.training.experiment import Experiment
 
 RECIPE = "steady"
-"""The method to take where nothing is known about a federation."""
+"""The default method for an unknown federation."""
 
 BASELINE = "fedavg"
 NEAREST = 3  # methods from the rankings
@@ -19,7 +19,7 @@ NEAREST = 3  # methods from the rankings
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method and the reason to try it."""
+    """A candidate and the reason for it."""
 
     method: str
     reason: str

@@ -1,4 +1,4 @@
-"""The folder of a search: a file describes the search, so that another search is not mixed with it."""
+"""The folder of a search, with a file that describes the search and prevents mixing with another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def claim(
 ) -> None:
     """Write ``KIND.yaml`` into the folder, or raise if it describes another search than this one.
 
-    ``more`` are its settings besides those of the experiment.
+    ``more`` are further settings besides those of the experiment.
     """
     path = folder / f"{kind}.yaml"
     here = plain({"experiment": experiment.describe(), **more, "hash": federation.hash})

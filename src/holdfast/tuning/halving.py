@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-ETA = 3  # one trial of so many is promoted, to so many times the rounds
-RUNGS = 3  # at most: no trial is judged after less than a ninth of the rounds
+ETA = 3  # the reduction factor: one of this many trials is promoted, to this multiple of the rounds
+RUNGS = 3  # maximum number of rungs: no trial is compared before a ninth of the rounds
 
 Scores = Sequence[Sequence[float | None]]
-"""``[rungs][trials]``: a trial's score after a rung's rounds, the more the better; None while it is not known.
+"""``[rungs][trials]``: a trial's score after a rung's rounds, higher is better; None if unknown.
 
 Minus infinity for a trial that failed.
 """
@@ -34,10 +34,10 @@ def rung_sizes(budget: int, count: int) -> list[int]:
 
 
 def entrants(scores: Scores) -> list[list[int]]:
-    """The trials that are in each rung, as far as the scores decide it.
+    """The trials in each rung, as far as the known scores determine them.
 
-    A trial is in the next rung if it is among the best of its own, whatever the missing scores will be. Of equal scores
-    the first trial's is the better one.
+    A trial is promoted if it is among the best of its rung for any values of the missing scores. Of equal scores the
+    first trial's is the better one.
     """
     trials = len(scores[0])
     planned = rung_sizes(trials, len(scores))
@@ -65,7 +65,7 @@ def remaining(scores: Scores) -> list[tuple[int, int]]:
 
 
 def discarded(scores: Scores) -> list[int]:
-    """The trials that are not continued, whatever the missing scores will be."""
+    """The trials that are not continued for any values of the missing scores."""
     within, out = entrants(scores), list[int]()
     for rung, inside in enumerate(within):
         if any(scores[rung][trial] is None for trial in inside):

@@ -1,4 +1,4 @@
-"""Short runs as jobs: trained up to a round on several workers, judged on validation samples, stored and continued."""
+"""Short runs as jobs: trained up to a round by several workers, tested on validation samples, stored and resumed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TrainingJob:
         validation: the share of each client's samples on which it is tested instead of the test set; 0 for a run on all
             training samples.
         data_seed: the seed of the federation, if that is not the run's.
-        note: what its result records besides, such as the settings of a trial.
+        note: further entries of its result, such as the settings of a trial.
     """
 
     name: str
@@ -72,14 +72,14 @@ class TrainingJob:
 
 
 class Plan(Protocol):
-    """Which runs there are; later ones may depend on the results of earlier ones."""
+    """The runs of a search; later ones may depend on the results of earlier ones."""
 
     def jobs(self, results: Results) -> list[TrainingJob]:
         """The jobs without a result that can be run now, the most urgent first."""
         ...
 
     def discarded(self, results: Results) -> list[str]:
-        """The folders of runs that are not continued, whose checkpoints can go."""
+        """The folders of runs that are not continued, whose checkpoints can be deleted."""
         ...
 
 
@@ -93,7 +93,7 @@ class TrainingWork:
         work: the folder of run directories and leases.
         device: auto, cpu or cuda.
         workers: processes that share the device.
-        deadline: a ``time.time()`` at which runs are left, with checkpoints. None for no limit.
+        deadline: a ``time.time()`` at which runs stop with a checkpoint. None for no limit.
     """
 
     plan: Plan
@@ -105,7 +105,7 @@ class TrainingWork:
     waits: ClassVar[bool] = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """What worker processes receive, without what each of them loads itself."""
+        """The state sent to worker processes, without the data that each loads itself."""
         return {key: value for key, value in vars(self).items() if not key.startswith("_")}
 
     def queue(self) -> Queue:
@@ -126,7 +126,7 @@ class TrainingWork:
         except HoldfastError as error:
             log(f"{job.label}: {error}")
             return False
-        except Exception:  # a bug in one method must not end a search of hours
+        except Exception:  # an error in one method must not end a long search
             log(f"{job.label}: {traceback.format_exc()}")
             return False
         if entry is not None:
@@ -135,7 +135,7 @@ class TrainingWork:
         return True
 
     def train(self, job: TrainingJob, log: Log) -> stored.Entry | None:
-        """What is stored of a job, which is trained for it; None if it is left at the deadline."""
+        """Train a job and return its result for storage; None if the deadline stopped it."""
         path = self.run_directory(job)
         on_round = _Rounds(job, log, self.deadline)
         try:
@@ -176,11 +176,11 @@ class TrainingWork:
             RunDirectory(self.work / "runs" / folder).discard_checkpoint()
 
     def run_directory(self, job: TrainingJob) -> Path:
-        """Where a job's run is kept."""
+        """The directory of a job's run."""
         return self.work / "runs" / job.folder
 
     def federation(self, job: TrainingJob) -> Federation:
-        """The federation that a job trains, loaded once for jobs with the same."""
+        """The federation of a job, loaded once for all jobs that share it."""
         run, seed = job.experiment, job.experiment.seed if job.data_seed is None else job.data_seed
         described = run.describe() | {"seed": seed}
         split = [job.validation, run.seed] if job.validation else []
@@ -195,7 +195,7 @@ class TrainingWork:
         return self._federations[key]
 
     def refuse_early(self, jobs: Sequence[TrainingJob]) -> None:
-        """Raise the errors that a run of any method and model among the jobs would raise before its first round."""
+        """Raise the errors that a run with any of the jobs' methods and models raises before its first round."""
         from holdfast.core.device import choose_device
 
         choose_device(self.device)
@@ -221,7 +221,7 @@ class TrainingWork:
 
 
 class _Rounds:
-    """An ``on_round`` callback that logs progress, and leaves the run after the round at the deadline."""
+    """An ``on_round`` callback that logs progress, and stops the run after a round once the deadline has passed."""
 
     def __init__(self, job: TrainingJob, log: Log, deadline: float | None) -> None:
         self.progress, self.last, self.deadline = (

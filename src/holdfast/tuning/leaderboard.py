@@ -1,4 +1,4 @@
-"""The leaderboard: every method tuned by the same rule on validation samples, then run with seeds of its own."""
+"""The leaderboard: every method is tuned by the same rule on validation samples, then trained with new seeds."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Protocol:
     Attributes:
         key: its name on the command line.
         title, about: in print.
-        methods: as text, each with the settings that differ for it.
-        spaces: what is tuned of each method; empty where settings are given.
-        budget: the number of settings that are tried of each method; 0 where they are given.
+        methods: as text, each with its own settings.
+        spaces: the search space of each method; empty if settings are given.
+        budget: the number of settings tried for each method; 0 if settings are given.
         seeds: the number of final runs.
         settings: those of an `Experiment`.
         published: accuracies in percent, by method.
@@ -205,7 +205,7 @@ def _folder(method: str) -> str:
 
 @dataclass(frozen=True)
 class Standing:
-    """What a method has reached in a protocol; a list has one value for each final run.
+    """The results of a method in a protocol; a list has one value per final run.
 
     Attributes:
         method: as text.
@@ -215,8 +215,8 @@ class Standing:
         forgetting: at the end, as a fraction.
         reached: the first round at the accuracy of FedAvg; infinite if it is never reached.
         seconds, megabytes: of each run; megabytes in both directions.
-        published: the accuracy that its publication prints.
-        state: empty for a method with all its runs, or else what is missing.
+        published: the accuracy in its publication.
+        state: the missing runs; empty for a method with all its runs.
     """
 
     method: str
@@ -272,7 +272,7 @@ def _first_round(entry: Entry, target: float) -> float:
 
 
 def _state(whole: Board, method: str, entries: Sequence[Entry], learnt: int, results: Results) -> str:
-    """What is missing of a method's runs."""
+    """The missing runs of a method, as text."""
     protocol = whole.protocol
     if not entries:
         if method not in whole.methods or not protocol.budget:

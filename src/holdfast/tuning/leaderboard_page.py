@@ -124,7 +124,7 @@ def _mean(values: Sequence[float], digits: int) -> str:
 
 
 def _rounds(values: Sequence[float]) -> str:
-    """The mean number of rounds, or how many runs have reached the target."""
+    """The mean number of rounds, or the number of runs that have reached the target."""
     reached = [value for value in values if math.isfinite(value)]
     if not values:
         return UNKNOWN

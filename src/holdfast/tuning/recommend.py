@@ -1,4 +1,4 @@
-"""``recommend``: a few methods for a short time on a federation, and which of them to take."""
+"""``recommend``: compares a few methods briefly on a federation and selects one."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ SIGNIFICANCE = 0.05
 
 @dataclass(frozen=True)
 class Judgement:
-    """How well a method does; lists hold one value for each seed.
+    """The results of a method; lists hold one value per seed.
 
     Attributes:
         method: as text.
-        reason: why it was tried.
+        reason: why it is a candidate.
         values: the mean of the metric over the last rounds, on validation samples; NaN where training diverged.
-        difference: how much better the first method is, on the same seeds; None for that one.
+        difference: the lead of the first method over it, on the same seeds; None for the first.
         p_value: of a paired t-test against the first, corrected for the number of methods; None if there is no test.
         seconds: of each run.
         megabytes: sent in each run, in both directions.
@@ -59,14 +59,14 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Which method to take.
+    """The recommended method.
 
     Attributes:
         method: the one with the best mean.
-        sentence: how sure that is.
+        sentence: a statement of its confidence.
         table: all methods, the best first.
         measure: the metric by which they are judged.
-        alike: the methods that cannot be distinguished from the first.
+        alike: the methods that do not differ significantly from the first.
         left_out: a sentence for each method that cannot be trained on the federation.
     """
 
@@ -120,25 +120,25 @@ def recommend(
     log: Log | None = None,
     **settings: Any,
 ) -> Recommendation:
-    """Train a few methods for a short time on a federation, and say which to take and how sure that is.
+    """Train a few methods briefly on a federation, and recommend one with its confidence.
 
     Either ``recommend(model, federation, rounds=30, ...)`` with the settings of `holdfast.train`, or
-    ``recommend(experiment)`` with an `Experiment`, whose own method is not used. The methods are the recipe
-    (`holdfast.tuning.candidates`), FedAvg, and the three that did best where label counts were most similar.
+    ``recommend(experiment)`` with an `Experiment`, whose own method is not used. The candidates are the recipe
+    (`holdfast.tuning.candidates`), FedAvg, and the three best methods of measured settings with similar label counts.
 
-    They are judged on a share of each client's training samples, ``validation`` (0.1 by default), which is another one
-    for each seed, or on the validation samples that the clients have; the test set is not used.
+    They are compared on a share of each client's training samples, ``validation`` (0.1 by default), which each seed
+    draws anew, or on the clients' own validation samples; the test set is not used.
 
     Args:
         model: as for `holdfast.train`, or an `Experiment`.
         federation: a `Federation`, or what `holdfast.compare` takes in its place.
-        seeds: how many, from the experiment's own on.
+        seeds: the number of seeds, from the experiment's own on.
         workers, out, progress, log: as for `holdfast.tune`.
     """
     if isinstance(model, Experiment):
         if federation is not None or settings:
             given = "federation" if federation is not None else next(iter(settings))
-            raise HoldfastError(f"{given} is given beside an Experiment, which contains it already")
+            raise HoldfastError(f"{given} is given together with an Experiment, which contains it already")
         experiment = model
     else:
         experiment = experiment_of(model, federation, {"rounds": ROUNDS, **settings})

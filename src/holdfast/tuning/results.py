@@ -19,10 +19,8 @@ from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
 
 DIGITS = 5  # decimals of stored numbers
-LAST_ROUNDS = 10  # of which a score is averaged, as the swing from round to round is large
-LAST_SHARE = (
-    4  # and at most this part of the rounds, a quarter, so that early rungs are not judged by their start
-)
+LAST_ROUNDS = 10  # rounds over which a score is averaged, since accuracy fluctuates between rounds
+LAST_SHARE = 4  # and at most this part of the rounds, a quarter, so that scores of early rungs exclude the first rounds
 
 Entry = Mapping[str, Any]
 """A stored run."""
@@ -102,7 +100,7 @@ def _load(path: Path) -> list[Entry]:
 
 
 def completed(directory: RunDirectory, rounds: int) -> dict[str, Any]:
-    """What is stored of a run up to a round: the curve of its primary metric, forgetting, costs and environment."""
+    """The stored entry of a run up to a round: the curve of its primary metric, forgetting, costs and environment."""
     experiment, records = directory.experiment, directory.records()[:rounds]
     measure = primary_measure(experiment)
     by_class = f"class_{score_measure(experiment).name}"
@@ -118,7 +116,7 @@ def completed(directory: RunDirectory, rounds: int) -> dict[str, Any]:
 
 
 def failed(directory: RunDirectory, reason: str) -> dict[str, Any]:
-    """What is stored of a run whose training diverged."""
+    """The stored entry of a run whose training diverged."""
     return _common(directory.experiment, directory.records()) | {"failed": reason}
 
 
@@ -165,6 +163,6 @@ def mean_of_last(entry: Entry) -> float:
 
 
 def score(entry: Entry) -> float:
-    """`mean_of_last`, turned so that more is better; minus infinity for a run that failed."""
+    """`mean_of_last`, with the sign for which higher is better; minus infinity for a run that failed."""
     value = measure_of(entry).sign * mean_of_last(entry)
     return value if math.isfinite(value) else -math.inf

@@ -1,4 +1,4 @@
-"""The plan of a search: which settings are tried, for how many rounds, and how well they have done."""
+"""The plan of a search: its trials, their rounds and their scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIXED = (
     "rounds", "seed", "metrics", "evaluate_every", "evaluate_locals", "local_test_samples", "probe_every",
     "validation", "patience",
 )  # fmt: skip
-"""Settings that no search varies: they change what trials are judged on, or nothing."""
+"""Settings that no search varies: they affect the validation of trials, or nothing."""
 
 
 DEFAULT_VALIDATION = 0.1
@@ -49,7 +49,7 @@ class Search:
         space: the settings that trials change, as in ``--set``.
         budget: the number of trials.
         name: the file of its results.
-        label: what precedes its trials' names, if results or runs of several searches are kept together.
+        label: a prefix of its trials' names, if results or runs of several searches share a folder.
         rungs: the rounds after which trials are compared; by default a ninth, a third and all.
     """
 
@@ -120,11 +120,11 @@ class Search:
         return [self.job(self.trials[t], rung) for rung, t in halving.remaining(self.scores(results))]
 
     def discarded(self, results: Results) -> list[str]:
-        """The folders of trials that are out."""
+        """The folders of discarded trials."""
         return [self.job(self.trials[t], 0).folder for t in halving.discarded(self.scores(results))]
 
     def best(self, results: Results) -> Trial:
-        """The trial with the best score at the last rung of a search that is complete."""
+        """The trial with the best score at the last rung of a complete search."""
         scores = self.scores(results)
         trial, rung = halving.ranking(scores)[0]
         if scores[rung][trial] == -math.inf:
@@ -137,17 +137,17 @@ class Search:
 
 
 def judged(experiment: Experiment) -> Experiment:
-    """The experiment as it is judged on validation samples: without tests and stops that no search reads."""
+    """The experiment for validation: without the tests and early stopping that searches do not use."""
     return replace(experiment, evaluate_locals=False, probe_every=0, validation=None, patience=None)
 
 
 def validation_share(experiment: Experiment) -> float:
-    """The share of each client's samples on which settings are judged."""
+    """The share of each client's samples that is used for validation."""
     return DEFAULT_VALIDATION if experiment.validation is None else experiment.validation
 
 
 def _check_space(experiment: Experiment, space: Space) -> None:
-    """Raise if a setting of the space cannot vary, or cannot have its values."""
+    """Raise an error if a setting of the space cannot vary, or one of its values is invalid."""
     known = experiment.describe()
     for key, values in space.items():
         setting = key.partition(".")[0]

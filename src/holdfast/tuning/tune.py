@@ -1,4 +1,4 @@
-"""``tune``: search for settings of a method on a federation, judged on validation samples."""
+"""``tune``: search for settings of a method on a federation, by validation samples."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ Given = Sequence[str] | Mapping[str, str | Sequence[Any] | Interval | Choice]
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What one of the settings has reached.
+    """The result of one trial.
 
     Attributes:
         trial: its number; 0 has the experiment's own settings.
         settings: those that it changes.
-        rounds: how many it was trained for.
+        rounds: the number of rounds it was trained for.
         value: the mean of the metric over the last of these rounds, on validation samples; NaN if training diverged.
         seconds: the time of these rounds.
-        failed: why it has no value, if it has none.
+        failed: the reason if it has no value.
         path: its run's directory; None if it was not kept.
     """
 
@@ -80,7 +80,7 @@ class Tuning:
         table: all trials, the best first. Trials that were trained for more rounds come before those that were left.
         measure: the metric by which they are judged, and its direction.
         experiment: the experiment with the best settings.
-        final: its runs with seeds of their own, if they were asked for.
+        final: its final runs with new seeds, if requested.
     """
 
     table: list[TrialResult]
@@ -127,12 +127,12 @@ class TuningPlan:
         return final_jobs(self.search, results, self.final_seeds)
 
     def discarded(self, results: Results) -> list[str]:
-        """The folders of trials that are out."""
+        """The folders of discarded trials."""
         return self.search.discarded(results)
 
 
 def final_jobs(search: Search, results: Results, seeds: int) -> list[TrainingJob]:
-    """The runs with the best settings of a complete search, with seeds that it has not used, on the same federation."""
+    """The runs with the best settings of a complete search, with new seeds, on the same federation."""
     given, best = search.experiment, search.best(results)
     experiment = as_given(best.experiment, given)
     if isinstance(given.data, str) and given.federation is None and given.partition_seed is None:
@@ -158,9 +158,9 @@ def _is_complete(search: Search, results: Results) -> bool:
 
 
 def as_given(experiment: Experiment, given: Experiment) -> Experiment:
-    """A trial's experiment with the tests that its search has left out.
+    """A trial's experiment with the tests that its search omits.
 
-    Only early stopping takes validation samples away from training.
+    Validation samples are held out only if it uses early stopping.
     """
     return replace(
         experiment,
@@ -191,10 +191,9 @@ def tune(
     ``tune(experiment, space=...)`` with an `Experiment`.
 
     Settings are drawn from the space, evenly spread; the first trial has the experiment's own. All are trained for a
-    ninth of the rounds, the best third of them for a third, and the best third of these for all. They are judged on a
-    share of each client's training samples, ``validation`` (0.1 by default), which they are not trained on, or on the
-    validation samples that the clients have; the test set is not used. The result depends on the seed alone, not on
-    the number of workers.
+    ninth of the rounds, the best third of them for a third, and the best third of these for all. They are compared on
+    a held-out share of each client's training samples, ``validation`` (0.1 by default), or on the clients' own
+    validation samples; the test set is not used. The result depends on the seed, not on the number of workers.
 
     Args:
         method: as for `holdfast.train`, or an `Experiment`.
@@ -204,11 +203,11 @@ def tune(
             ``{"lr": "0.003..0.1:log", "method.beta": [0.5, 1, 2]}``. Two whole numbers, ``1..10``, are a range of whole
             numbers; ``:log`` spreads the values evenly in their logarithm.
         budget: the number of settings to try.
-        final_seeds: how often the best settings are trained anew, on all training samples and with seeds that the
-            search has not used; these runs are tested on the test set.
-        workers: processes that share the device. A script that asks for several begins its work under
+        final_seeds: the number of final runs with the best settings, on all training samples and with new seeds; they
+            are tested on the test set.
+        workers: the number of processes that share the device. A script with several workers needs the guard
             ``if __name__ == "__main__":``.
-        out: the directory of the search. Called again, it reads finished trials and continues others.
+        out: the directory of the search. A repeated call reads finished trials and continues the others.
         progress: print a line for each finished trial on stderr.
         log: receives these lines instead.
 
@@ -223,7 +222,7 @@ def tune(
                 if federation is not None
                 else next(iter(settings))
             )
-            raise HoldfastError(f"{given} is given beside an Experiment, which contains it already")
+            raise HoldfastError(f"{given} is given together with an Experiment, which contains it already")
         experiment = method
     else:
         if model is None or federation is None:

@@ -1,4 +1,4 @@
-"""Federations whose test set is the clients' validation samples, so that a search never sees the real one."""
+"""Federations whose test set is the clients' validation samples, so that a search never uses the real test set."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from holdfast.data.validation import hold_out
 
 
 def judged_on_validation(federation: Federation, share: float, seed: int) -> Federation:
-    """The federation with the clients' validation samples as its test set, in the place of that of its data.
+    """The federation with the clients' validation samples as its test set.
 
-    These are those that the clients have, or else a share of each client's samples, drawn by ``seed``.
+    These are the clients' own validation samples, or a share of each client's samples, drawn by ``seed``.
     """
     held = federation if len(federation.validation) else hold_out(federation, share, seed)
     data, ids = held.dataset, held.validation

@@ -1,1 +1,1 @@
-"""What happens to a client's update before it is part of the global model: clipping, noise and the account of both."""
+"""Processing of client updates before aggregation: clipping, noise, privacy accounts, compression, robust means."""

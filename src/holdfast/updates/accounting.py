@@ -9,9 +9,7 @@ from typing import Any, Literal
 
 from holdfast.core.errors import HoldfastError, install
 
-INTERVAL = (
-    2e-3  # discretisation of privacy losses at z = 1; the estimates of ε are upper bounds at any interval
-)
+INTERVAL = 2e-3  # discretisation interval of privacy losses at z = 1; estimates of ε are upper bounds for any interval
 RDP_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)
 TOLERANCE = 2e-3  # relative, of a derived noise multiplier; it is rounded up
 MIN_NOISE, MAX_NOISE = 0.05, 1e6  # of noise multipliers
@@ -21,9 +19,9 @@ MIN_NOISE, MAX_NOISE = 0.05, 1e6  # of noise multipliers
 class Sampling:
     """How a round's clients are sampled: ``per_round`` of ``clients`` on average or exactly.
 
-    ``poisson``: each client by itself with probability ``rate``; neighbouring federations differ by one client more or
-    less. ``fixed``: exactly ``per_round``; in a neighbouring federation one client has other data. Where all clients
-    take part in every round, neither matters, and a client is added or removed.
+    ``poisson``: each client independently with probability ``rate``; neighbouring federations differ by the presence of
+    one client. ``fixed``: exactly ``per_round`` clients; neighbouring federations differ by the data of one client. If
+    all clients take part in every round, neighbouring federations differ by the presence of one client.
     """
 
     kind: Literal["poisson", "fixed"]
@@ -37,27 +35,27 @@ class Sampling:
 
     @property
     def replaces(self) -> bool:
-        """Whether neighbouring federations differ by the data of one client, not by one client more or less."""
+        """Whether neighbouring federations differ by the data of one client, not by its presence."""
         return self.kind == "fixed" and self.per_round < self.clients
 
     @property
     def sensitivity(self) -> float:
-        """By how many bounds C the sum of clipped updates may differ between neighbouring federations."""
+        """The sensitivity of the sum of clipped updates, in units of the bound C."""
         return 2.0 if self.replaces else 1.0
 
 
 @lru_cache(4096)
 def epsilon_after(rounds: int, delta: float, noise_multiplier: float, sampling: Sampling) -> float:
-    """ε of so many rounds; ``noise_multiplier`` is the noise's deviation by the sum's sensitivity."""
+    """ε after this number of rounds; ``noise_multiplier`` is the noise's deviation over the sum's sensitivity."""
     if rounds == 0:
         return 0.0
-    # Privacy loss distributions are tighter, and not known for samples of a fixed size.
+    # Privacy loss distributions are tighter, but are not available for samples of a fixed size.
     return (_renyi if sampling.replaces else _loss_distribution)(rounds, delta, noise_multiplier, sampling)
 
 
 @lru_cache(256)
 def noise_multiplier_for(epsilon: float, delta: float, sampling: Sampling, rounds: int) -> float:
-    """The smallest noise multiplier, up to `TOLERANCE`, with which so many rounds spend at most ε."""
+    """The smallest noise multiplier, up to `TOLERANCE`, with which this number of rounds spends at most ε."""
     high = 1.0
     while _renyi(rounds, delta, high, sampling) > epsilon:
         high *= 2
@@ -74,7 +72,7 @@ def noise_multiplier_for(epsilon: float, delta: float, sampling: Sampling, round
 
 
 def _smallest(fits: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """The smallest value between ``low`` and ``high``, which fits, that fits, up to a relative tolerance."""
+    """The smallest valid value between ``low`` and ``high`` (which is valid), up to a relative tolerance."""
     while high - low > tolerance * high:
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)

@@ -1,4 +1,4 @@
-"""Attacks on a federation, to try defences with: some clients send wrong updates, or train on wrong data."""
+"""Simulated attacks: some clients send manipulated updates, or train on manipulated data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_SHARE = 0.999  # of clients that hide a value in "a little is enough"
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack by ``share`` of the clients, which are drawn with the run's seed.
+    """An attack by a ``share`` of the clients, drawn with the run's seed.
 
     A subclass changes the attackers' updates (``changed``) or their data (``poisoned``).
     """
@@ -49,14 +49,14 @@ class Attack:
         return {"name": self.name} | asdict(self)
 
     def attackers(self, clients: int, seed: int) -> frozenset[int]:
-        """The attackers among so many clients: at least one."""
+        """The attackers among this number of clients: at least one."""
         count = max(1, round(self.share * clients))
         return frozenset(generator(seed, "attackers").permutation(clients)[:count].tolist())
 
     def changed(
         self, updates: Tensor, clients: list[int], hostile: list[bool], seed: int, round: int
     ) -> Tensor:
-        """What arrives in place of the rows ``updates`` ``[K, d]`` of these clients; honest rows stay."""
+        """The received updates, given the rows ``updates`` ``[K, d]`` of these clients; honest rows are unchanged."""
         return updates
 
     def poisoned(
@@ -111,7 +111,7 @@ class GaussianNoise(Attack):
 
 @dataclass(frozen=True)
 class LittleIsEnough(Attack):
-    """Attackers all send μ - z σ, a change that hides among the others' spread (Baruch et al., 2019).
+    """Attackers send μ - z σ, a change within the spread of the honest updates (Baruch et al., 2019).
 
     μ and σ are mean and standard deviation of each coordinate over the updates of the round, which the attackers are
     assumed to see. z is by default the largest with which, of n clients and m attackers, s = ⌊n/2 + 1⌋ - m honest ones
@@ -149,8 +149,8 @@ class Backdoor(Attack):
     """Attackers mark a part ``samples`` of their samples with a pattern and label them ``target``.
 
     The pattern is a square of ``size`` pixels in the lower right corner, or the last ``size`` values of samples that
-    are no images, at the highest value of the data. Attackers send ``scale`` Δ_k. ``attack_success`` in the record is
-    the share of marked test samples of other classes that are taken for ``target``.
+    are not images, at the highest value of the data. Attackers send ``scale`` Δ_k. ``attack_success`` in the record is
+    the share of marked test samples of other classes that the model classifies as ``target``.
     """
 
     name: ClassVar[str] = "backdoor"

@@ -1,4 +1,4 @@
-"""Compression of updates: the largest values alone, and values in 8 or 4 bits."""
+"""Compression of updates: sparsification to the largest values, and quantization to 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Compressor:
 class TopK(Compressor):
     """The ``share`` of an update's values that are largest in magnitude; all others count as 0.
 
-    With ``feedback`` a client keeps the rest and adds it to its next update (error feedback, Stich et al., 2018). Their
-    places are sent as numbers of 32 bits, or as one bit for each value of the update where that is shorter.
+    With ``feedback`` a client keeps the rest and adds it to its next update (error feedback, Stich et al., 2018). The
+    positions are sent as 32-bit numbers, or as a bit mask of the update if that is shorter.
     """
 
     name: ClassVar[str] = "topk"
@@ -57,7 +57,7 @@ class TopK(Compressor):
         return max(1, math.ceil(self.share * size - 1e-9))
 
     def encode(self, values: Tensor) -> tuple[Tensor, Tensors]:
-        """The largest values, in their order, and their places."""
+        """The largest values, in order of position, and their positions."""
         places = values.abs().topk(self.count(len(values))).indices.sort().values
         return values[places], self._packed(places, len(values))
 
@@ -69,7 +69,7 @@ class TopK(Compressor):
         return {"bits": (bits.view(-1, 8) << torch.arange(8, device=bits.device)).sum(1).to(torch.uint8)}
 
     def places(self, encoded: Tensors, size: int) -> Tensor:
-        """The places of the sent values; `HoldfastError` if they cannot come from `encode`."""
+        """The positions of the sent values; `HoldfastError` if they cannot come from `encode`."""
         if self._as_bits(size):
             packed = encoded["bits"].unsqueeze(1)
             bits = (packed >> torch.arange(8, device=packed.device)) & 1
@@ -103,7 +103,7 @@ class Quantizer(Compressor):
         scales = padded.abs().amax(1).float()
         unit = scales.to(values.dtype).clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
         chance = uniform(padded, seed, "rounding", round, client)
-        # The scale was rounded to 32 bits, so that the largest value may be a little above it.
+        # The scale is rounded to 32 bits, so that the largest value may slightly exceed it.
         levels = (padded / unit * self.levels + chance).floor().clamp(-self.levels, self.levels)
         return {"levels": self.pack(levels.flatten()[: len(values)].to(torch.int8)), "scales": scales}
 
@@ -146,7 +146,7 @@ class Int4(Quantizer):
 
 @dataclass(frozen=True)
 class Compression:
-    """The largest values, a quantizer, or both: what is left is then quantized."""
+    """Sparsification, quantization, or both: the largest values are then quantized."""
 
     topk: TopK | None = None
     quantizer: Quantizer | None = None
@@ -158,11 +158,11 @@ class Compression:
 
     @property
     def keeps_rest(self) -> bool:
-        """Whether a client keeps what it could not send."""
+        """Whether a client keeps the compression error (error feedback)."""
         return self.topk is not None and self.topk.feedback
 
     def encode(self, values: Tensor, seed: int, round: int, client: int) -> Tensors:
-        """What is sent for the update ``values`` ``[d]``; the shapes depend on d alone."""
+        """Encode the update ``values`` ``[d]``; the shapes of the result depend on d only."""
         encoded: Tensors = {}
         if self.topk is not None:
             values, encoded = self.topk.encode(values)
@@ -171,7 +171,7 @@ class Compression:
         return encoded | self.quantizer.encode(values, seed, round, client)
 
     def decode(self, encoded: Tensors, size: int, dtype: torch.dtype) -> Tensor:
-        """The update ``[size]`` as the server reads it; `HoldfastError` if it cannot be."""
+        """Decode the update ``[size]``; `HoldfastError` if it is invalid."""
         sent = size if self.topk is None else self.topk.count(size)
         values = encoded["values"] if self.quantizer is None else self.quantizer.decode(encoded, sent, dtype)
         if self.topk is None:

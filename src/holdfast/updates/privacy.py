@@ -1,4 +1,4 @@
-"""Differential privacy of clients: the guarantee that a user asks for, and its arithmetic (DP-FedAvg)."""
+"""Client-level differential privacy: the guarantee that a user requests, and its arithmetic (DP-FedAvg)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIN_COUNT_NOISE = 2.5  # in noise multipliers: the count then takes at most 4 % 
 
 @dataclass(frozen=True)
 class DP:
-    """Differential privacy of clients, by the server (central): DP-FedAvg of McMahan et al., 2018.
+    """Client-level differential privacy by the server (central): DP-FedAvg of McMahan et al., 2018.
 
     The server clips every client's update Δ_k = w_k - w^{t-1} to the norm C, and adds Gaussian noise to the sum::
 
@@ -47,11 +47,11 @@ class DP:
     (Andrew et al., 2021); ``count_noise`` is the standard deviation of the noise on their count, by default a
     twentieth of the expected clients. ``max_samples`` weights clients by ω_k = min(n_k / max_samples, 1); by default
     all ω_k are 1. ``sampling``: ``poisson`` samples each client with probability q = clients_per_round / N, ``fixed``
-    takes exactly clients_per_round clients, for which less is known and more noise is needed.
-    ``noise_multiplier`` sets z; the run must then fit into ε. ``noise_seed``: with ``run``, the default of simulations,
-    noise and samples of clients follow from the run's seed, as all else; with ``system``, the default on Flower, from a
-    secret of the operating system that is not stored. Whoever knows the seed can subtract the noise: use ``system``
-    for models that leave your hands.
+    takes exactly clients_per_round clients, for which the known bounds are weaker and more noise is needed.
+    ``noise_multiplier`` sets z; the run must then stay within ε. ``noise_seed``: with ``run``, the default of
+    simulations, noise and sampled clients follow from the run's seed; with ``system``, the default on Flower, from a
+    secret of the operating system that is not stored. Anyone who knows the seed can subtract the noise: use ``system``
+    for models that you publish.
     """
 
     epsilon: Positive
@@ -77,7 +77,7 @@ class DP:
         return asdict(self)
 
     def weight(self, samples: int) -> float:
-        """ω_k of a client with so many samples."""
+        """ω_k of a client with this number of samples."""
         return 1.0 if self.max_samples is None else min(samples / self.max_samples, 1.0)
 
 
@@ -122,7 +122,7 @@ class ClientPrivacy:
         else:
             self.noise_multiplier = dp.noise_multiplier
             self._check_rounds()
-        self.part_multiplier()  # raises where the count's noise is too small
+        self.part_multiplier()  # raises an error if the count's noise is too small
 
     @property
     def rate(self) -> float | None:
@@ -131,11 +131,11 @@ class ClientPrivacy:
         return self.sampling.rate if poisson else None
 
     def epsilon(self, rounds: int) -> float:
-        """ε spent by so many rounds."""
+        """ε spent after this number of rounds."""
         return epsilon_after(rounds, self.dp.delta, self.noise_multiplier, self.sampling)
 
     def check_budget(self, round: int) -> None:
-        """Raise if this round would spend more than the budget."""
+        """Raise an error if this round would exceed the budget."""
         if self.epsilon(round) > self.dp.epsilon:
             raise HoldfastError(
                 f"round {round} would spend epsilon {self.epsilon(round):.4g} in all, more than the budget of "
@@ -153,7 +153,7 @@ class ClientPrivacy:
         )
 
     def weight(self, samples: int) -> float:
-        """ω_k of a client with so many samples."""
+        """ω_k of a client with this number of samples."""
         return self.dp.weight(samples)
 
     # Noise ----------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class ClientPrivacy:
         return {"clip": _number(self.clip), "noise_multiplier": _number(self.noise_multiplier)}
 
     def restore(self, state: Tensors) -> None:
-        """Continue from ``state``, also where more rounds are to follow: past rounds had that noise."""
+        """Restore ``state``, also for a run with more rounds: past rounds keep their noise multiplier."""
         self.clip, self.noise_multiplier = float(state["clip"]), float(state["noise_multiplier"])
 
 

@@ -1,7 +1,7 @@
-"""Robust means: estimates of the clients' mean update that a minority of hostile clients can move only so far.
+"""Robust means: estimates of the clients' mean update on which a minority of hostile clients has a bounded effect.
 
-``updates`` are the clients' updates w_k - w^{t-1} as rows ``[K, d]``. All clients have the same weight: their numbers
-of samples are claims of their own.
+``updates`` are the clients' updates w_k - w^{t-1} as rows ``[K, d]``. All clients have the same weight, because the
+numbers of samples that they report are not verified.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SMOOTHING = 1e-6  # smallest distance in it, relative to the mean distance
 class RobustMean:
     """A robust mean in two steps: weights of the clients from their updates, then an estimate from the rows.
 
-    The estimate is also applied to whatever else clients upload, with the weights from their updates.
+    The estimate is also applied to the clients' other uploads, with the weights from their updates.
     """
 
     name: ClassVar[str] = ""
@@ -51,11 +51,11 @@ class RobustMean:
         return 1
 
     def tolerated(self, clients: int) -> int:
-        """The largest number of hostile ones among so many clients."""
+        """The largest tolerated number of hostile clients among this number."""
         return (clients - 1) // 2
 
     def check(self, clients: int) -> None:
-        """Raise if so many clients are too few."""
+        """Raise an error if this number of clients is too small."""
         if clients < self.needed(clients):
             raise HoldfastError(
                 f"robust: {_written(self)} needs {self.needed(clients)} updates in a round, and there are {clients}; "

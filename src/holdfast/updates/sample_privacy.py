@@ -1,4 +1,4 @@
-"""Differential privacy of each client's samples, by the client itself (DP-SGD): the guarantee and its account."""
+"""Sample-level differential privacy at each client (DP-SGD): the guarantee and its account."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from holdfast.updates.privacy import Share
 
 @dataclass(frozen=True)
 class SampleDP:
-    """Differential privacy of samples, by each client (local steps of DP-SGD, Abadi et al., 2016).
+    """Sample-level differential privacy at each client (local steps of DP-SGD, Abadi et al., 2016).
 
     A client with n samples takes each of them into the batch of a step with probability q = min(1, B / n), clips the
     gradient of every sample to the norm C, and adds Gaussian noise to the sum::
 
         g = (Σ_i g_i min(1, C / ‖g_i‖) + N(0, (z C)²)) / (q n)
 
-    All that the client sends is then (ε, δ)-differentially private for one sample more or less, also against the
+    The client's uploads are then (ε, δ)-differentially private for adding or removing one sample, also against the
     server. Each client has its own noise multiplier z, which follows from ε, δ, its number of samples and the steps of
     all rounds in which it takes part.
 
-    ``clip`` is C. ``sampling``: ``poisson`` as above; ``fixed`` takes exactly min(B, n) samples, where neighbouring
-    clients differ by the content of one sample, and more noise is needed. ``noise_multiplier`` sets z for all clients;
-    the run must then fit into ε for each of them. ``noise_seed``: with ``run``, the default of simulations, noise and
-    batches follow from the run's seed; with ``system``, the default on Flower, from a secret of the client's operating
-    system.
+    ``clip`` is C. ``sampling``: ``poisson`` as above; ``fixed`` takes exactly min(B, n) samples; neighbouring
+    clients then differ by the content of one sample, and more noise is needed. ``noise_multiplier`` sets z for all
+    clients; the run must then stay within ε for each of them. ``noise_seed``: with ``run``, the default of
+    simulations, noise and batches follow from the run's seed; with ``system``, the default on Flower, from a secret of
+    the client's operating system.
     """
 
     epsilon: Positive
@@ -51,11 +51,11 @@ class SampleDP:
         return asdict(self)
 
     def sampling_of(self, samples: int, batch_size: int) -> Sampling:
-        """How a step's batch is drawn from so many samples."""
+        """The sampling of a step's batch from this number of samples."""
         return Sampling(self.sampling, min(batch_size, samples), samples)
 
     def noise_for(self, samples: int, batch_size: int, steps: int) -> float:
-        """z of a client with so many samples that takes so many steps in all."""
+        """z of a client with this number of samples and of steps in total."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         return noise_multiplier_for(self.epsilon, self.delta, self.sampling_of(samples, batch_size), steps)
@@ -79,7 +79,7 @@ def parse_dp_samples(written: SampleDP | str | Mapping[str, Any]) -> SampleDP:
 
 @dataclass(eq=False)
 class SampleAccount:
-    """What each client of a run has spent.
+    """The privacy budget spent by each client of a run.
 
     ``samples`` [N] are the clients' numbers of samples, ``steps`` [N] the optimiser steps of one of their rounds, and
     ``rounds`` [N] the rounds in which they will take part.
@@ -114,7 +114,7 @@ class SampleAccount:
             self._set(client, self.taken.get(client, 0) + 1)
 
     def correct(self, client: int, rounds: int) -> None:
-        """Take over a client's own count of its rounds if it is larger: some may have been repeated."""
+        """Use a client's own count of its rounds if it is larger, since rounds may have been repeated."""
         if rounds > self.taken.get(client, 0):
             self._set(client, rounds)
 
@@ -164,7 +164,7 @@ class SampleAccount:
 
 
 def participations(clients: int, rounds: Iterable[Iterable[int]]) -> np.ndarray:
-    """In how many of the rounds each client takes part, ``[clients]``; ``rounds`` are their participants."""
+    """The number of rounds of each client, ``[clients]``; ``rounds`` lists the participants of each round."""
     counts = np.zeros(clients, np.int64)
     for participants in rounds:
         np.add.at(counts, np.fromiter(participants, np.int64), 1)

@@ -1,7 +1,7 @@
-"""Secure aggregation: the server learns the sum of the clients' uploads and no single one (Bell et al., 2020).
+"""Secure aggregation: the server receives the sum of the clients' uploads, not single uploads (Bell et al., 2020).
 
-Its arithmetic, common to simulations and Flower: uploads as whole multiples of a step, their sums modulo a power of
-two, who masks with whom, and how many clients must remain.
+This module has the arithmetic for simulations and Flower: fixed-point encoding, sums modulo a power of two, the graph
+of neighbours, and the threshold.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class SecAggPlus:
     """Sums of masked uploads.
 
     Every client adds masks to its upload that cancel in the sum of all: one for each of its ``neighbours`` (all other
-    clients of the round by default), and one of its own. Clients hold shares of each other's secrets. Where a client is
-    lost, the others' shares remove what its masks leave behind, as long as a share ``threshold`` of each
-    neighbourhood remains; with fewer the round fails.
+    clients of the round by default), and one of its own. Clients hold shares of each other's secrets. If a client is
+    lost, the others' shares remove its masks from the sum, as long as a share ``threshold`` of each
+    neighbourhood remains; otherwise the round fails.
 
     Uploads are rounded to whole multiples of a step, modulo 2^``bits``. ``range`` is the largest magnitude that a value
     may have, by default 2^20 for 64 bits and 16 for 32. The step follows: it is the smallest power of two with which
@@ -65,25 +65,25 @@ class SecAggPlus:
         return {"name": self.name} | asdict(self)
 
     def neighbourhood(self, seat: int, seats: int) -> list[int]:
-        """The seats whose clients share masks with the client at ``seat`` of ``seats``, in a circle; its own is one."""
+        """The seats whose clients share masks with the one at ``seat`` of ``seats``, in a circle, including its own."""
         if self.neighbours is None or self.neighbours >= seats - 1:
             return list(range(seats))
         half = self.neighbours // 2
         return sorted((seat + offset) % seats for offset in range(-half, half + 1))
 
     def threshold_of(self, seats: int) -> int:
-        """How many clients of each neighbourhood must remain, of a round with so many: at least two, if there are."""
+        """The number of clients of each neighbourhood that must remain: at least two, if the round has two."""
         return min(seats, max(2, math.ceil(self.threshold * len(self.neighbourhood(0, seats)) - 1e-9)))
 
     def suffice(self, present: Collection[int], seats: int) -> bool:
-        """Whether the masks of all clients can be removed with the help of those ``present``."""
+        """Whether the clients ``present`` suffice to remove the masks of all clients."""
         there, needed = set(present), self.threshold_of(seats)
         return all(
             len(there.intersection(self.neighbourhood(seat, seats))) >= needed for seat in range(seats)
         )
 
     def grid(self, seats: int) -> FixedPoint:
-        """The numbers in which a round with so many clients adds."""
+        """The fixed-point format of a round with this number of clients."""
         return FixedPoint(self.bits, self.range or RANGES[self.bits], seats)
 
 
@@ -128,7 +128,7 @@ class FixedPoint:
     def reduce(self, total: Tensor) -> Tensor:
         """The representative of a sum modulo 2^bits, between ±2^(bits-1)."""
         if self.bits == 64:
-            return total  # int64 wraps around by itself
+            return total  # int64 arithmetic wraps around
         half = 1 << (self.bits - 1)
         return ((total + half) & ((1 << self.bits) - 1)) - half
 
@@ -137,15 +137,15 @@ class FixedPoint:
         return self.reduce(total).double() * self.step
 
     def error(self, added: int) -> float:
-        """The largest possible error of a sum of so many values."""
+        """The largest possible error of a sum of this number of values."""
         return added * self.step / 2
 
 
 class MaskedSum:
-    """The sum of masked vectors, one of each of ``clients`` (in their order), as far as they arrive; in a simulation.
+    """The sum of the received masked vectors of ``clients`` (in their order), in a simulation.
 
-    Each client adds what it shares with the next one and subtracts what it shares with the one before, so that the
-    masks of all add up to 0. They protect nothing here: one process knows all vectors.
+    Each client adds the mask that it shares with the next client and subtracts the one that it shares with the previous
+    client, so that all masks sum to 0. In a simulation they protect nothing, since one process holds all vectors.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class MaskedSum:
         return self.total is not None and self.secure.suffice(self.present, len(self.seats))
 
     def unmasked(self) -> Tensor:
-        """The sum of the vectors, without what the masks of lost clients leave behind."""
+        """The sum of the vectors, without the masks of lost clients."""
         assert self.total is not None
         total = self.total
         for seat in sorted({*self.seats.values()} - self.present):
@@ -208,7 +208,7 @@ def unflatten_vector(vector: Tensor, layout: Layout) -> Tensors:
 
 
 def in_dtype(values: Tensors, layout: Layout) -> Tensors:
-    """The values in the dtypes of the layout; whole numbers are rounded."""
+    """The values in the dtypes of the layout, rounded for integer types."""
     return {
         path: (value if layout[path][1].is_floating_point else value.round()).to(layout[path][1])
         for path, value in values.items()

@@ -36,7 +36,7 @@ _READABLE = {
 
 
 def no_samples() -> np.ndarray:
-    """The refusal to share one sample of each class."""
+    """Raise an error for a method that requests one sample of each class."""
     raise HoldfastError(
         "the method sends samples of the clients to others, which neither dp nor secure protects; choose another "
         "method, or give the server's own samples by fedka:shared=..."
@@ -44,13 +44,13 @@ def no_samples() -> np.ndarray:
 
 
 class WithheldClient(Client):
-    """A client whose samples a method may not read outside of its loss; their number is no secret."""
+    """A client whose samples a method may not read outside of its loss; the number of samples is public."""
 
     reader: str
 
     @staticmethod
     def of(client: Client, reader: str) -> Client:
-        """The client without its samples, for the method ``reader``; its notes are shared."""
+        """The client without its samples, for the method ``reader``; its notes are the same object."""
         shown = copy.copy(client)
         shown.__class__ = WithheldClient
         shown.reader = reader  # type: ignore[attr-defined]

@@ -162,7 +162,7 @@ def test_the_order_of_the_sites_does_not_matter():
         (SimpleImputer(strategy="median"), "a median is not a sum over sites; use SimpleImputer with mean"),
         (
             QuantileTransformer(),
-            "QuantileTransformer cannot be fitted on sums and counts of the sites; hand it in fitted",
+            "QuantileTransformer cannot be fitted on sums and counts of the sites; pass it fitted",
         ),
         (VarianceThreshold(), "VarianceThreshold cannot be fitted on sums"),
         (

@@ -49,7 +49,7 @@ class SamplePool:
         return SamplePool(self.labels[positions], groups)
 
     def group(self, name: str) -> tuple[tuple[str, ...], Ints]:
-        """The names and values of a property; if the data set has no such property, an error names those it has."""
+        """The names and values of a property; an error lists the available properties if the data set lacks it."""
         if name not in self.groups:
             known = f" (it has groups: {', '.join(self.groups)})" if self.groups else ""
             others = _DATASETS_WITH_GROUP.get(name, "no data set known by name")
@@ -73,7 +73,7 @@ class Partition(ABC):
         """Assign the pool's samples to ``clients`` clients; ``rng`` is the only source of randomness."""
 
     def default_clients(self, pool: SamplePool) -> int:
-        """The number of clients where none is given; an error for partitions that need one."""
+        """The number of clients if none is given; raises an error if the partition needs one."""
         raise HoldfastError(f"partition '{self.name}' needs the number of clients, such as clients=100")
 
     def describe(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class DirichletInner(Partition):
     """Equal sizes; each client draws its samples by its own class proportions from Dir(alpha).
 
     Clients draw in random order, without replacement; a class that is used up is no longer drawn, so the last
-    clients may get other classes than their proportions say.
+    clients may get classes that their proportions do not contain.
     ::
 
         client 0   ## .. #. ..

@@ -23,7 +23,7 @@ from holdfast.data.partitions.shards import IID
 
 @dataclass(frozen=True)
 class ByDomain(Partition):
-    """Every domain has the same number of clients of its own, among which the partition ``inside`` divides it.
+    """Every domain has the same number of clients; the partition ``inside`` divides the domain among them.
 
     The first clients belong to the first domain, and so on. By default there is one client per domain.
     ::
@@ -63,10 +63,10 @@ class ByDomain(Partition):
 
 @dataclass(frozen=True)
 class BySite(ByDomain):
-    """Every site is a client: the natural partition of data that lies at several sites.
+    """Every site is a client: the natural partition of data that is stored at several sites.
 
-    With a multiple of that number of clients, each site has as many, among which the partition ``inside`` divides its
-    samples.
+    If ``clients`` is a multiple of the number of sites, each site has the same number of clients, and the partition
+    ``inside`` divides the site's samples among them.
     ::
 
                    Bern  Oslo  Rome
@@ -85,7 +85,7 @@ class BySite(ByDomain):
 class ByWriter(Partition):
     """A client holds the samples of its writers: the natural partition of handwriting.
 
-    All writers are divided among the clients, whose numbers of writers differ by one at most; or, with
+    All writers are divided among the clients; their numbers of writers differ by one at most. With
     ``per_client``, each client gets that many random writers and the other writers are left out. Writers with fewer
     than ``min_samples`` samples are left out too. By default there is one client per writer.
     ::
@@ -125,7 +125,7 @@ class ByWriter(Partition):
 
 @dataclass(frozen=True)
 class WriterTransfer(Partition):
-    """Clients have the class distributions of real writers, but samples of any writer.
+    """Clients have the class distributions of real writers, with samples of any writer.
 
     For every client a random writer is drawn; each class is split in proportion to how often the drawn writers wrote
     it (equally, where none did).

@@ -36,9 +36,9 @@ def load(
     are checked against it.
 
     A ``.npz`` file holds ``x_train``, ``y_train``, ``x_test`` and ``y_test`` (see `Dataset.from_arrays`); a
-    folder of images is read by `Dataset.from_folder`. Of a CSV or Parquet file the target column must be named, with
-    other options of `Dataset.from_frame`: ``patients.csv:target=ill,drop=[id]``; a folder that holds such a file for
-    each site takes the options of `federation_from_sites`.
+    folder of images is read by `Dataset.from_folder`. A CSV or Parquet file needs the name of its target column
+    and accepts the other options of `Dataset.from_frame`: ``patients.csv:target=ill,drop=[id]``. A folder with one such
+    file per site accepts the options of `federation_from_sites`.
 
     ``preprocess`` is the name of a preset (``"fedntd"``; see `preprocess_for`), a `Preprocess`, or None for plain
     normalisation.
@@ -58,7 +58,7 @@ def load(
 
 
 def check_name(name_or_path: str | Path) -> None:
-    """Raise an error for a name or path of no data set, before anything is read or downloaded."""
+    """Raise an error if the name or path is not that of a data set, before anything is read or downloaded."""
     if not isinstance(name_or_path, (str, Path)):
         raise HoldfastError(
             f"the data set is {named(name_or_path)}; it must be a name, such as 'digits', or a path"
@@ -80,7 +80,7 @@ def check_name(name_or_path: str | Path) -> None:
 
 
 def split_options(name_or_path: str | Path) -> tuple[Path, str] | None:
-    """A path that exists and the options behind it, as in ``patients.csv:target=ill``; None for anything else."""
+    """An existing path and the options after it, as in ``patients.csv:target=ill``; None for anything else."""
     text = str(name_or_path)
     for path, options in ((text, ""), text.partition(":")[::2]):
         if (found := existing(path)) is not None:
@@ -89,7 +89,7 @@ def split_options(name_or_path: str | Path) -> tuple[Path, str] | None:
 
 
 def default_partition(name_or_path: str) -> str:
-    """The partition that data comes with, such as by-site, or else the general default."""
+    """The default partition: the data set's own, such as by-site, or the general default."""
     if name_or_path in DATASETS:
         return DATASETS[name_or_path].partition or DEFAULT_PARTITION
     path, options = _table_options(name_or_path) or (None, {})
@@ -108,7 +108,7 @@ def _table_options(name_or_path: str | Path) -> tuple[Path, dict[str, Any]] | No
 
 
 def _load_tables(path: Path, options: dict[str, Any], preprocess: str | Preprocess | None) -> Dataset:
-    """A table, or the tables of a folder's sites."""
+    """Load a table, or the tables of all sites in a folder."""
     from holdfast.data.sites import federation_from_sites  # which imports this package
 
     known = [
@@ -218,7 +218,7 @@ def _find(source: Source, root: Path | None) -> tuple[FileLayout, Path] | None:
 
 
 def _fetch(source: Source, root: Path | None, download: bool) -> tuple[FileLayout, Path]:
-    """Put a layout's files into the cache: of the first with archives in a search root, else the first by download."""
+    """Put a layout's files into the cache: from archives in a search root if there are any, else by download."""
     roots = files.search_roots(root)
     layout = next((one for one in source.layouts if _archives(one, roots)), source.layouts[0])
     local = _archives(layout, roots)

@@ -1,4 +1,4 @@
-"""Readers of real federations: data that was gathered at several sites, with the site of each sample."""
+"""Readers of real federations: data collected at several sites, with the site of each sample."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
 def read_heart_disease(folder: Path) -> Arrays:
     """UCI's heart disease as FLamby's Fed-Heart-Disease: four hospitals, whether a patient is ill, 13 features.
 
-    The three columns that most patients lack are left out, then patients with a missing value. Chest pain and the
-    resting ECG become indicators without the first category. The test rows are those of FLamby: a third of each
-    hospital, stratified where it has more than two patients of each class. Features are standardised by the mean and
-    the standard deviation of the hospital's own training rows; unlike in FLamby, one that is constant there is not
+    The three columns that are missing for most patients are dropped, then patients with a missing value. Chest pain and
+    the resting ECG become indicators without the first category. The test rows are those of FLamby: a third of each
+    hospital, stratified if it has more than two patients of each class. Features are standardised by the mean and
+    the standard deviation of the hospital's own training rows; unlike in FLamby, a constant feature is not
     divided by nearly 0.
 
-    Cleveland's file may also be the copy on Kaggle, which has other codes, the opposite label, another order of rows,
-    and so another split.
+    Cleveland's file may also be the copy on Kaggle. It has other codes, the opposite label and another order of rows,
+    which gives another split.
     """
     from sklearn.model_selection import train_test_split
 
@@ -57,7 +57,7 @@ def read_heart_disease(folder: Path) -> Arrays:
 
 
 def _with_codes_of_uci(table: np.ndarray) -> np.ndarray:
-    """Cleveland's table, with UCI's codes of chest pain, ECG and disease where it has Kaggle's."""
+    """Cleveland's table, with Kaggle's codes of chest pain, ECG and disease converted to UCI's."""
     if table[:, 2].min() > 0:
         return table
     table = table.copy()
@@ -96,11 +96,11 @@ WINDOW = 80  # characters, as in LEAF
 
 
 def read_shakespeare(folder: Path) -> Arrays:
-    """Shakespeare's plays by speaker: windows of 80 characters and, for each of them, the next one.
+    """Shakespeare's plays by speaker: windows of 80 characters; the target of each character is the next one.
 
     The lines of a speaker are joined in their order and cut into windows that do not overlap. The last fifth of a
-    speaker's windows is for testing; speakers with fewer than two windows are left out. A character is its position
-    among those of the text, sorted.
+    speaker's windows is for testing; speakers with fewer than two windows are left out. A character is encoded as its
+    index in the sorted alphabet of the text.
     """
     text = (folder / "input.txt").read_text(encoding="utf-8")
     spoken: dict[str, list[str]] = {}

@@ -51,7 +51,7 @@ def check_md5(path: Path, file: File) -> None:
 
 
 def download(file: File, folder: Path) -> Path:
-    """Download a file into ``folder``; it appears there complete and checked, or not at all."""
+    """Download a file into ``folder``, atomically and with its checksum verified."""
     if file.url is None:
         raise HoldfastError(f"{file.name} has no address to download it from")
     log.info("downloading %s", file.url)
@@ -73,7 +73,7 @@ def download(file: File, folder: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a ``.tar.gz`` or ``.zip`` into ``folder``; no member can be written outside of it.
+    """Unpack a ``.tar.gz`` or ``.zip`` into ``folder``; members outside of the folder raise an error.
 
     Existing files are not replaced.
     """

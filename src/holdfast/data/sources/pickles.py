@@ -92,7 +92,7 @@ class _SafeUnpickler(pickle.Unpickler):
 
 
 def _check_memo(content: bytes) -> None:
-    """Refuse memo indices that are larger than the pickle can need: memory would be allocated for all below them."""
+    """Raise an error for memo indices above the possible number of objects: memory is allocated up to the index."""
     for instruction, argument, _ in pickletools.genops(content):
         if instruction.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) >= len(content):
             raise pickle.UnpicklingError(f"it has the memo index {argument}")

@@ -48,7 +48,7 @@ class Source:
     installed: Path | None = None
     """The folder in which an operating system's package installs the first layout's files."""
     partition: str | None = None
-    """The partition that the data comes with, which is its default."""
+    """The default partition of this data."""
 
 
 def _idx(address: str, names_and_sums: dict[str, str | None]) -> tuple[File, ...]:
@@ -87,7 +87,7 @@ def _emnist(name: str, split: str, classes: int, train: int, test: int) -> Sourc
 
 
 def _digit_domain(name: str, fedbn_name: str) -> tuple[FileLayout, ...]:
-    """The layouts in which studies on several digit domains publish them."""
+    """The file layouts in which studies on several digit domains publish their data."""
     fedbn = (*(f"partitions/train_part{i}.pkl" for i in range(10)), "test.pkl")
     return (
         FileLayout(

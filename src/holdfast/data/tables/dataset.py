@@ -24,7 +24,7 @@ Pair = tuple[Table, Table]
 
 
 def split_by_column(source: TableSource, site: str) -> dict[str, Table]:
-    """The rows of each site, in the order of the names in the column ``site``."""
+    """The rows of each site, in the order of the site names in the column ``site``."""
     from holdfast.data.tables.table import as_texts
 
     table = read_table(source)
@@ -51,12 +51,10 @@ def dataset_from_tables(
     task: Any = None,
     name: str = "custom",
 ) -> Dataset:
-    """A data set of the rows of all sites; its group ``site`` is the site of each.
+    """A data set with the rows of all sites and a group ``site``.
 
-    Rows of no site are under an empty name.
-
-    A site's table may be a pair: its training rows and its test rows. The other arguments are those of
-    `Dataset.from_frame`.
+    Rows without a site have an empty site name. A site's table may be a pair: its training rows and its test rows. The
+    other arguments are those of `Dataset.from_frame`.
     """
     given = {
         site: _tables(source, f"site '{site}'" if site else "the table") for site, source in sites.items()
@@ -142,7 +140,7 @@ def _target_columns(target: object) -> list[str]:
 
 
 def _common_columns(tables: Sequence[Table]) -> list[str]:
-    """The columns that all tables have; an error names what differs."""
+    """The columns of all tables; raises an error that names the difference if they are not the same."""
     first = tables[0]
     for table in tables[1:]:
         lacks = [c for c in first.columns if c not in table.columns]

@@ -23,16 +23,18 @@ from holdfast.data.tables.table import (
     refuse_decimal_commas,
 )
 
-MANY_CATEGORIES = 0.5  # different texts per row from which a column is more likely a name than a category
+MANY_CATEGORIES = (
+    0.5  # share of distinct texts above which a column is probably an identifier, not a category
+)
 
 
 @dataclass(frozen=True, eq=False)
 class TableEncoder:
-    """Columns of a table and the fitted scikit-learn transformer that makes a model's input of them.
+    """Columns of a table and the fitted scikit-learn transformer that converts them to a model's input.
 
     Attributes:
-        columns: the names of the columns, in the order in which the transformer takes them.
-        categorical: those of them that are given to it as texts; the others are numbers, with NaN for missing values.
+        columns: the names of the columns, in the order that the transformer expects.
+        categorical: the columns that are passed as text; the others are numbers, with NaN for missing values.
         transformer: fitted.
         description: the transformer in words.
     """
@@ -43,7 +45,7 @@ class TableEncoder:
     description: str
 
     def __call__(self, source: TableSource) -> np.ndarray:
-        """Encode the rows of a table that has these columns, others are ignored: float32 ``[rows, features]``."""
+        """Encode the rows of a table: float32 ``[rows, features]``. Other columns are ignored."""
         table = read_table(source)
         if missing := [column for column in self.columns if column not in table.columns]:
             raise HoldfastError(
@@ -75,7 +77,7 @@ class TableEncoder:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What is recorded with a run, as plain values."""
+        """The entry in a run's record, as plain values."""
         return {
             "columns": list(self.columns),
             "categorical": list(self.categorical),
@@ -119,7 +121,7 @@ def fit_encoder(
 
 
 def warn_of_unseen(encoder: TableEncoder, train: Collection[Table], test: Collection[Table]) -> None:
-    """Warn of categories that only test rows have, which the one-hot encoding has no column for."""
+    """Warn of categories that occur in test rows only, for which the one-hot encoding has no column."""
     for column in encoder.categorical:
         known, tested = (
             {text for table in tables for text in as_texts(table, column) if text is not None}
@@ -161,7 +163,7 @@ def _matrix(table: Table, columns: Sequence[str], texts: Collection[str]) -> np.
 
 
 def _is_text(tables: Sequence[Table], column: str) -> bool:
-    """Whether a column holds texts at every site, rather than numbers; an error names what does not fit."""
+    """Whether a column holds text, not numbers, at every site; raises an error if sites differ."""
     found = [holds_numbers(table[column]) for table in tables]
     if any(numbers for numbers, _ in found):
         for table in tables:

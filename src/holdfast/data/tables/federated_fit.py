@@ -1,8 +1,8 @@
-"""Fitting scikit-learn transformers on what sites can share: counts, sums, extremes and sets of categories.
+"""Fitting of scikit-learn transformers on summaries of each site: counts, sums, extremes and sets of categories.
 
-Every site reduces its rows to a `Summary`; the summaries of all sites are merged, and the transformer gets the
-attributes that it has when it is fitted on all rows at once, up to rounding. No row leaves its site. In a pipeline
-each step takes one such exchange, on rows that the steps before have transformed.
+Every site reduces its rows to a `Summary`. The summaries of all sites are merged, and the transformer gets the
+attributes of a fit on all rows together, up to rounding. No row leaves its site. Each step of a pipeline needs one
+such exchange, on the rows as transformed by the previous steps.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def fit_federated(transformer: Transformer, sites: Sequence[np.ndarray], names: 
 
 
 def summarise(transformer: Transformer, rows: np.ndarray) -> Summary:
-    """What a site shares of its rows ``[rows, columns]`` so that ``transformer`` can be fitted."""
+    """The summary of a site's rows ``[rows, columns]`` from which ``transformer`` can be fitted."""
     kind = type(transformer).__name__
     if kind == "StandardScaler":
         x = np.asarray(rows, np.float64)
@@ -81,7 +81,7 @@ def summarise(transformer: Transformer, rows: np.ndarray) -> Summary:
         ):
             raise HoldfastError(
                 f"{kind} is fitted across sites with the categories found there; leave categories, min_frequency and "
-                "max_categories at their defaults, or hand it in fitted"
+                "max_categories at their defaults, or pass it fitted"
             )
         return {"values": [Counter(_plain(column)) for column in np.asarray(rows).T]}
     if kind == "SimpleImputer":
@@ -99,7 +99,7 @@ def summarise(transformer: Transformer, rows: np.ndarray) -> Summary:
     if not _needs_fit(transformer):
         return {}
     raise HoldfastError(
-        f"{kind} cannot be fitted on sums and counts of the sites; hand it in fitted, or take one of {CAN_BE_FITTED}"
+        f"{kind} cannot be fitted on sums and counts of the sites; pass it fitted, or take one of {CAN_BE_FITTED}"
     )
 
 
@@ -162,7 +162,7 @@ def _fit_on_summary(transformer: Transformer, summary: Summary, rows: np.ndarray
 
 
 def _fit_columns(transformer: Transformer, sites: Sequence[np.ndarray], names: Sequence[str]) -> Transformer:
-    """A ColumnTransformer whose parts are fitted one by one, each on its columns."""
+    """Fit the parts of a ColumnTransformer one by one, each on its columns."""
     from sklearn.base import clone
     from sklearn.frozen import FrozenEstimator
 
@@ -207,7 +207,7 @@ def _numeric(rows: np.ndarray) -> np.ndarray:
 
 
 def _missing(imputer: Transformer, rows: np.ndarray) -> np.ndarray:
-    """Which values the imputer takes as missing."""
+    """Which values the imputer treats as missing."""
     mark, values = imputer.missing_values, np.asarray(rows)
     if not is_missing(mark):
         return np.asarray(values == mark)
@@ -224,7 +224,7 @@ def _plain(column: np.ndarray) -> list[Any]:
 
 
 def _most_frequent(values: Mapping[Any, int]) -> Any:
-    """The most frequent value, the smallest of several; NaN where there is none."""
+    """The most frequent value, the smallest in case of ties; NaN if there is none."""
     highest = max(values.values(), default=0)
     return min((value for value, times in values.items() if times == highest), default=np.nan)
 

@@ -33,7 +33,7 @@ class Table:
     """Columns of equal length by name.
 
     A column is a float64 array with NaN for missing values, or an object array of texts with None for missing values.
-    ``name`` is the table in errors, ``row`` how its rows are called there and ``numbers`` the number of each.
+    Errors use ``name`` for the table, ``row`` for the kind of a row and ``numbers`` for the rows' numbers.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -61,7 +61,7 @@ class Table:
 
 
 def read_table(source: TableSource, name: str = "the table") -> Table:
-    """The table in ``source``; its values are not changed besides what marks a missing one."""
+    """The table in ``source``; only the marks of missing values are converted."""
     if isinstance(source, Table):
         return source
     if isinstance(source, (str, Path)):
@@ -86,19 +86,19 @@ def read_table(source: TableSource, name: str = "the table") -> Table:
 
 
 def is_table(source: object) -> bool:
-    """Whether `read_table` takes it."""
+    """Whether `read_table` accepts it."""
     if isinstance(source, (str, Path)):
         return Path(source).suffix in SUFFIXES
     return isinstance(source, Table) or _column_names(source) is not None
 
 
 def is_missing(value: object) -> bool:
-    """Whether one value of a column means that there is none: None, NaN, pandas' NA and NaT."""
+    """Whether a value marks a missing one: None, NaN, pandas' NA and NaT."""
     return value is None or value != value or type(value).__name__ in ("NAType", "NaTType")
 
 
 def as_numbers(table: Table, column: str) -> np.ndarray:
-    """A column as float64, NaN where a value is missing; an error names the first value that is no number."""
+    """A column as float64, NaN for missing values; raises an error that names the first value that is not a number."""
     values = table[column]
     numbers = values if values.dtype != object else np.full(len(values), np.nan)
     for row, value in enumerate(values) if values.dtype == object else ():
@@ -120,7 +120,7 @@ def as_numbers(table: Table, column: str) -> np.ndarray:
 
 
 def as_texts(table: Table, column: str) -> np.ndarray:
-    """A column as an object array of texts, None where a value is missing; of numbers, 3.0 and 3 are both ``3``."""
+    """A column as an object array of texts, None for missing values; the numbers 3.0 and 3 both become ``3``."""
     values = table[column]
     known = [None if is_missing(value) else value for value in values.tolist()]
     numbers = [None if value is None else _number(value) for value in known]
@@ -130,7 +130,7 @@ def as_texts(table: Table, column: str) -> np.ndarray:
 
 
 def refuse_decimal_commas(tables: Sequence[Table], column: str) -> None:
-    """Raise if every text of a column is a number with a decimal comma, which would be a category of its own."""
+    """Raise an error if all texts of a column are numbers with a decimal comma: each would become a category."""
     known = [
         (table, row, text) for table in tables for row, text in enumerate(table[column]) if text is not None
     ]
@@ -142,7 +142,7 @@ def refuse_decimal_commas(tables: Sequence[Table], column: str) -> None:
 
 
 def holds_numbers(values: np.ndarray) -> tuple[bool, bool]:
-    """Whether a column has numbers, texts of numbers included, and whether it has other texts."""
+    """Whether a column contains numbers (also as text), and whether it contains other texts."""
     if values.dtype != object:
         return not bool(np.isnan(values).all()), False
     parsed = [_number(value) is not None for value in values if value is not None]

@@ -9,13 +9,13 @@ import numpy as np
 from holdfast.core.errors import HoldfastError
 from holdfast.data.tables.table import Table, as_numbers, as_texts, holds_numbers, refuse_decimal_commas
 
-MOST_CLASSES = 100  # different whole numbers that are taken for classes
+MOST_CLASSES = 100  # limit on the number of distinct whole numbers that are treated as classes
 
 
 def class_targets(
     train: Sequence[Table], test: Sequence[Table], target: str, classes: Sequence[str] | None
 ) -> tuple[list[np.ndarray], list[np.ndarray], tuple[str, ...]]:
-    """The labels of each table's rows, from 0, and the names of the classes: those that training rows have, sorted.
+    """The labels of each table's rows, from 0, and the class names: by default those of the training rows, sorted.
 
     ``classes`` gives the names and their order.
     """
@@ -83,7 +83,7 @@ def are_classes(tables: Sequence[Table], target: str) -> bool:
 
 
 def strata(values: np.ndarray) -> np.ndarray:
-    """An index for each target from which a test share is drawn evenly: its class, or its quarter of all numbers."""
+    """The stratum of each target, for a stratified test split: its class, or its quartile of all numbers."""
     first = values if values.ndim == 1 else values.reshape(len(values), -1)[:, 0]
     if len(different := np.unique(first)) <= MOST_CLASSES and (first == np.rint(first)).all():
         return np.searchsorted(different, first)

@@ -25,7 +25,7 @@ from holdfast.updates.sample_privacy import parse_dp_samples
 class ClientStep:
     """One client's step; its batch, weights and memory have no lane dimension here.
 
-    What all lanes share is read directly: the ``global_params`` and the learning rate ``lr``, a scalar tensor. The
+    Shared values are read directly: the ``global_params`` and the learning rate ``lr``, a scalar tensor. The
     arguments ``lane`` of the methods are what `VectorizedEngine._load_step` returns.
     """
 
@@ -65,7 +65,7 @@ class ClientStep:
     ) -> tuple[Tensors, Tensor, Tensor, Tensor, Tensors, Tree]:
         """Gradient, loss, features, logits, and the buffers and the carry that changed.
 
-        Where samples are protected, ``lane`` ends with the step's noise and the expected size of a batch.
+        For DP-SGD, ``lane`` ends with the step's noise and the expected size of a batch.
         """
         method, settings = self.method, self.settings
         batch, key = self._batch(*lane[:8]), lane[4]
@@ -167,7 +167,7 @@ class ClientStep:
 
 
 class UsualStep(Exception):
-    """The method's ``step`` returns None: it leaves the step to the engine."""
+    """The method's ``step`` returns None: the engine performs its default step."""
 
 
 class _TrackedLocal(Local):

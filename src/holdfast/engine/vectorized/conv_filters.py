@@ -1,7 +1,7 @@
-"""The optimisations of convolution filters in a client's steps, as far as its method permits them.
+"""Optimisations of convolution filters in a client's steps, if its method permits them.
 
 Filter taps that meet only padding are updated once for all of a client's steps, and filters that convolutions read in
-fp16 get copies that the optimiser writes. The first step finds out which filters these are.
+fp16 get copies that the optimiser writes. The first step determines these filters.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class VectorizedEngine:
         epochs = settings.local_steps or math.ceil(settings.local_epochs)
         self.rates = self.lr.new_zeros((epochs, len(self.params)))
         self.cursor = torch.zeros(1, dtype=torch.int64, device=context.device)  # the current step's number
-        # The noise that protects samples, of every lane as one vector, and the expected sizes of their batches.
+        # For DP-SGD: the noise of every lane as one vector, and the expected batch sizes.
         self.noise: Tensor | None = None
         if self.runner.sample_dp is not None:
             self.noise = self.loss.new_zeros((lanes, sum(p.numel() for p in context.network.params.values())))
@@ -464,7 +464,7 @@ class VectorizedEngine:
     def _load_step(self, n: int, width: int, masked: bool, lanes: Tensor | None) -> tuple[Any, ...]:
         """This step's samples, targets, masks, epochs, dropout keys, tables, teachers and their buffers, by lane.
 
-        Where samples are protected, the noise and the expected batch sizes follow.
+        For DP-SGD, the noise and the expected batch sizes follow.
         """
         x, y, rows, mask, epoch, key = self._load_batch(n, width, masked)
         tables = {}

@@ -1,8 +1,8 @@
 """Steps recorded once and replayed without Python's overhead: a counterpart to CUDA graphs for the CPU.
 
-``vmap``, ``grad`` and autograd decide anew in every step which operations to compute, though they are always the same.
-A `RecordedStep` records them below these layers, where only plain tensor operations arrive, and gives each of them
-memory to write to. A replay thus allocates nothing and makes no views. Tensors that existed before (weights, tables,
+``vmap``, ``grad`` and autograd determine in every step which operations to compute, though they are always the same.
+A `RecordedStep` records them below these layers, as plain tensor operations, and assigns memory to their results. A
+replay thus allocates nothing and makes no views. Tensors that existed before (weights, tables,
 counters) are read and written in place, with the values that they have at the time.
 """
 
