@@ -90,7 +90,7 @@ def test_excluded_cells_are_printed_with_the_reason():
         (("fedntd/table2", "--time-limit", "-5"), "--time-limit is -5; it must be more than 0 seconds"),
         (("fedntd/table2", "--time-limit", "nan"), "--time-limit is nan"),
         (("--columns", "cifar10"), "--columns is given without a table"),
-        (("fedntd", "--page", "page.md"), "--page covers every table; leave out TABLE"),
+        (("fedntd", "--page", "page.md"), "--page applies to all tables; leave out TABLE"),
         (("--page", "."), ". is a folder; name a file for the page"),
         (
             ("fedntd/table2", "--status", "--results", "a-file"),

@@ -158,3 +158,13 @@ def test_runs_without_a_test_set_are_judged_on_validation_samples(tmp_path: Path
     board = leaderboard(group_runs(load_runs([tmp_path])))
     names = [column.name for column in board.columns]
     assert board.values[0][names.index("final validation rmse")][0] in compared.rows[0].score
+
+
+def test_runs_judged_by_different_metrics_make_a_report(tmp_path: Path) -> None:
+    for task in ("survival", "regression"):
+        trained(task, tmp_path / task)
+    groups = group_runs(load_runs([tmp_path]))
+    board = leaderboard(groups)
+    assert json.dumps(board.to_json(), allow_nan=False)
+    assert "nan" not in table([tmp_path])
+    assert all(column.name != "personal accuracy (%)" for column in board.columns)

@@ -16,7 +16,7 @@ BY_ROUND, BY_CLIENT = (
         for cell in re.findall(r"^\| (`.*?) \|", part, flags=re.MULTILINE)
         for key in re.findall(r"`(\w+)`", cell)
     }
-    for part in SECTION.split("and, with `evaluate_locals`")
+    for part in SECTION.split("With `evaluate_locals`, the record also")
 )
 
 

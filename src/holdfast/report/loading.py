@@ -183,11 +183,16 @@ class StoredRun:
 
 
 def common_measures(groups: Sequence["RunGroup"]) -> list[Measure]:
-    """The metrics of all runs, the primary one first: accuracy if their primary metrics differ."""
+    """The metrics of all runs, the primary one first.
+
+    If the primary metrics of the runs differ, it is accuracy, or the first run's metric if no run has an accuracy.
+    """
     runs = [run for group in groups for run in group.runs]
-    primary = {run.measures[0] for run in runs}
-    first = primary.pop() if len(primary) == 1 else Measure("accuracy")
-    return list(dict.fromkeys([first, *(measure for run in runs for measure in run.measures)]))
+    known = list(dict.fromkeys(measure for run in runs for measure in run.measures))
+    accuracy = Measure("accuracy")
+    several = len({run.measures[0] for run in runs}) > 1
+    first = accuracy if several and accuracy in known else runs[0].measures[0]
+    return list(dict.fromkeys([first, *known]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import unknown
-from holdfast.core.measures import Measure
+from holdfast.core.measures import Measure, score_measure
 from holdfast.metrics import backward_transfer_forgetting, paired_test, rounds_to_target
 from holdfast.metrics.arrays import FloatArray
 from holdfast.metrics.progress import TARGET_SHARE, default_target
@@ -171,7 +171,10 @@ def baseline_of(groups: Sequence[RunGroup]) -> RunGroup:
 
 
 def _test(group: RunGroup, baseline: RunGroup, measure: Measure) -> BaselineTest:
-    final, reference = ({run.seed: run.last(measure.name) for run in each.runs} for each in (group, baseline))
+    final, reference = (
+        {run.seed: last for run in each.runs if np.isfinite(last := run.last(measure.name))}
+        for each in (group, baseline)
+    )
     shared = [seed for seed in final if seed in reference]
     if not shared:
         return BaselineTest()
@@ -224,7 +227,7 @@ def _columns(target: float, measure: Measure, others: Sequence[Measure]) -> list
         percent(
             "personal accuracy",
             "mean accuracy of the clients' own models on the classes they hold, last round",
-            lambda run: run.last("local_in"),
+            _personal_accuracy,
         ),
         percent("A_loc", "clients' own models on all test classes, last ten epochs", _stream("A_loc")),
         percent("A_glo", "global model on all test classes, last ten epochs", _stream("A_glo")),
@@ -280,6 +283,10 @@ def _columns(target: float, measure: Measure, others: Sequence[Measure]) -> list
             "low",
         ),
     ]
+
+
+def _personal_accuracy(run: StoredRun) -> float:
+    return run.last("local_in") if score_measure(run.experiment).name == "accuracy" else np.nan
 
 
 def _last(run: StoredRun, key: str) -> float:

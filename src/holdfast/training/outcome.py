@@ -11,7 +11,7 @@ from scipy.special import bdtrc
 
 SIGNIFICANCE = 0.01
 MIN_ROUNDS = 5  # minimum for a significant trend: 1/4! > 0.01 >= 1/5!
-EXPLODED = 2.0  # a training loss above this multiple of ln C has diverged
+EXPLODED = 10.0  # a training loss above this multiple of ln C has diverged
 
 
 def failure(

@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ Share = Annotated[float, Range(gt=0, lt=1)]
 
 COUNT_SHARE = 1 / 20  # noise of the clipped clients' count, in expected clients (Andrew et al., 2021)
 MIN_COUNT_NOISE = 2.5  # in noise multipliers: the count then takes at most 4 % of 1/z²
+
+Budget = TypeVar("Budget")
 
 
 @dataclass(frozen=True)
@@ -83,18 +85,25 @@ class DP:
 
 def parse_dp(written: DP | str | Mapping[str, Any]) -> DP:
     """``epsilon=8,delta=1e-5`` or a mapping as a `DP`."""
-    if isinstance(written, DP):
+    return parse_budget(written, DP, "dp")
+
+
+def parse_budget(written: Budget | str | Mapping[str, Any], kind: type[Budget], name: str) -> Budget:
+    """A budget as it is written for the setting ``name``: its options, of which ε and δ are needed."""
+    if isinstance(written, kind):
         return written
-    validate("dp", written, str | Description)
-    values = dict(written) if isinstance(written, Mapping) else parse_options(written, "dp")
-    known = [f.name for f in fields(DP)]
+    validate(name, written, str | Description)
+    values = (
+        parse_options(written, name) if isinstance(written, str) else dict(cast(Mapping[str, Any], written))
+    )
+    known = [f.name for f in fields(cast(Any, kind))]
     for key in values:
         if key not in known:
-            raise unknown("option of dp", str(key), known)
+            raise unknown(f"option of {name}", str(key), known)
     for key in ("epsilon", "delta"):
         if key not in values:
-            raise HoldfastError(f"dp needs {key}, such as epsilon=8,delta=1e-5")
-    return DP(**values)
+            raise HoldfastError(f"{name} needs {key}, such as epsilon=8,delta=1e-5")
+    return kind(**values)
 
 
 @dataclass(eq=False)

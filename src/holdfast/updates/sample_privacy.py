@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.spec import Description, Positive, parse_options, validate, validate_fields
+from holdfast.core.errors import HoldfastError
+from holdfast.core.spec import Positive, validate_fields
 from holdfast.core.trees import Tensors
 from holdfast.updates.accounting import Sampling, epsilon_after, noise_multiplier_for
-from holdfast.updates.privacy import Share
+from holdfast.updates.privacy import Share, parse_budget
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,7 @@ class SampleDP:
 
 def parse_dp_samples(written: SampleDP | str | Mapping[str, Any]) -> SampleDP:
     """``epsilon=8,delta=1e-5`` or a mapping as a `SampleDP`."""
-    if isinstance(written, SampleDP):
-        return written
-    validate("dp_samples", written, str | Description)
-    values = dict(written) if isinstance(written, Mapping) else parse_options(written, "dp_samples")
-    known = [f.name for f in fields(SampleDP)]
-    for key in values:
-        if key not in known:
-            raise unknown("option of dp_samples", str(key), known)
-    for key in ("epsilon", "delta"):
-        if key not in values:
-            raise HoldfastError(f"dp_samples needs {key}, such as epsilon=8,delta=1e-5")
-    return SampleDP(**values)
+    return parse_budget(written, SampleDP, "dp_samples")
 
 
 @dataclass(eq=False)
