@@ -46,6 +46,8 @@ def workplace(tmp_path_factory):
     assert hf.Run.open(made).accuracy > GOOD
     for name in ("old", "fedavg", "fedntd"):
         shutil.copytree(made, folder / "runs" / name)
+    for method in ("fedavg", "fedntd"):
+        shutil.copytree(made, folder / "runs" / "compared" / method / "seed-0")
     return folder
 
 
@@ -56,6 +58,8 @@ def test_an_example_works_as_printed(example, workplace, monkeypatch):
     runs = Path("runs")
     if command != "run" and "runs/x" in arguments and not (runs / "x").exists():
         shutil.copytree(runs / "old", runs / "x")
+    if command != "compare" and "runs/comparison" in arguments:
+        arguments = ["runs/compared" if one == "runs/comparison" else one for one in arguments]
     if command == "ui":
         monkeypatch.setattr("holdfast.report.serve", lambda *_, ready: ready("http://…"))
     if command in ("reproduce", "leaderboard"):
