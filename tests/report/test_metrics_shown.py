@@ -97,8 +97,8 @@ def test_every_metric_is_shown_wherever_results_are(task: str, tmp_path: Path) -
     (summary,) = list_runs(tmp_path)
     assert (summary.measure, summary.accuracy) == (primary, pytest.approx(record[primary.name]))
     call = CliRunner()
-    told = json.loads(call.invoke(app, ["show", str(tmp_path / "run"), "--json"]).stdout)
-    assert [told[name] for name in names] == pytest.approx([record[name] for name in names])
+    shown = json.loads(call.invoke(app, ["show", str(tmp_path / "run"), "--json"]).stdout)
+    assert [shown[name] for name in names] == pytest.approx([record[name] for name in names])
     printed = call.invoke(app, ["show", str(tmp_path / "run")]).stdout
     assert all(name in printed for name in names)
 

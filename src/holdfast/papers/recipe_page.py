@@ -149,32 +149,32 @@ def _outcome(choice: Choice) -> str:
     missing = [one.method for one in choice.candidates if one.score is None]
     if missing:
         listed = ", ".join(f"`{method}`" for method in missing)
-        said = [f"Not run on all federations, and so not judged: {listed}."]
+        sentences = [f"Not run on all federations, and so not judged: {listed}."]
     else:
-        said = [
+        sentences = [
             f"All {len(choice.candidates)} candidates were run on all {len(choice.federations)} federations."
         ]
     if choice.near:
         near = ", ".join(f"`{method}`" for method in choice.near)
-        said.append(f"Within {MARGIN:g} points of the best: {near}.")
+        sentences.append(f"Within {MARGIN:g} points of the best: {near}.")
     costly = [
         f"`{one.method}` ({min(one.iid.values()):+.2f} points)"
         for one in choice.candidates
         if one.method in choice.near and not one.costs_nothing
     ]
     if costly:
-        said.append(f"Below the bar without skew, and so left out: {', '.join(costly)}.")
+        sentences.append(f"Below the bar without skew, and so left out: {', '.join(costly)}.")
     chosen = choice.chosen
     if chosen is None:
-        return " ".join([*said, "There is no choice yet."])
-    said.append(f"The choice is `{chosen.method}`, named `steady`.")
+        return " ".join([*sentences, "There is no choice yet."])
+    sentences.append(f"The choice is `{chosen.method}`, named `steady`.")
     unknown = [name for name in choice.iid_federations if name not in chosen.iid]
     if unknown:
-        said.append(
+        sentences.append(
             f"It was **not run** on {' and '.join(unknown)}, so that the bar there is open; the last columns have its "
             "relatives."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def _swing(choice: Choice) -> str:
@@ -216,7 +216,7 @@ def _losses(choice: Choice) -> str:
     chosen = choice.chosen
     if chosen is None:
         return ""
-    said = []
+    lines = []
     for name in choice.federations:
         ahead = [
             f"`{one.method}` {one.runs[name].accuracy - chosen.runs[name].accuracy:+.2f}"
@@ -226,14 +226,14 @@ def _losses(choice: Choice) -> str:
             )
             if one.runs[name].accuracy > chosen.runs[name].accuracy + MARGIN
         ]
-        said.append(f"- {name}: {', '.join(ahead) if ahead else 'none'}.")
+        lines.append(f"- {name}: {', '.join(ahead) if ahead else 'none'}.")
     return "\n".join(
         [
             "## Where it loses",
             "",
             f"Candidates more than {MARGIN:g} points ahead of it in one federation of the search:",
             "",
-            *said,
+            *lines,
             "",
             "Over the first ten rounds or so the running mean contains models of the beginning and lags behind the "
             "global model. A client with a single class learns almost nothing from its adjusted loss. On digits, with "

@@ -131,10 +131,10 @@ def _model_and_example(what: Exported) -> tuple[nn.Module, Tensor]:
 @contextmanager
 def _one_sentence(target: str) -> Iterator[None]:
     """Raise export errors of PyTorch as one sentence, without its intermediate messages."""
-    disabled, said = logging.root.manager.disable, io.StringIO()
+    disabled, output = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.WARNING)
     try:
-        with redirect_stdout(said), redirect_stderr(said), warnings.catch_warnings():
+        with redirect_stdout(output), redirect_stderr(output), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except Exception as error:  # of many classes, by torch's tracer and translator
