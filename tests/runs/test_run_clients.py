@@ -118,11 +118,15 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
     """200 clients of 1 MiB under a budget of 5 MiB, written and then read."""
     states = ClientStates(5 << 20, tmp_path)
 
+    def tensors() -> dict[int, torch.Tensor]:
+        return {id(found): found for found in gc.get_objects() if type(found) is torch.Tensor}
+
+    others = tensors()  # of other tests; held, so that no new tensor takes over an id
+
     def held() -> int:
-        tensors = [found for found in gc.get_objects() if type(found) is torch.Tensor]
-        # Programs that other tests have exported keep tensors without memory.
-        sizes = {t.data_ptr(): t.nbytes for t in tensors if not torch._is_functional_tensor(t)}
-        return sum(size for size in sizes.values() if size == 1 << 20)
+        new = [tensor for key, tensor in tensors().items() if key not in others]
+        sizes = {t.data_ptr(): t.nbytes for t in new if t.nbytes == 1 << 20}
+        return sum(sizes.values())
 
     for client in range(200):
         states.put(client, {"c": torch.full((1 << 18,), float(client))})
