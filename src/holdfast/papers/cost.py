@@ -11,7 +11,7 @@ from holdfast.data.mixed import DIGIT_DOMAINS
 from holdfast.data.sources import DATASETS, describe
 from holdfast.papers.cells import Cell
 from holdfast.papers.measures import Entry
-from holdfast.training.experiment import MIXED_DIGITS
+from holdfast.training.experiment_entries import MIXED_DIGITS
 
 MICROSECONDS = {
     "holdfast.papers.models:flamby_linear": 1,

@@ -25,7 +25,7 @@ from holdfast.papers.published import Table
 from holdfast.papers.results import Results
 from holdfast.papers.results_page import write_page
 from holdfast.papers.sweep import Sweep
-from holdfast.training.experiment import MIXED_DIGITS
+from holdfast.training.experiment_entries import MIXED_DIGITS
 
 SAMPLES_PER_CLASS = {10: 24, 62: 6, 100: 4, 200: 2}  # for training, by the number of classes
 TEST_SAMPLES = 20
