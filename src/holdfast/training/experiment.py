@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from holdfast.models.own import OwnModel
     from holdfast.models.registry import ModelSpec
     from holdfast.report.trackers import Tracker
+    from holdfast.training.execution import SubmitWrite
     from holdfast.training.run import Run
-    from holdfast.training.session import SubmitWrite
 
 RUN_OPTIONS = (
     "task",
