@@ -155,7 +155,7 @@ class TARGET(Method):
 
     def loss(self, out: Output, batch: Batch, carry: Tree, local: Local) -> Tensor | None:
         """λ times the distillation."""
-        if out.extra is None:
+        if not carry or out.extra is None:
             return None
         teacher = carry["logits"][carry["order"][: self.replay]]
         p, q = (
