@@ -62,9 +62,9 @@ class TARGET(Method):
     name: ClassVar[str] = "target"
     card: ClassVar[Card] = Card(
         when="the data is a stream of images in which classes appear and disappear, and one global model is needed",
-        client="after the first stage, the synthetic images pass through the model with each batch",
-        server="when the stage changes, trains a generator and a student: with the defaults 320 steps and 4800 steps "
-        "with batches of 256",
+        client="after the first stage, 128 synthetic images pass through the model with each batch",
+        server="keeps 8-bit images; when the stage changes, trains a generator and a student of the model's size: 320 "
+        "and 4400 steps with the defaults, in batches of at most 256 images",
         uploads="in a stream, which classes it holds",
     )
     needs_classes: ClassVar[bool] = True
