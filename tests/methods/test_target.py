@@ -334,6 +334,15 @@ def test_engines_agree_on_a_stream(method: str, model: Any) -> None:
         torch.testing.assert_close(found[1][name], value, rtol=1e-7, atol=1e-9, msg=name)
 
 
+def test_micro_batches_change_nothing_but_rounding() -> None:
+    whole, parts = (
+        rounds(prepared(TARGET(**QUICK), streamed(*TWO), micro_batch_size=size), CHANGE)[0].server.params
+        for size in (None, 2)
+    )
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-9, atol=1e-11)
+
+
 class Died(BaseException):
     """Nothing in a run expects this."""
 
@@ -418,7 +427,6 @@ def test_it_remembers_a_stream_of_digits_better_than_fedavg() -> None:
                 ]
             )
         accuracy[method.name] = np.array(found)
-    print(accuracy)
     before, old, everything = (accuracy["target"] - accuracy["fedavg"]).T
     assert (before == 0).all()  # of the classes of the first stage, at its end
     assert (old > 0.3).all()  # of these classes at the end
