@@ -175,7 +175,10 @@ class RoundLoop:
             self.local_test_accuracy = self.evaluate_global(self.local_test).class_accuracy
         if self.stream is not None and number == 1 and len(self.test):
             self.stream.before_training()
-        stage = self.stage(number)
+        stage = server.stage = self.stage(number)
+        if method.overrides("begin_round"):
+            state = method.begin_round(server, self.context)
+            server.state = tensors_only(state, method.name, "begin_round")
         present, lost = self.sampler.sample(number)
         payload = tensors_only(method.broadcast(server), method.name, "broadcast")
         sent = Broadcast(number, server.params, server.buffers, payload)
