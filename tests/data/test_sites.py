@@ -61,7 +61,7 @@ def test_sites_without_test_samples_train_on_validation_samples():
     ):
         train("fedavg", "linear", federation, **options, evaluate_locals=False)
     with pytest.raises(
-        HoldfastError, match="evaluate_locals needs test samples, .* use evaluate_locals=False"
+        HoldfastError, match=r"evaluate_locals needs test samples, .* use evaluate_locals=False"
     ):
         train("fedavg", "linear", federation, **options, validation=0.3)
     run = train("fedavg", "linear", federation, **options, validation=0.3, evaluate_locals=False)
