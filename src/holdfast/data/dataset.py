@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -384,7 +384,7 @@ def _names(given: Sequence[str] | np.ndarray, what: str) -> tuple[str, ...]:
 
 
 def _is_empty(values: ArrayLike | Tensor) -> bool:
-    return hasattr(values, "__len__") and not len(values)
+    return isinstance(values, Sized) and not len(values)
 
 
 def _tensor(values: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
