@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import isfunction
@@ -57,6 +57,7 @@ RUN_OPTIONS = (
 """The settings besides the schedule that `holdfast.train` takes."""
 
 STREAM_OPTIONS = ("tasks_per_client", "chunks", "cumulative", "stage_classes", "joins", "leaves", "schedule")
+REMOVAL_OPTIONS = ("name", "client", "label", "keeps", "schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,8 @@ class Experiment(ExperimentSettings):
         long_tail: the size of the rarest class relative to the largest.
         skew: the fields of `FeatureSkew`, such as ``rotation=30``.
         stream: data that arrives in stages: ``5`` tasks per client, with options ``5,cumulative=true`` or
-            ``5,schedule=every-n:10``.
+            ``5,schedule=every-n:10``, or a client that loses samples of a class:
+            ``removal:client=0,label=1,keeps=[20,10,0],schedule=every-n:10``.
         federation: a file written by ``holdfast partition --save``, instead of all of these from ``partition`` on.
         method: such as ``fedntd:beta=0.5`` or ``mine.py:Mine``, or a `Method`.
         model: such as ``mlp:64,64`` or ``net.py:make_net``, a module, or a function or class that makes one.
@@ -312,7 +314,7 @@ class Experiment(ExperimentSettings):
         assert isinstance(self.stream, Mapping)
         streaming = dict(self.stream)
         schedule = streaming.pop("schedule", None)
-        stages = streaming["tasks_per_client"]
+        stages = len(streaming["keeps"]) if "keeps" in streaming else streaming["tasks_per_client"]
         return federation_from(
             dataset,
             description | {"stream": streaming},
@@ -580,8 +582,14 @@ def _mapping(written: Described | None, what: str, known: Iterable[str]) -> dict
 
 def _stream(written: Described | None) -> dict[str, Any] | None:
     """``5,cumulative=true,schedule=every-n:10`` or a mapping: the options of a stream."""
-    if isinstance(written, str):
+    from holdfast.data.removal import REMOVAL
+
+    if isinstance(written, str) and written.startswith(f"{REMOVAL}:"):
+        written = parse_text(written, "stream")
+    elif isinstance(written, str):
         written = parse_options(written, "stream", ("tasks_per_client",))
+    if written is not None and written.get("name") == REMOVAL:
+        return _removal(written)
     values = _mapping(written, "stream", STREAM_OPTIONS)
     if values is None:
         return None
@@ -591,6 +599,23 @@ def _stream(written: Described | None) -> dict[str, Any] | None:
     for key in ("chunks", "cumulative"):
         if not isinstance(values.get(key, False), bool):
             raise HoldfastError(f"{key} of a stream must be true or false, not {values[key]!r}")
+    return _with_schedule(values)
+
+
+def _removal(written: Mapping[str, Any]) -> dict[str, Any]:
+    """``removal:client=0,label=1,keeps=[20,10,0],schedule=every-n:10`` or a mapping: a stream of removals."""
+    values = _mapping(written, "stream removal", REMOVAL_OPTIONS) or {}
+    missing = [key for key in ("client", "label", "keeps") if key not in values]
+    if missing:
+        raise HoldfastError(
+            f"stream removal needs {' and '.join(missing)}, such as removal:client=0,label=1,keeps=[20,10,0]"
+        )
+    if not isinstance(values["keeps"], Sequence) or isinstance(values["keeps"], str):
+        raise HoldfastError(f"keeps of a stream is a list, such as [20,10,0], not {values['keeps']!r}")
+    return _with_schedule(values)
+
+
+def _with_schedule(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("schedule"), str):
         values["schedule"] = parse_text(values["schedule"], "stage schedule", ("n",))
     return values
