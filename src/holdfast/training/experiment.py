@@ -81,7 +81,8 @@ class Experiment(ExperimentSettings):
         long_tail: the size of the rarest class relative to the largest.
         skew: the fields of `FeatureSkew`, such as ``rotation=30``.
         stream: data that arrives in stages: ``5`` tasks per client, with options ``5,cumulative=true`` or
-            ``5,schedule=every-n:10``.
+            ``5,schedule=every-n:10``, or a client that loses samples of a class:
+            ``removal:client=0,label=1,keeps=[20,10,0],schedule=every-n:10``.
         federation: a file written by ``holdfast partition --save``, instead of all of these from ``partition`` on.
         method: such as ``fedntd:beta=0.5`` or ``mine.py:Mine``, or a `Method`.
         model: such as ``mlp:64,64`` or ``net.py:make_net``, a module, or a function or class that makes one.
@@ -320,7 +321,7 @@ class Experiment(ExperimentSettings):
         assert isinstance(self.stream, Mapping)
         streaming = dict(self.stream)
         schedule = streaming.pop("schedule", None)
-        stages = streaming["tasks_per_client"]
+        stages = len(streaming["keeps"]) if "keeps" in streaming else streaming["tasks_per_client"]
         return federation_from(
             dataset,
             description | {"stream": streaming},

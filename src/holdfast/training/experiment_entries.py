@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import isfunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MIXED_DIGITS = "mixed-digits"
 STREAM_OPTIONS = ("tasks_per_client", "chunks", "cumulative", "stage_classes", "joins", "leaves", "schedule")
+REMOVAL_OPTIONS = ("name", "client", "label", "keeps", "schedule")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -138,8 +139,14 @@ def options_entry(written: Described | None, what: str, known: Iterable[str]) ->
 
 def stream_entry(written: Described | None) -> dict[str, Any] | None:
     """``5,cumulative=true,schedule=every-n:10`` or a mapping: the options of a stream."""
-    if isinstance(written, str):
+    from holdfast.data.removal import REMOVAL
+
+    if isinstance(written, str) and written.startswith(f"{REMOVAL}:"):
+        written = parse_text(written, "stream")
+    elif isinstance(written, str):
         written = parse_options(written, "stream", ("tasks_per_client",))
+    if written is not None and written.get("name") == REMOVAL:
+        return _removal(written)
     values = options_entry(written, "stream", STREAM_OPTIONS)
     if values is None:
         return None
@@ -149,6 +156,23 @@ def stream_entry(written: Described | None) -> dict[str, Any] | None:
     for key in ("chunks", "cumulative"):
         if not isinstance(values.get(key, False), bool):
             raise HoldfastError(f"{key} of a stream must be true or false, not {values[key]!r}")
+    return _with_schedule(values)
+
+
+def _removal(written: Mapping[str, Any]) -> dict[str, Any]:
+    """``removal:client=0,label=1,keeps=[20,10,0],schedule=every-n:10`` or a mapping: a stream of removals."""
+    values = options_entry(written, "stream removal", REMOVAL_OPTIONS) or {}
+    missing = [key for key in ("client", "label", "keeps") if key not in values]
+    if missing:
+        raise HoldfastError(
+            f"stream removal needs {' and '.join(missing)}, such as removal:client=0,label=1,keeps=[20,10,0]"
+        )
+    if not isinstance(values["keeps"], Sequence) or isinstance(values["keeps"], str):
+        raise HoldfastError(f"keeps of a stream is a list, such as [20,10,0], not {values['keeps']!r}")
+    return _with_schedule(values)
+
+
+def _with_schedule(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("schedule"), str):
         values["schedule"] = parse_text(values["schedule"], "stage schedule", ("n",))
     return values
