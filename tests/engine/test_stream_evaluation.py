@@ -54,12 +54,24 @@ def coming_and_going() -> hf.Federation:
     return replace(dealt, indices=dealt.indices[kept], offsets=np.concatenate([[0], np.cumsum(held)]))
 
 
+def images_of(federation: hf.Federation) -> hf.Federation:
+    """The federation with its samples as images of one row."""
+    x = {part: getattr(federation.dataset, part)[:, None, None] for part in ("x_train", "x_test")}
+    return replace(federation, dataset=replace(federation.dataset, **x))
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_on_a_stream_with_clients_that_come_and_go(name, engine):
-    method = hf.CReFF(epochs=3, match_steps=3) if name == "creff" else METHODS[name]()
-    federation = coming_and_going()
-    run = hf.train(method, small(), federation, rounds=6, clients_per_round=4, engine=engine, **SHORT)
+    short = {
+        "creff": hf.CReFF(epochs=3, match_steps=3),
+        "target": hf.TARGET(samples=32, batch_size=8, generator_steps=2, warmup=2, student_steps=3),
+    }
+    federation, model = coming_and_going(), small()
+    if name == "target":  # synthesises images
+        federation, model = images_of(federation), nn.Sequential(nn.Flatten(), *small())
+    method = short.get(name) or METHODS[name]()
+    run = hf.train(method, model, federation, rounds=6, clients_per_round=4, engine=engine, **SHORT)
     for record in run.records:
         stage = record["stage"]
         assert all(len(federation.client(k, stage)) for k in record["participants"])

@@ -14,6 +14,7 @@ from holdfast.engine.clients import Job
 from holdfast.methods import CCVR, CReFF, FedAvg, FedProc, FedProto, Method, Moon, Stack
 from holdfast.methods.base import Batch, Local
 from holdfast.models.network import Output
+from holdfast.training.execution import execute
 
 MISSING = world([0] * 5 + [1, 1], [2], [1, 2, 2])  # nobody has class 3
 LIGHT = {"features": 3, "match_steps": 2, "epochs": 2}
@@ -41,7 +42,7 @@ def said(features: torch.Tensor) -> Output:
 @pytest.mark.parametrize("bias", [True, False])
 def test_one_sample_clients_missing_classes_and_partial_rounds(method: Method, bias: bool) -> None:
     training = prepared(method, MISSING, net(bias=bias), clients_per_round=2, rounds=3)
-    run = training.run({})
+    run = execute(training, {})
     assert np.isfinite(run.records[-1]["loss"])
     assert finite(dict(run.model.state_dict()))
 
@@ -246,7 +247,7 @@ def test_creff_matching_brings_gradients_together() -> None:
 
 
 def test_ccvr_is_fedavg_but_for_the_classifier_at_the_end() -> None:
-    training, plain = (prepared(m, MISSING).run({}) for m in (CCVR(), FedAvg()))
+    training, plain = (execute(prepared(m, MISSING), {}) for m in (CCVR(), FedAvg()))
     ours, theirs = training.model.state_dict(), plain.model.state_dict()
     assert [k for k in ours if not torch.equal(ours[k], theirs[k])] == ["3.weight", "3.bias"]
     none = prepared(CCVR(epochs=0), MISSING).run({}).model.state_dict()

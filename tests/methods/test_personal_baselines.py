@@ -10,6 +10,7 @@ from holdfast.methods import FedALA, FedAvg, FedFomo, FedPAC, FedRep, FedRoD, Lo
 from holdfast.methods.base import Server, Upload
 from holdfast.methods.fedpac import simplex_minimum
 from holdfast.models.network import Output
+from holdfast.training.execution import execute
 
 MISSING = world([0] * 5 + [1, 1], [2], [1, 2, 2])  # nobody has class 3, one client has one sample
 METHODS = [FedRep(), FedALA(), FedALA(top=9), FedRoD(), FedFomo(), FedFomo(models=1), FedPAC()]
@@ -19,7 +20,7 @@ METHODS = [FedRep(), FedALA(), FedALA(top=9), FedRoD(), FedFomo(), FedFomo(model
 @pytest.mark.parametrize("bias", [True, False])
 def test_one_sample_clients_missing_classes_and_partial_rounds(method: Method, bias: bool) -> None:
     training = prepared(method, MISSING, net(bias=bias), clients_per_round=2, rounds=4, evaluate_locals=True)
-    run = training.run({})
+    run = execute(training, {})
     assert finite(dict(run.model.state_dict()))
     for record in run.records:
         assert np.isfinite(record["loss"])  # generic

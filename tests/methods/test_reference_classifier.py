@@ -43,6 +43,7 @@ from holdfast.data.federation import Federation, federate
 from holdfast.methods.ccvr import CCVR
 from holdfast.methods.creff import CReFF
 from holdfast.methods.fedavg import FedAvg
+from holdfast.training.execution import execute
 from holdfast.training.session import Training
 
 CLIENTS = range(len(PARTS))
@@ -148,7 +149,7 @@ def ccvr_model(method: CCVR, among: Federation, **changes: float) -> Weights:
         device="cpu",
         precision="float64",
     )
-    return as_numpy(training.run({}).model.state_dict())
+    return as_numpy(execute(training, {}).model.state_dict())
 
 
 def fedavg_model(among: Federation, **changes: float) -> Weights:

@@ -122,8 +122,8 @@ class Server:
     buffers: Tensors
     state: Tree
     round: int = 0  # the round in progress, from 1
-    stage: int = 0  # its stage, for streams; 0 otherwise. Set for `Method.begin_round`
     final: bool = False  # whether ``params`` and ``buffers`` are what `Method.finalize` returned
+    stage: int = 0  # the round's stage, for streams; 0 otherwise. Set for `Method.begin_round`
 
 
 @dataclass(frozen=True)

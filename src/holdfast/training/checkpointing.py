@@ -154,7 +154,7 @@ def restore(loop: RoundLoop, checkpoint: Checkpoint, device: torch.device, best:
     _refuse_another_model({**params, **buffers}, {**loop.server.params, **loop.server.buffers})
     ended = checkpoint.meta.get("stopped_early", False) or checkpoint.round == loop.settings.rounds
     final = ended and loop.method.overrides("final_statistics")
-    loop.server = Server(params, buffers, state, checkpoint.round, final)
+    loop.server = Server(params, buffers, state, checkpoint.round, final=final)
     loop.restore_updates_state(tree.get("updates", {}))
     loop.restore_evaluation_state({k: v.numpy() for k, v in tree.get("before", {}).items()})
     best.restore(checkpoint.tensors, device)
