@@ -40,7 +40,7 @@ def choose_device(name: str) -> torch.device:
 
 
 class Precision(NamedTuple):
-    """The dtypes of a run: of weights, losses and states, and of ``torch.autocast`` in local training, if it is used."""
+    """The dtype of a run's weights, losses and states, and that of ``torch.autocast`` in local training, if any."""
 
     dtype: torch.dtype
     autocast: torch.dtype | None = None

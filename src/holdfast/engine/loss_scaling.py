@@ -12,21 +12,18 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from holdfast.core.trees import Tensors
+from holdfast.core.trees import Tensors, Tree, where
 from holdfast.models.network import Network
 
 FIRST_SCALE = 2.0**12
 
 
 def new_scaling(network: Network, lanes: int | None = None) -> Tensors:
-    """The ``scale`` of a client's loss and its number of ``steps`` not skipped, or those of ``lanes``; {} if not used."""
+    """The ``scale`` of a client's loss and the ``steps`` it has taken, or those of ``lanes``; {} without float16."""
     if network.autocast_dtype != torch.float16:
         return {}
-    shape, device = () if lanes is None else (lanes,), next(iter(network.params.values())).device
-    return {
-        "scale": torch.full(shape, FIRST_SCALE, device=device),
-        "steps": torch.zeros(shape, device=device),
-    }
+    like, shape = next(iter(network.params.values())), () if lanes is None else (lanes,)
+    return {"scale": like.new_full(shape, FIRST_SCALE), "steps": like.new_zeros(shape)}
 
 
 def scaled(loss: Tensor, scaling: Tensors) -> Tensor:
@@ -40,13 +37,20 @@ def unscaled(value: Tensor, scaling: Tensors) -> Tensor:
 
 
 def all_finite(grads: Iterable[Tensor]) -> Tensor:
-    """Whether a step with these gradients is taken: a bool scalar."""
+    """Whether a step with these gradients is taken, as a scalar tensor."""
     return torch.stack([g.isfinite().all() for g in grads]).all()
 
 
-def after_step(scaling: Tensors, finite: Tensor) -> Tensors:
-    """The scaling after a step whose gradients were ``finite`` or not; both may have the dimension of lanes."""
-    return {
-        "scale": torch.where(finite, scaling["scale"], scaling["scale"] / 2),
-        "steps": scaling["steps"] + finite,
-    }
+def unless_skipped(taken: Tensors, new: Tree, old: Tree) -> Tree:
+    """Leaves of ``new``, or of ``old`` if the step is not ``taken``; {} is a step without loss scaling."""
+    return where(taken["taken"], new, old) if taken else new
+
+
+def counted(loss: Tensor, taken: Tensors) -> Tensor:
+    """The loss, or 0 if the step is not ``taken``."""
+    return torch.where(taken["taken"], loss, 0.0) if taken else loss
+
+
+def after_step(scaling: Tensors, taken: Tensor | bool) -> Tensors:
+    """The scaling after a step that was taken or skipped; both may have the dimension of lanes."""
+    return {"scale": scaling["scale"] * (1 + taken) / 2, "steps": scaling["steps"] + taken}

@@ -286,9 +286,7 @@ class Network:
         return self._with_same_head(copied)
 
     def _network_of(self, net: nn.Module) -> Network:
-        return Network(
-            net, self._layer, self._batchnorm, self.unused, self._constants, self.autocast_dtype
-        )
+        return Network(net, self._layer, self._batchnorm, self.unused, self._constants, self.autocast_dtype)
 
     def _with_same_head(self, copied: Network) -> Network:
         if not self.has_head:
