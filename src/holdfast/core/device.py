@@ -47,7 +47,7 @@ class Precision(NamedTuple):
 
 
 def choose_precision(name: str, device: torch.device) -> Precision:
-    """The dtypes of a precision by name; sets torch's rounding of matrix products and deterministic algorithms.
+    """The dtypes of a precision by name; sets torch's matrix products and deterministic algorithms for it.
 
     ``auto`` is TF32 on a GPU and float32 elsewhere. Outside of local training, ``bfloat16`` and ``float16`` are as
     ``auto``.
@@ -61,7 +61,10 @@ def choose_precision(name: str, device: torch.device) -> Precision:
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.deterministic = True  # the same seed must give the same bits
     torch.backends.cudnn.benchmark = False
-    if name in ("bfloat16", "float16"):
+    half = name in ("bfloat16", "float16")
+    # In bfloat16, oneDNN leaves gradients of filters uninitialised where these meet only padding.
+    torch.backends.mkldnn.enabled = not (half and device.type == "cpu")  # type: ignore[assignment]
+    if half:
         return Precision(torch.float32, getattr(torch, name))
     return Precision(torch.float64 if name == "float64" else torch.float32)
 
