@@ -54,7 +54,7 @@ def choose_precision(name: str, device: torch.device) -> Precision:
     """
     if name not in PRECISIONS:
         raise unknown("precision", name, PRECISIONS)
-    if name == "bfloat16" and (reason := no_bfloat16(device)) is not None:
+    if name == "bfloat16" and (reason := bfloat16_unavailable(device)) is not None:
         raise HoldfastError(f"precision is 'bfloat16', but {reason}; use float16 or tf32")
     tf32 = device.type == "cuda" and name not in ("float32", "float64")
     torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -69,7 +69,7 @@ def choose_precision(name: str, device: torch.device) -> Precision:
     return Precision(torch.float64 if name == "float64" else torch.float32)
 
 
-def no_bfloat16(device: torch.device) -> str | None:
+def bfloat16_unavailable(device: torch.device) -> str | None:
     """The reason why the device does not compute in bfloat16, or None if it does, as every CPU."""
     if device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False):
         return None
