@@ -193,6 +193,25 @@ def test_settings(changes: dict[str, Any], precision: str) -> None:
     assert_near(hf.FedAvg(), precision, **changes)
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer over the three pairs of a sample's values."""
+
+    def __init__(self, layer: type[nn.LSTM | nn.GRU]) -> None:
+        super().__init__()
+        self.layer, self.last = layer(2, 16, batch_first=True), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.layer(x.view(-1, 3, 2))[0][:, -1])
+        return logits
+
+
+@pytest.mark.parametrize("precision", HALF)
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_recurrent_layers(layer: type[nn.LSTM | nn.GRU], precision: str) -> None:
+    torch.manual_seed(0)
+    assert_near(hf.FedAvg(), precision, model=Recurrent(layer))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_gradients_of_single_samples_in_bfloat16(engine: str) -> None:
     pytest.importorskip("dp_accounting")

@@ -422,10 +422,11 @@ class Network:
                 if isinstance(module, BatchNorm):
                     module.own_kernels = True
             kernels.install(lanes)
-        if next(iter(self.params.values())).device.type == "cpu":
+        on_cpu = next(iter(self.params.values())).device.type == "cpu"
+        if on_cpu:
             for module in lanes.modules():
                 if type(module) is nn.Linear:
                     module.__class__ = VmapLinear
-        else:
+        if not on_cpu or self.autocast_dtype is not None:
             replace_recurrent(lanes, self.uses_kernels)
         return lanes

@@ -1,4 +1,4 @@
-"""LSTM and GRU layers for ``vmap`` on a GPU, where PyTorch's own, which are cuDNN's, cannot run."""
+"""LSTM and GRU layers for ``vmap`` on a GPU and under autocast, where PyTorch's own cannot run."""
 
 from __future__ import annotations
 
