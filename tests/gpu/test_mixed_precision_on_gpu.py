@@ -76,7 +76,7 @@ def weights(*arguments, **changes):
     return torch.cat([value.flatten().double() for value in state.values()])
 
 
-def assert_near(precision, tolerance, **changes):
+def assert_near(precision, tolerance=0.3, **changes):
     """Both engines are as near to float32 as the precision permits, in relation to the round's update."""
     full = weights("float32", "sequential", **changes)
     update = float((full - weights("float32", "sequential", **changes | {"lr": 1e-12})).norm())
@@ -88,12 +88,12 @@ def assert_near(precision, tolerance, **changes):
 @pytest.mark.parametrize("precision", HALF)
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_residual_networks(norm, precision):
-    assert_near(precision, 0.2, model=resnet(norm), lr=0.001, drop_last=True)
+    assert_near(precision, model=resnet(norm), lr=0.001, drop_last=True)
 
 
 @pytest.mark.parametrize("precision", HALF)
 def test_recurrent_networks(precision):
-    assert_near(precision, 0.1, model=lstm())
+    assert_near(precision, model=lstm())
 
 
 @pytest.mark.parametrize("precision", HALF)
@@ -101,7 +101,7 @@ def test_recurrent_networks(precision):
     "method", [hf.FedProx(mu=0.1), hf.FedNTD(), hf.Scaffold(), hf.FedSAM(), hf.Moon()], ids=lambda m: m.name
 )
 def test_hooks(method, precision):
-    assert_near(precision, 0.1, method=method)
+    assert_near(precision, method=method)
 
 
 @pytest.mark.parametrize("precision", HALF)
@@ -109,19 +109,19 @@ def test_hooks(method, precision):
 def test_optimizers(optimizer, precision):
     momentum = 0.9 if optimizer.startswith("sgd") else 0.0
     # The steps of the others do not become smaller where the gradient is nothing but rounding.
-    tolerance = 0.1 if optimizer.startswith("sgd") else 0.5
+    tolerance = 0.3 if optimizer.startswith("sgd") else 0.5
     assert_near(precision, tolerance, optimizer=optimizer, lr=0.001, momentum=momentum)
 
 
 @pytest.mark.parametrize("precision", HALF)
 def test_micro_batches_and_clipping(precision):
-    assert_near(precision, 0.1, micro_batch_size=5, max_grad_norm=1.0)
+    assert_near(precision, micro_batch_size=5, max_grad_norm=1.0)
 
 
 def test_gradients_of_single_samples():
     pytest.importorskip("dp_accounting")
     dp = {"epsilon": 1e4, "delta": 1e-3, "noise_multiplier": 0.3, "noise_seed": "run"}
-    assert_near("bfloat16", 0.1, dp_samples=dp)
+    assert_near("bfloat16", dp_samples=dp)
 
 
 @pytest.mark.parametrize("precision", HALF)
