@@ -411,7 +411,7 @@ def test_datasets_lists_missing_files_and_where_to_put_them(tmp_path, monkeypatc
 def test_doctor_names_versions_and_engines():
     output = json.loads(good("doctor", "--json"))
     assert output["versions"]["torch"] == torch.__version__
-    assert set(output["engines"]) >= {"sequential", "vectorized", "auto"}
+    assert set(output["engines"]) >= {"sequential", "vectorized", "auto", "precision", "mixed precision"}
     active = "CUDA graphs" if torch.cuda.is_available() else "recorded steps"
     assert output["engines"][active].startswith("active")
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from holdfast.core import device
+from holdfast.core.errors import HoldfastError
 
 GIB = 2**30
 CUDA = torch.device("cuda")
@@ -76,3 +77,37 @@ def test_one_worker_reports_time_slicing(work, monkeypatch, tmp_path):
     (tmp_path / "control").touch()  # as the daemon makes it
     begin("cuda", told.append, speaks=True)
     assert len(told) == 1
+
+
+@pytest.fixture
+def backends():
+    """The settings of torch's backends, restored after the test."""
+    cuda, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    names = [(cuda, "allow_tf32"), (mkldnn, "enabled")]
+    names += [(cudnn, name) for name in ("allow_tf32", "deterministic", "benchmark")]
+    before = [getattr(*place) for place in names]
+    yield torch.backends
+    for place, value in zip(names, before, strict=True):
+        setattr(*place, value)
+
+
+def test_a_gpu_without_bfloat16_refuses_it(backends, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    with pytest.raises(HoldfastError, match=r"the GPU Tesla T4 does not support it; use float16 or tf32"):
+        device.choose_precision("bfloat16", CUDA)
+    assert device.choose_precision("float16", CUDA) == (torch.float32, torch.float16)
+    assert device.bfloat16_unavailable(torch.device("cpu")) is None
+
+
+def test_half_precision_is_without_onednn_on_a_cpu_and_with_tf32_on_a_gpu(backends, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    for name in ("bfloat16", "float16", "float32"):
+        half = name != "float32"
+        dtype = getattr(torch, name) if half else None
+        assert device.choose_precision(name, torch.device("cpu")) == (torch.float32, dtype)
+        assert backends.mkldnn.enabled is not half
+        assert not backends.cudnn.allow_tf32
+        device.choose_precision(name, CUDA)
+        assert backends.mkldnn.enabled
+        assert backends.cudnn.allow_tf32 is half

@@ -57,6 +57,33 @@ def test_layers_that_do_not_commute_keep_their_order() -> None:
     assert [type(a) for a in Network(net).net] == [type(a) for a in net]  # type: ignore[attr-defined]
 
 
+def test_copies_keep_autocast_except_in_another_dtype() -> None:
+    network = Network(nn.Linear(5, 4), autocast_dtype=torch.bfloat16)
+    device = torch.device("cpu")
+    for copied in (network.clone(), network.to(device)):
+        assert copied.autocast_dtype == torch.bfloat16
+    assert network.to(device, torch.float64).autocast_dtype is None
+
+
+def test_lanes_use_no_kernels_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.kernels.unavailable", lambda device, dtype: None)
+    assert Network(nn.Linear(5, 4)).uses_kernels
+    assert not Network(nn.Linear(5, 4), autocast_dtype=torch.float16).uses_kernels
+
+
+def test_outputs_are_float32_under_autocast() -> None:
+    network = Network(
+        nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), autocast_dtype=torch.float16
+    )
+    with network.autocast():
+        out = network.apply(network.params, {}, torch.ones(2, 5))
+        assert nn.functional.linear(torch.ones(2, 5), network.params["0.weight"]).dtype == torch.float16
+    assert out.features.dtype == out.logits.dtype == torch.float32
+    exact = network.apply(network.params, {}, torch.ones(2, 5))
+    assert not torch.equal(out.logits, exact.logits)
+    torch.testing.assert_close(out.logits, exact.logits, rtol=1e-2, atol=1e-2)
+
+
 def test_a_copy_on_another_device_shares_no_memory() -> None:
     network = Network(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
     network.params = {name: p + 1 for name, p in network.params.items()}

@@ -69,7 +69,13 @@ def training_on(cluster: Any, method: str, settings: Settings) -> Training:
 
 
 def learnt(
-    method: Method, engine: str, address: str | None = None, rounds: int = 2, norm: bool = False, **more: Any
+    method: Method,
+    engine: str,
+    address: str | None = None,
+    rounds: int = 2,
+    norm: bool = False,
+    precision: str = "float64",
+    **more: Any,
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """All tensors of the server and the clients after some rounds, and the rounds' records."""
     settings = Settings(
@@ -90,7 +96,7 @@ def learnt(
         engine=engine,
         ray_address=address,
         device="cpu",
-        precision="float64",
+        precision=precision,
     )
     client_states = StateCache(None, None)
     loop = training.loop(client_states)
@@ -125,6 +131,17 @@ def test_batch_norm_and_sampling(cluster: Any) -> None:
     found, after = learnt(method, "ray", cluster.address, norm=True, clients_per_round=3)
     assert_close(expected, found)
     assert [r["participants"] for r in before] == [r["participants"] for r in after]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision(precision: str, cluster: Any) -> None:
+    """The weights and states of float32, up to rounding, and the same bits again."""
+    scaffold = parse_method("scaffold")
+    found, again = (learnt(scaffold, "ray", cluster.address, precision=precision)[0] for _ in range(2))
+    assert same_bits(found, again)
+    full, _ = learnt(scaffold, "sequential", precision="float32")
+    apart = {k: float((found[k] - value).norm() / value.norm().clamp(min=0.1)) for k, value in full.items()}
+    assert 1e-5 < max(apart.values()) < 0.05
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])

@@ -179,10 +179,13 @@ def _engines(cuda: bool) -> dict[str, str]:
     """The engines and their optimisations, each with whether it is used on this machine and why not."""
     import torch
 
+    from holdfast.core.device import bfloat16_unavailable
     from holdfast.engine.factory import MAX_LANES, MAX_WORKERS, SMALL_STEP_BYTES
     from holdfast.kernels import unavailable
 
-    kernels = unavailable(torch.device("cuda" if cuda else "cpu"), torch.float32)
+    device = torch.device("cuda" if cuda else "cpu")
+    kernels = unavailable(device, torch.float32)
+    no_bfloat16 = bfloat16_unavailable(device)
     workers = min(torch.get_num_threads(), MAX_WORKERS)
     small = f"{SMALL_STEP_BYTES >> 20} MiB a client"
     threads = f", {workers} in parallel if a step touches more than {small}" if workers > 1 else ""
@@ -208,4 +211,7 @@ def _engines(cuda: bool) -> dict[str, str]:
         if cuda
         else f"vectorized if a step touches at most {small}, else sequential (no GPU)",
         "precision": "TF32 matrix products, float32 elsewhere" if cuda else "float32",
+        "mixed precision": f"float16; not bfloat16, since {no_bfloat16}"
+        if no_bfloat16
+        else "bfloat16 and float16" + ("" if cuda else ", slow on a CPU"),
     }

@@ -7,12 +7,13 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from holdfast.core.errors import HoldfastError, unknown
 
-PRECISIONS = ("auto", "float32", "tf32", "float64")
+PRECISIONS = ("auto", "float32", "tf32", "float64", "bfloat16", "float16")
 MPS_COMMAND = "nvidia-cuda-mps-control -d"  # starts CUDA's multi-process service
 
 _gpu_processes = 1
@@ -38,19 +39,41 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of a precision by name; sets torch's rounding of matrix products and deterministic algorithms.
+class Precision(NamedTuple):
+    """The dtype of a run's weights, losses and states, and that of ``torch.autocast`` in local training, if any."""
 
-    ``auto`` is TF32 on a GPU and float32 elsewhere.
+    dtype: torch.dtype
+    autocast: torch.dtype | None = None
+
+
+def choose_precision(name: str, device: torch.device) -> Precision:
+    """The dtypes of a precision by name; sets torch's matrix products and deterministic algorithms for it.
+
+    ``auto`` is TF32 on a GPU and float32 elsewhere. Outside of local training, ``bfloat16`` and ``float16`` are as
+    ``auto``.
     """
     if name not in PRECISIONS:
         raise unknown("precision", name, PRECISIONS)
-    tf32 = device.type == "cuda" and name in ("auto", "tf32")
+    if name == "bfloat16" and (reason := bfloat16_unavailable(device)) is not None:
+        raise HoldfastError(f"precision is 'bfloat16', but {reason}; use float16 or tf32")
+    tf32 = device.type == "cuda" and name not in ("float32", "float64")
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.deterministic = True  # the same seed must give the same bits
     torch.backends.cudnn.benchmark = False
-    return torch.float64 if name == "float64" else torch.float32
+    half = name in ("bfloat16", "float16")
+    # In bfloat16, oneDNN leaves gradients of filters uninitialised where these meet only padding.
+    torch.backends.mkldnn.enabled = not (half and device.type == "cpu")  # type: ignore[assignment]
+    if half:
+        return Precision(torch.float32, getattr(torch, name))
+    return Precision(torch.float64 if name == "float64" else torch.float32)
+
+
+def bfloat16_unavailable(device: torch.device) -> str | None:
+    """The reason why the device does not compute in bfloat16, or None if it does, as every CPU."""
+    if device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False):
+        return None
+    return f"the GPU {torch.cuda.get_device_name(device)} does not support it"
 
 
 # GPU memory ---------------------------------------------------------------------------------------------------

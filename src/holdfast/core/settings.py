@@ -347,7 +347,7 @@ class ExperimentSettings(Settings):
     )
     engine: str = setting(HelpGroup.MACHINE, "auto, sequential, vectorized or ray.", "auto", Role.MACHINE)
     device: str = setting(HelpGroup.MACHINE, "auto, cpu or cuda.", "auto", Role.MACHINE)
-    precision: str = setting(HelpGroup.MACHINE, "auto, float32, tf32 or float64.", "auto")
+    precision: str = setting(HelpGroup.MACHINE, "auto, float32, tf32, float64, bfloat16 or float16.", "auto")
     parallel_clients: PositiveCount | None = setting(
         HelpGroup.MACHINE,
         "Number of clients that the vectorized engine trains at the same time.",

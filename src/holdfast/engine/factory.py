@@ -146,7 +146,7 @@ def step_bytes(context: RunContext, data: DeviceData, width: int) -> int:
         saved_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # not detached, it would form a reference cycle with the graph
 
-    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), network.autocast():
         network.apply(params, buffers, network.to_fast_layout(x), train=True)
     return 2 * weights + sum(saved_bytes.values())
 
@@ -184,7 +184,8 @@ def fitting_lanes(context: RunContext, data: DeviceData, cohort: int, width: int
 def _lane_bytes(context: RunContext, data: DeviceData, width: int) -> int:
     """GPU memory of one lane's gradient; measured once for each network, input shape and precision."""
     shape = (1, width, *data.x.shape[1:])
-    key = (str(context.network.net), shape, context.dtype, context.network.uses_kernels)
+    network = context.network
+    key = (str(network.net), shape, context.dtype, network.autocast_dtype, network.uses_kernels)
     if key not in _lane_bytes_by_shape:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -204,7 +205,9 @@ def _run_one_lane(context: RunContext, shape: tuple[int, ...]) -> None:
     def gradient(p: Tensors, b: Tensors, v: Tensor, key: Tensor) -> Tensors:
         # As in a step, only the weights are arguments: an in-place change of other tensors is an error.
         def objective(w: Tensors) -> Tensor:
-            return context.network.pure(w, b, v, key=key)[0].logits.logsumexp(-1).mean()
+            with context.network.autocast():
+                out, _ = context.network.pure(w, b, v, key=key)
+            return out.logits.logsumexp(-1).mean()
 
         grads: Tensors = grad(objective)(p)
         return grads

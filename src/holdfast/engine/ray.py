@@ -93,7 +93,11 @@ def make_engine(setup: Setup) -> Any:
     from holdfast.engine.factory import choose_engine
 
     context = move_context(setup.context, torch.device(setup.device))
-    choose_precision("tf32" if setup.tf32 else "float32", context.device)  # as in the main process
+    autocast = context.network.autocast_dtype
+    precision = "tf32" if setup.tf32 else "float32"
+    if autocast is not None:
+        precision = str(autocast).removeprefix("torch.")
+    choose_precision(precision, context.device)  # as in the main process
     data = DeviceData(
         _tensor(setup.x, context.device),
         _tensor(setup.targets, context.device),

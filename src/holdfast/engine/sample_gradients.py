@@ -50,7 +50,8 @@ def private_gradient(
         one = Batch(alone["x"], alone["y"], batch.epoch, None, teacher, alone["table"], batch.task)
         extra = method.extra_inputs(carry)
         x = one.x if extra is None else torch.cat([extra, one.x])
-        out, _ = network.pure(params, buffers, x, None, row["key"])
+        with network.autocast():
+            out, _ = network.pure(params, buffers, x, None, row["key"])
         if extra is not None:
             out = split_extra(out, len(extra))
         loss = method.task_loss(out, one, carry)

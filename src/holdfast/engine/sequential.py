@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -26,6 +28,7 @@ from holdfast.engine.clients import (
     teacher_outputs,
 )
 from holdfast.engine.local_optimizer import LocalOptimizer, TorchOptimizer
+from holdfast.engine.loss_scaling import after_step, all_finite, new_scaling, scaled, unscaled
 from holdfast.engine.micro_batches import MicroBatch, joined, micro_batches
 from holdfast.engine.optim import add_proximal_term, clip
 from holdfast.engine.sample_gradients import private_gradient
@@ -35,6 +38,9 @@ from holdfast.models.network import Output, split_extra
 
 Protection = tuple[Tensor, Tensors, Tensor]
 """For a DP-SGD step: the dropout key, the noise on the sum of gradients, the expected batch size."""
+
+Step = Callable[[Batch, Tree, Tensors, float], tuple[Tensor, Tree]]
+"""From a batch, the carry, the global weights and the learning rate to the loss and the new carry."""
 
 
 class SequentialEngine:
@@ -61,6 +67,7 @@ class SequentialEngine:
         self.optimizer_state: Tree = self.optimizer.new_state(self.params) if self.optimizer else {}
         self.own_optimizer: TorchOptimizer | None = None  # of the present client
         self.key: Tensor | None = None  # of the present step's dropout masks
+        self.scaling: Tensors = {}  # of the present client's loss
         if self.optimizer is None:
             self._own_optimizer(settings.lr)  # raises an error of the optimiser before training
         if context.device.type == "cpu":
@@ -90,7 +97,10 @@ class SequentialEngine:
         self.net.train()
         total = torch.zeros((), dtype=self.context.dtype, device=self.context.device)
         ids, carry, plan = torch.from_numpy(client.ids), prepared.carry, prepared.plan
+        self.scaling = new_scaling(self.context.network)
         step = self._custom_step if method.overrides("step") else self._standard_step
+        if self.scaling:
+            step = partial(self._step_or_skip, step)
         rates = [client.lr] * plan.steps
         if self.settings.lr_varies_in_round:
             rates = [client.lr * factor for factor in self.settings.step_factors(plan.steps)]
@@ -111,9 +121,10 @@ class SequentialEngine:
                 self._assign(params)
             if ends_epoch and method.resets_optimizer(int(plan.epoch[index]), self.context):
                 self._start_optimizer({}, client.lr)
-        loss_mean = float(total) / plan.steps
+        taken = int(self.scaling["steps"]) if self.scaling else plan.steps
+        loss_mean = float(total) / taken if taken else math.nan
         params = {name: p.detach() for name, p in self.params.items()}
-        finite = bool(torch.isfinite(torch.stack([p.sum() for p in params.values()]).sum()))
+        finite = taken > 0 and bool(torch.isfinite(torch.stack([p.sum() for p in params.values()]).sum()))
         state = self.own_optimizer.state if self.own_optimizer else self.optimizer_state
         kept = state if self.settings.keep_optimizer else {}
         return self.runner.finish(prepared, params, self.buffers, kept, carry, loss_mean, finite)
@@ -173,6 +184,25 @@ class SequentialEngine:
         key = torch.tensor(int(keys[step]) if len(keys) else 0, device=self.context.device)
         return key, noise, self.runner.expected_batch(samples)
 
+    def _step_or_skip(
+        self, step: Step, batch: Batch, carry: Tree, sent: Tensors, lr: float
+    ) -> tuple[Tensor, Tree]:
+        """A step with a scaled loss. A skipped step changes nothing but the scale, and its loss is 0."""
+        before = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        try:
+            loss, carry = step(batch, carry, sent, lr)
+            self.scaling = after_step(self.scaling, True)
+        except SkippedStep:
+            for name, buffer in self.buffers.items():
+                buffer.copy_(before[name])
+            loss, self.scaling = torch.zeros_like(self.scaling["scale"]), after_step(self.scaling, False)
+        return loss, carry
+
+    def check_finite(self, grads: Iterable[Tensor | None]) -> None:
+        """Skip the step of a scaled loss if a gradient is not finite."""
+        if self.scaling and not all_finite(g for g in grads if g is not None):
+            raise SkippedStep
+
     def _standard_step(
         self, batch: Batch, carry: Tree, sent: Tensors, lr: float, protection: Protection | None = None
     ) -> tuple[Tensor, Tree]:
@@ -185,6 +215,7 @@ class SequentialEngine:
             loss, out, grads, carry = self._perturbed_gradient(batch, carry, local)
         else:
             loss, out, grads = self._accumulated(batch, carry, local)
+        self.check_finite(grads)
         unused = [i for i, g in enumerate(grads) if g is None]  # not part of this batch's forward pass
         with torch.no_grad():
             if unused:
@@ -254,7 +285,8 @@ class SequentialEngine:
         """A part of the loss of a batch, or of that of the ascent, and the model's outputs."""
         method, batch, extra = self.method, part.batch, self.method.extra_inputs(carry)
         x = batch.x if extra is None else torch.cat([extra, batch.x])
-        out = self.context.network.call(self.net, self.context.network.to_fast_layout(x))
+        with self.context.network.autocast():
+            out = self.context.network.call(self.net, self.context.network.to_fast_layout(x))
         if extra is not None:
             out = split_extra(out, len(extra))
         loss = method.ascent_loss(out, batch, carry, local) if ascends else None
@@ -270,14 +302,15 @@ class SequentialEngine:
                 "out.features, without detach()"
             )
         try:
-            return torch.autograd.grad(
-                loss, self.param_list, allow_unused=True, materialize_grads=materialize
+            grads = torch.autograd.grad(
+                scaled(loss, self.scaling), self.param_list, allow_unused=True, materialize_grads=materialize
             )
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             first = str(error).splitlines()[0].rstrip(".")
             raise HoldfastError(f"{self.method.name}: the loss has no gradient: {first}") from error
+        return [g if g is None else unscaled(g, self.scaling) for g in grads]
 
     def _perturbed_gradient(
         self, batch: Batch, carry: Tree, local: Local
@@ -354,6 +387,10 @@ class SequentialEngine:
                     self.params[name].copy_(value)
 
 
+class SkippedStep(Exception):
+    """The gradient of a scaled loss is not finite."""
+
+
 class _SequentialTrainer:
     """The `Trainer` for methods that override ``step``."""
 
@@ -362,12 +399,16 @@ class _SequentialTrainer:
         self.loss: Tensor | None = None  # of the step's first objective
 
     def forward(self, params: Tensors, x: Tensor) -> Output:
-        return self.engine.context.network.apply(params, self.engine.buffers, x, train=True)
+        network = self.engine.context.network
+        with network.autocast():
+            return network.apply(params, self.engine.buffers, x, train=True)
 
     def gradient(self, objective: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Tensors, Tensor]:
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-        value = objective(leaves)
-        grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+        value, scaling = objective(leaves), self.engine.scaling
+        grads = torch.autograd.grad(scaled(value, scaling), list(leaves.values()), materialize_grads=True)
+        grads = tuple(unscaled(g, scaling) for g in grads)
+        self.engine.check_finite(grads)
         self.loss = value.detach() if self.loss is None else self.loss
         return dict(zip(leaves, grads, strict=True)), value.detach()
 

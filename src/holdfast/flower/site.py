@@ -245,13 +245,13 @@ class RoundWork:
         dataset, settings = self.site.dataset, app_config.settings
         self.request = request = RoundRequest.from_record(message.content, dataset.num_classes)
         device = choose_device(str(node.get("device", "auto")))
-        dtype = choose_precision(app_config.described["precision"], device)
+        precision = choose_precision(app_config.described["precision"], device)
         network = build_network(
-            app_config.model(), dataset.shape, dataset.num_outputs, settings.seed, device, dtype,
+            app_config.model(), dataset.shape, dataset.num_outputs, settings.seed, device, precision,
             app_config.described["classifier"], app_config.described["batchnorm"],
         )  # fmt: skip
         dataset = fit_samples(network, dataset)
-        data = device_data(dataset, device, dtype)
+        data = device_data(dataset, device, precision.dtype)
         self.context = make_run_context(
             network,
             data,

@@ -71,7 +71,7 @@ class BatchNorm(nn.Module):
         same_shape = residual is None or residual.shape == x.shape
         if self.own_kernels and batch_statistics and x.dim() == 4 and affine and same_shape:
             return self._kernel_forward(x, relu, residual)
-        y = self._torch_forward(x)
+        y = self._torch_forward(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
         if residual is not None:
             return (y + residual).relu()
         return y.relu() if relu else y
@@ -157,7 +157,7 @@ class VmapLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, O]`` from ``[B, I]``."""
         y = x @ self.weight.mT
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(y.dtype)  # under autocast not that of the weights
 
 
 class PoolBeforeRelu(nn.Sequential):

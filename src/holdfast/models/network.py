@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -99,7 +100,8 @@ def _call(
     before = {**buffers, **params}
     after = dict(before)  # ``functional_call`` stores reassigned tensors here
     logits = logits_of(functional_call(net, after, (x,)))
-    return logits, {name: after[name].detach() for name in buffers if after[name] is not before[name]}
+    assigned = [name for name in buffers if after[name] is not before[name]]
+    return logits, {name: after[name].detach().to(before[name].dtype) for name in assigned}
 
 
 def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
@@ -117,6 +119,7 @@ class Network:
             client keeps its own, as in FedBN) or ``drop`` (no running statistics: batch statistics always).
         unused: parameters that get no gradient. Like those that require none, they are neither trained nor sent.
         constants: buffers that are not part of the model's state; they are not sent either.
+        autocast_dtype: the dtype of ``torch.autocast`` in `autocast`; None for none.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class Network:
         batchnorm: BatchNormPolicy = "average",
         unused: frozenset[str] = frozenset(),
         constants: frozenset[str] = frozenset(),
+        autocast_dtype: torch.dtype | None = None,
     ) -> None:
         if batchnorm not in ("average", "local", "drop"):
             raise HoldfastError(f"batchnorm is '{batchnorm}'; it must be average, local or drop")
@@ -134,7 +138,7 @@ class Network:
                 "the model has lazy layers, whose weights do not exist yet; call it once on a few samples first"
             )
         self._original, self._batchnorm, self._layer = net, batchnorm, classifier
-        self.unused, self._constants = unused, constants
+        self.unused, self._constants, self.autocast_dtype = unused, constants, autocast_dtype
         self.net = copy.deepcopy(net)
         norms = {
             name: m for name, m in self.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
@@ -183,7 +187,7 @@ class Network:
             n for n in [*self.params, *self.buffers] if prefixes and n.startswith(prefixes)
         )
         first = next(iter(self.params.values()))
-        if kernels.unavailable(first.device, first.dtype) is not None:  # the kernels fuse ReLU and pooling
+        if not self._has_kernels:  # they fuse ReLU and pooling
             pool_before_relu(self.net)
         self.channels_last = first.device.type == "cpu" and any(p.dim() == 4 for p in self.params.values())
         self.own_kernels = True  # whether lanes may use Holdfast's kernels, if they are available
@@ -232,8 +236,28 @@ class Network:
     @property
     def uses_kernels(self) -> bool:
         """Whether lanes run on Holdfast's kernels."""
+        return self.own_kernels and not self.frozen and self._has_kernels
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(iter(self.params.values())).dtype
+
+    @property
+    def _has_kernels(self) -> bool:
+        """Whether Holdfast's kernels exist for the network's device and arithmetic."""
         first = next(iter(self.params.values()))
-        return self.own_kernels and not self.frozen and kernels.unavailable(first.device, first.dtype) is None
+        return self.autocast_dtype is None and kernels.unavailable(first.device, first.dtype) is None
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The context of the forward passes of local training: ``torch.autocast`` if the network has a dtype for it.
+
+        Outputs have the dtype of the weights in either case.
+        """
+        if self.autocast_dtype is None:
+            return nullcontext()
+        device = next(iter(self.params.values())).device.type
+        # A cache of weights would outlive the capture of a CUDA graph.
+        return torch.autocast(device, self.autocast_dtype, cache_enabled=False)
 
     def module(self) -> nn.Module:
         """A copy of the user's module, for trained weights to be loaded into."""
@@ -249,16 +273,20 @@ class Network:
         return self._with_same_head(self._network_of(self._original))
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Network:
-        """A copy on a device that shares no memory with this one; floating-point tensors get the ``dtype``."""
+        """A copy on a device that shares no memory with this one.
+
+        With a ``dtype``, floating-point tensors get it, and all arithmetic is in it.
+        """
         net = copy.deepcopy(self._original).to(device, dtype)
         copied = self._network_of(net)
         for own, tensors in ((copied.params, self.params), (copied.buffers, self.buffers)):
             own |= {name: t.to(device, own[name].dtype, copy=True) for name, t in tensors.items()}
         copied.own_kernels, copied.ignores_padding = self.own_kernels, self.ignores_padding
+        copied.autocast_dtype = self.autocast_dtype if dtype is None else None
         return self._with_same_head(copied)
 
     def _network_of(self, net: nn.Module) -> Network:
-        return Network(net, self._layer, self._batchnorm, self.unused, self._constants)
+        return Network(net, self._layer, self._batchnorm, self.unused, self._constants, self.autocast_dtype)
 
     def _with_same_head(self, copied: Network) -> Network:
         if not self.has_head:
@@ -324,6 +352,8 @@ class Network:
 
     def _output(self, logits: Tensor) -> Output:
         """The logits with the features from which the classifier computed them."""
+        if self.autocast_dtype is not None:
+            logits = logits.to(self._dtype)
         if self._classifier is None:
             self._captured.clear()
             return Output(logits.reshape(logits.shape[0], -1)[:, :0], logits)
@@ -332,7 +362,8 @@ class Network:
                 f"the model does not call its layer '{self._classifier}', the last Linear (using its weight is not "
                 "enough); name its classifier: classifier='...'"
             )
-        return Output(self._captured.pop().flatten(1), logits)
+        features = self._captured.pop().flatten(1)
+        return Output(features if self.autocast_dtype is None else features.to(self._dtype), logits)
 
     def apply(
         self, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, train: bool = False
@@ -391,10 +422,11 @@ class Network:
                 if isinstance(module, BatchNorm):
                     module.own_kernels = True
             kernels.install(lanes)
-        if next(iter(self.params.values())).device.type == "cpu":
+        on_cpu = next(iter(self.params.values())).device.type == "cpu"
+        if on_cpu:
             for module in lanes.modules():
                 if type(module) is nn.Linear:
                     module.__class__ = VmapLinear
-        else:
+        if not on_cpu or self.autocast_dtype is not None:
             replace_recurrent(lanes, self.uses_kernels)
         return lanes

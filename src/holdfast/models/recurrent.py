@@ -1,4 +1,4 @@
-"""LSTM and GRU layers for ``vmap`` on a GPU, where PyTorch's own, which are cuDNN's, cannot run."""
+"""LSTM and GRU layers for ``vmap`` on a GPU and under autocast, where PyTorch's own cannot run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LaneLSTM(_Recurrent, nn.LSTM):
 
             y, c = lstm(xg, w_hh, reverse)
             return y, y[0 if reverse else -1], c
-        h, c = first or [torch.zeros_like(xg[0, :, : w_hh.shape[1]])] * 2
+        h, c = first or [torch.zeros_like(xg[0, :, : w_hh.shape[1]], dtype=w_hh.dtype)] * 2
         outputs = []
         for gates in reversed(xg.unbind()) if reverse else xg.unbind():
             i, f, g, o = (gates + h @ w_hh.mT).chunk(4, -1)
@@ -90,7 +90,7 @@ class LaneGRU(_Recurrent, nn.GRU):
 
             y = gru(xg, w_hh, inner, reverse)
             return y, y[0 if reverse else -1]
-        h = first[0] if first else torch.zeros_like(xg[0, :, :units])
+        h = first[0] if first else torch.zeros_like(xg[0, :, :units], dtype=w_hh.dtype)
         outputs = []
         for gates in reversed(xg.unbind()) if reverse else xg.unbind():
             (xr, xz, xn), (hr, hz, hn) = gates.chunk(3, -1), (h @ w_hh.mT).chunk(3, -1)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from holdfast.core.device import Precision
 from holdfast.data.dataset import Dataset
 from holdfast.models.network import BatchNormPolicy, Network, find_classifier, logits_of
 from holdfast.models.own import OwnModel
@@ -16,16 +17,18 @@ from holdfast.models.registry import ModelSpec
 
 def build_network(
     model: ModelSpec | OwnModel | nn.Module, shape: tuple[int, ...], num_outputs: int, seed: int, device: torch.device,
-    dtype: torch.dtype, classifier: str | None, batchnorm: BatchNormPolicy,
+    precision: Precision, classifier: str | None, batchnorm: BatchNormPolicy,
 ) -> Network:  # fmt: skip
     """The network for samples of that ``shape``; a module of the user's own is copied."""
+    dtype, autocast = precision
     if isinstance(model, ModelSpec):
-        return Network(model.build(shape, num_outputs, seed).to(device, dtype), classifier, batchnorm)
+        net = model.build(shape, num_outputs, seed).to(device, dtype)
+        return Network(net, classifier, batchnorm, autocast_dtype=autocast)
     if isinstance(model, OwnModel):
         model = model.build(shape, num_outputs, seed)
     net = copy.deepcopy(unwrap_module(model)).to(device, dtype)
     unused = unused_parameters(net, shape, classifier)
-    return Network(net, classifier, batchnorm, unused, constant_buffers(net, shape))
+    return Network(net, classifier, batchnorm, unused, constant_buffers(net, shape), autocast)
 
 
 def fit_samples(network: Network, dataset: Dataset) -> Dataset:

@@ -93,7 +93,7 @@ class Experiment(ExperimentSettings):
         batchnorm: how BatchNorm is aggregated: ``average``, ``local`` or ``drop``.
         engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
         device: ``auto``, ``cpu`` or ``cuda``.
-        precision: ``auto``, ``float32``, ``tf32`` or ``float64``.
+        precision: ``auto``, ``float32``, ``tf32``, ``float64``, ``bfloat16`` or ``float16``.
         parallel_clients: how many clients the vectorized engine trains side by side.
         ray_address: the address of the ``ray`` engine's cluster; by default one is started on this machine.
 

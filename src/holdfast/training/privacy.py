@@ -195,6 +195,11 @@ def refuse_unprotected_samples(method: Method, context: RunContext) -> None:
             "so that no single sample's gradient can be bounded; use a model with another norm, such as "
             "resnet18:norm=group"
         )
+    if context.network.autocast_dtype == torch.float16:
+        raise HoldfastError(
+            "dp_samples: in float16, a sample whose gradient overflows decides whether a step is skipped, which has no "
+            "bound and no noise; use precision bfloat16"
+        )
 
 
 def _refuse_mixed_losses(method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:

@@ -107,12 +107,12 @@ class Training:
         )
         check_cohort(settings, federation.clients)
         self.device = choose_device(device)
-        self.precision, dtype = precision, choose_precision(precision, self.device)
+        self.precision, arithmetic = precision, choose_precision(precision, self.device)
         if federation.schedule is not None:
             check_schedule(federation.schedule, federation.stages, settings.rounds)
         shape, outputs = dataset.shape, dataset.num_outputs
         network = build_network(
-            model, shape, outputs, settings.seed, self.device, dtype, classifier, batchnorm
+            model, shape, outputs, settings.seed, self.device, arithmetic, classifier, batchnorm
         )
         self.frozen = network.frozen_hash()
         warn_of_unused(network.unused)
@@ -123,7 +123,7 @@ class Training:
             dataset = fitting
             self.federation = federation = replace(federation, dataset=dataset)
         self.batchnorm, self.classifier = batchnorm, classifier
-        self.data = device_data(poisoned(dataset, settings, federation), self.device, dtype)
+        self.data = device_data(poisoned(dataset, settings, federation), self.device, arithmetic.dtype)
         check_model(network, dataset, self.data)
         if isinstance(model, (OwnModel, nn.Module)):
             warn_of_own_draws(network, self.data)

@@ -12,6 +12,7 @@ from torch.func import grad_and_value
 from holdfast.core.settings import Settings
 from holdfast.core.trees import changes
 from holdfast.engine.clients import teacher_outputs
+from holdfast.engine.loss_scaling import all_finite, counted, scaled, unless_skipped, unscaled
 from holdfast.engine.micro_batches import MicroBatch, joined, micro_batches
 from holdfast.engine.optim import add_proximal_term, clip
 from holdfast.engine.sample_gradients import private_gradient
@@ -61,11 +62,12 @@ class ClientStep:
         return Batch(x, y, epoch, sample_mask, teacher, tables, self.context.task)
 
     def gradient(
-        self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any
-    ) -> tuple[Tensors, Tensor, Tensor, Tensor, Tensors, Tree]:
-        """Gradient, loss, features, logits, and the buffers and the carry that changed.
+        self, params: Tensors, buffers: Tensors, carry: Tree, scaling: Tensors, *lane: Any
+    ) -> tuple[Tensors, Tensor, Tensor, Tensor, Tensors, Tree, Tensors]:
+        """Gradient, loss, features, logits, the buffers and the carry that changed, and whether the step is ``taken``.
 
-        For DP-SGD, ``lane`` ends with the step's noise and the expected size of a batch.
+        The last is {} without ``scaling`` of the loss. For DP-SGD, ``lane`` ends with the step's noise and the expected
+        size of a batch.
         """
         method, settings = self.method, self.settings
         batch, key = self._batch(*lane[:8]), lane[4]
@@ -79,7 +81,8 @@ class ClientStep:
             if extra is not None:
                 x = torch.cat([extra, x])
                 mask = None if mask is None else torch.cat([mask.new_ones(len(extra)), mask])
-            out, new_buffers = self.context.network.pure(w, buffers, x, mask, part.key(key))
+            with self.context.network.autocast():
+                out, new_buffers = self.context.network.pure(w, buffers, x, mask, part.key(key))
             if extra is not None:
                 out = split_extra(out, len(extra))
             local = _TrackedLocal(w, self.global_params)
@@ -90,7 +93,7 @@ class ClientStep:
                 loss = part.scaled(loss)
             self.loss_reads_weights |= local.params_read
             new_buffers = part.buffers(new_buffers, buffers)
-            return loss, (out.features, out.logits, changes(new_buffers, buffers))
+            return scaled(loss, scaling), (out.features, out.logits, changes(new_buffers, buffers))
 
         def accumulated(
             w: Tensors, carry: Tree, ascends: bool = False
@@ -106,7 +109,8 @@ class ClientStep:
                 total = loss if total is None else total + loss
                 outputs.append(Output(features, logits))
             assert total is not None
-            return grads, total, joined(outputs), changed
+            grads = {k: unscaled(g, scaling) for k, g in grads.items()}
+            return grads, unscaled(total, scaling), joined(outputs), changed
 
         point, old_carry, first_changed = params, carry, None
         if method.overrides("perturb"):
@@ -124,6 +128,7 @@ class ClientStep:
         else:
             grads, loss, (features, logits, _), changed = accumulated(point, carry)
             changed = changed if first_changed is None else first_changed
+        taken = {"taken": all_finite(grads.values())} if scaling else {}
         if method.overrides("edit_gradient"):
             grads = method.edit_gradient(grads, carry, Local(params, self.global_params))
         if settings.max_grad_norm is not None:
@@ -133,7 +138,12 @@ class ClientStep:
             gradients = add_proximal_term(weights, gradients, global_params, method.proximal_mu())
             clipped = clip(gradients, settings.max_grad_norm)
             grads = dict(zip(params, clipped, strict=True))
-        return grads, loss, features, logits, changed, changes(carry, old_carry)
+        new_carry = changes(carry, old_carry)
+        changed, new_carry = (
+            unless_skipped(taken, changed, buffers),
+            unless_skipped(taken, new_carry, old_carry),
+        )
+        return grads, counted(loss, taken), features, logits, changed, new_carry, taken
 
     def _task_loss(self, out: Output, batch: Batch, carry: Tree) -> Tensor:
         plain = self.context.task.is_cross_entropy and not self.method.overrides("task_loss")
@@ -144,26 +154,35 @@ class ClientStep:
         return self.method.task_loss(out, batch, carry)
 
     def after_step(
-        self, params: Tensors, features: Tensor, logits: Tensor, carry: Tree, *lane: Any
+        self, params: Tensors, features: Tensor, logits: Tensor, carry: Tree, taken: Tensors, *lane: Any
     ) -> tuple[Tree, Tree]:
         """The weights and the memory that the method changes after the optimiser's step."""
         batch = self._batch(*lane)
         new_params, new_carry = self.method.after_step(params, Output(features, logits), batch, carry)
-        return changes(new_params, params), changes(new_carry, carry)
+        new_params, new_carry = changes(new_params, params), changes(new_carry, carry)
+        return unless_skipped(taken, new_params, params), unless_skipped(taken, new_carry, carry)
 
     def whole_step(
-        self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any
-    ) -> tuple[Tensors, Tensor, Tensors, Tree]:
-        """New weights, loss, and the buffers and the carry that changed, for a method with a ``step`` of its own."""
+        self, params: Tensors, buffers: Tensors, carry: Tree, scaling: Tensors, *lane: Any
+    ) -> tuple[Tensors, Tensor, Tensors, Tree, Tensors]:
+        """The step of a method with a ``step`` of its own.
+
+        Returns new weights, loss, the buffers and the carry that changed, and ``taken`` as `gradient` does.
+        """
         batch, key = self._batch(*lane), lane[4]
-        trainer = _Trainer(self, buffers, batch.mask, key)
+        trainer = _Trainer(self, buffers, batch.mask, key, scaling)
         stepped = self.method.step(trainer, params, batch, carry, Local(params, self.global_params))
         if stepped is None:
             raise UsualStep
         if trainer.loss is None:
             raise no_gradient(self.method)
         new, new_carry = weights_and_carry(stepped, carry)
-        return new, trainer.loss, changes(trainer.buffers, buffers), changes(new_carry, carry)
+        taken, changed = trainer.taken, changes(trainer.buffers, buffers)
+        new, new_carry = (
+            unless_skipped(taken, new, params),
+            unless_skipped(taken, changes(new_carry, carry), carry),
+        )
+        return new, counted(trainer.loss, taken), unless_skipped(taken, changed, buffers), new_carry, taken
 
 
 class UsualStep(Exception):
@@ -186,20 +205,29 @@ class _Trainer:
 
     lr: float
 
-    def __init__(self, step: ClientStep, buffers: Tensors, mask: Tensor | None, key: Tensor) -> None:
+    def __init__(
+        self, step: ClientStep, buffers: Tensors, mask: Tensor | None, key: Tensor, scaling: Tensors
+    ) -> None:
         self.network, self.buffers, self.mask, self.key = step.context.network, buffers, mask, key
+        self.scaling, self.taken = scaling, {}  # type: Tensors, Tensors
         self.lr = step.lr  # type: ignore[assignment]  # a scalar tensor, since CUDA graphs outlive a round
         self.loss: Tensor | None = None
 
     def forward(self, params: Tensors, x: Tensor) -> Output:
-        out, self.buffers = self.network.pure(params, self.buffers, x, self.mask, self.key)
+        with self.network.autocast():
+            out, self.buffers = self.network.pure(params, self.buffers, x, self.mask, self.key)
         return out
 
     def gradient(self, objective: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Tensors, Tensor]:
         def with_buffers(w: Tensors) -> tuple[Tensor, Tensors]:
             # The buffers that the forward pass changed must be outputs of ``grad``.
-            return objective(w), self.buffers
+            return scaled(objective(w), self.scaling), self.buffers
 
         grads, (value, self.buffers) = grad_and_value(with_buffers, has_aux=True)(params)
+        grads = {k: unscaled(g, self.scaling) for k, g in grads.items()}
+        value = unscaled(value, self.scaling)
+        if self.scaling:
+            finite = all_finite(grads.values())
+            self.taken = {"taken": self.taken.get("taken", finite) & finite}
         self.loss = value if self.loss is None else self.loss
         return grads, value

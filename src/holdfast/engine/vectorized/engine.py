@@ -45,6 +45,7 @@ from holdfast.engine.clients import (
     learning_rates,
 )
 from holdfast.engine.local_optimizer import LocalOptimizer
+from holdfast.engine.loss_scaling import after_step, new_scaling
 from holdfast.engine.vectorized.client_step import ClientStep, UsualStep
 from holdfast.engine.vectorized.conv_filters import ConvFilters
 from holdfast.engine.vectorized.round_schedule import LaneSlot, RoundSchedule, schedule_round
@@ -95,6 +96,8 @@ class VectorizedEngine:
         self.optimizer_state = self.optimizer.new_state(self.params, lanes)
         self.loss = torch.zeros(lanes, dtype=context.dtype, device=context.device)
         self.zero = self.loss.new_zeros(())
+        self.scaling = new_scaling(context.network, lanes)
+        self.first_scaling = new_scaling(context.network)
         self.lr = torch.zeros((), dtype=torch.float64 if context.dtype == torch.float64 else torch.float32,
                               device=context.device)  # fmt: skip
         self.client_step = ClientStep(
@@ -294,6 +297,7 @@ class VectorizedEngine:
             write_lanes(self.teachers[name], models, lanes)
         self._load_optimizer_state([prepared.optimizer for prepared in clients], lanes)
         write_lanes({"loss": self.loss}, [{"loss": self.zero}] * len(lanes), lanes)
+        write_lanes(self.scaling, [self.first_scaling] * len(lanes), lanes)
         self.conv_filters.refresh_fp16_copies(slice(min(lanes), max(lanes) + 1))
 
     def _load_optimizer_state(self, states: Sequence[Tree], lanes: Sequence[int]) -> None:
@@ -354,13 +358,17 @@ class VectorizedEngine:
             self.carry, [slot.lane for slot in slots]
         )  # may be used after the lane is reused
         finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # here the host waits for the GPU
+        taken = self.scaling["steps"].tolist() if self.scaling else None
         for slot, carry in zip(slots, carries, strict=True):
             assert slot.prepared is not None
             lane = slot.lane
+            steps = slot.steps if taken is None else int(taken[lane])
             params, buffers = ({k: v[lane] for k, v in views.items()} for views in unbound)
             state = tree_map(operator.itemgetter(lane), kept)
-            loss = losses[lane] / slot.steps
-            yield self.runner.finish(slot.prepared, params, buffers, state, carry, loss, finite[lane])
+            loss = losses[lane] / steps if steps else math.nan
+            yield self.runner.finish(
+                slot.prepared, params, buffers, state, carry, loss, finite[lane] and steps > 0
+            )
 
     # A step ---------------------------------------------------------------------------------------------
 
@@ -377,7 +385,7 @@ class VectorizedEngine:
 
     def _state(self) -> list[Tensor]:
         """All tensors that a step changes."""
-        trees = (self.params, self.buffers, self.optimizer_state, self.carry)
+        trees = (self.params, self.buffers, self.optimizer_state, self.carry, self.scaling)
         return [self.loss, self.cursor, *(leaf for tree in trees for _, leaf in leaves(tree))]
 
     def _step(self, n: int, width: int, masked: bool) -> None:
@@ -387,11 +395,11 @@ class VectorizedEngine:
             rows = self._active_lanes(n)
             batch = self._load_step(n, width, masked, rows)
             params, buffers = self._of_lanes(self.params, n, rows), self._of_lanes(self.buffers, n, rows)
-            carry = self._of_lanes(self.carry, n, rows)
+            carry, scaling = self._of_lanes(self.carry, n, rows), self._of_lanes(self.scaling, n, rows)
             if method.overrides("step"):
                 try:
-                    new_params, loss, changed, new_carry = vmap(self.client_step.whole_step)(
-                        params, buffers, carry, *batch
+                    new_params, loss, changed, new_carry, taken = vmap(self.client_step.whole_step)(
+                        params, buffers, carry, scaling, *batch
                     )
                 except UsualStep:
                     pass
@@ -399,24 +407,32 @@ class VectorizedEngine:
                     copy_(params, new_params)
                     copy_(buffers, changed)
                     copy_(carry, new_carry)
+                    if taken:
+                        copy_(scaling, after_step(scaling, taken["taken"]))
                     self._write_back(
-                        rows, (self.params, params), (self.buffers, buffers), (self.carry, carry)
+                        rows,
+                        (self.params, params),
+                        (self.buffers, buffers),
+                        (self.carry, carry),
+                        (self.scaling, scaling),
                     )
                     self._count_step(loss, rows)
                     return
             with self.conv_filters.recording(n) as recorded:
-                grads, loss, features, logits, changed, new_carry = vmap(self.client_step.gradient)(
-                    params, buffers, carry, *batch
+                grads, loss, features, logits, changed, new_carry, taken = vmap(self.client_step.gradient)(
+                    params, buffers, carry, scaling, *batch
                 )
             copy_(buffers, changed)
             copy_(carry, new_carry)
+            if taken:
+                copy_(scaling, after_step(scaling, taken["taken"]))
             optimizer_state = self._of_lanes(self.optimizer_state, n, rows)
             self.conv_filters.update(*recorded, grads, self.client_step.loss_reads_weights)
             self.optimizer.step_(
                 list(params.values()),
                 [grads[k] for k in params],
                 {slot: list(by_name.values()) for slot, by_name in optimizer_state.items()},
-                lr=self._learning_rate(n, epoch=batch[3]),
+                lr=self._learning_rate(n, batch[3], taken),
                 proximal_mu=self.conv_filters.proximal_mu,
                 global_params=[self.global_params[k] for k in params],
                 kernels=self.context.network.uses_kernels,
@@ -425,7 +441,7 @@ class VectorizedEngine:
             )
             if method.overrides("after_step"):
                 new_params, new_carry = vmap(self.client_step.after_step)(
-                    params, features, logits, carry, *batch
+                    params, features, logits, carry, taken, *batch
                 )
                 copy_(params, new_params)
                 copy_(carry, new_carry)
@@ -435,6 +451,7 @@ class VectorizedEngine:
                 (self.buffers, buffers),
                 (self.optimizer_state, optimizer_state),
                 (self.carry, carry),
+                (self.scaling, scaling),
             )
             self._count_step(loss, rows)
 
@@ -453,14 +470,19 @@ class VectorizedEngine:
         for stacked, values in pairs if rows is not None else ():
             tree_map(lambda target, value: target.index_copy_(0, rows, value), stacked, values)
 
-    def _learning_rate(self, n: int, epoch: Tensor) -> Tensor:
-        """The learning rate: a scalar if it is the same for all lanes and parameters, otherwise ``[n, parameters]``."""
+    def _learning_rate(self, n: int, epoch: Tensor, taken: Tensors) -> Tensor:
+        """The learning rate: a scalar if it is the same for all lanes and parameters, otherwise ``[n, parameters]``.
+
+        It is 0, with which optimisers change nothing, for lanes whose step is not ``taken``.
+        """
         varies = self.method.overrides("learning_rate")
         rates = self.rates.index_select(0, epoch) if varies else self.lr
-        if "lr_factors" not in self.schedule_arrays:
-            return rates
-        factors = self.schedule_arrays["lr_factors"].index_select(0, self.cursor)[0, :n, None]
-        return (rates * factors).expand(n, len(self.params)).contiguous()
+        by_lane = [value[:, None] for value in taken.values()]
+        if "lr_factors" in self.schedule_arrays:
+            by_lane.append(self.schedule_arrays["lr_factors"].index_select(0, self.cursor)[0, :n, None])
+        for factors in by_lane:
+            rates = rates * factors
+        return rates.expand(n, len(self.params)).contiguous() if by_lane else rates
 
     def _load_step(self, n: int, width: int, masked: bool, lanes: Tensor | None) -> tuple[Any, ...]:
         """This step's samples, targets, masks, epochs, dropout keys, tables, teachers and their buffers, by lane.

@@ -120,6 +120,9 @@ def schedule_round(
         plan, filled, own = slot.planned.plan, real[at], indices[at]
         own[:, :width][filled] = slot.planned.ids[plan.order]
         own[:, width : 2 * width][filled] = plan.order + slot.row
+        # Padding repeats the batch's first sample: another client's might overflow, and 0 times infinity is not 0.
+        for part in (own[:, :width], own[:, width : 2 * width]):
+            part[:] = np.where(filled, part, part[:, :1])
         own[:, -2] = plan.epoch
         if len(plan.keys):
             own[:, -1] = plan.keys
