@@ -250,7 +250,7 @@ def test_ccvr_is_fedavg_but_for_the_classifier_at_the_end() -> None:
     training, plain = (execute(prepared(m, MISSING), {}) for m in (CCVR(), FedAvg()))
     ours, theirs = training.model.state_dict(), plain.model.state_dict()
     assert [k for k in ours if not torch.equal(ours[k], theirs[k])] == ["3.weight", "3.bias"]
-    none = prepared(CCVR(epochs=0), MISSING).run({}).model.state_dict()
+    none = execute(prepared(CCVR(epochs=0), MISSING), {}).model.state_dict()
     assert all(torch.equal(none[k], theirs[k]) for k in none)
 
 
@@ -281,7 +281,7 @@ def test_ccvr_union_of_clients_has_the_moments_of_all_their_samples() -> None:
 
 
 def test_ccvr_on_top_of_another_method() -> None:
-    run = prepared(Stack(FedProc(), CCVR()), MISSING).run({})
+    run = execute(prepared(Stack(FedProc(), CCVR()), MISSING), {})
     assert np.isfinite(run.records[-1]["loss"])
 
 

@@ -17,6 +17,7 @@ PRECISIONS = ("auto", "float32", "tf32", "float64", "bfloat16", "float16")
 MPS_COMMAND = "nvidia-cuda-mps-control -d"  # starts CUDA's multi-process service
 
 _gpu_processes = 1
+_onednn_off = False  # by `_use_onednn`
 
 
 def choose_device(name: str) -> torch.device:
@@ -62,11 +63,21 @@ def choose_precision(name: str, device: torch.device) -> Precision:
     torch.backends.cudnn.deterministic = True  # the same seed must give the same bits
     torch.backends.cudnn.benchmark = False
     half = name in ("bfloat16", "float16")
-    # In bfloat16, oneDNN leaves gradients of filters uninitialised where these meet only padding.
-    torch.backends.mkldnn.enabled = not (half and device.type == "cpu")  # type: ignore[assignment]
+    _use_onednn(not (half and device.type == "cpu"))
     if half:
         return Precision(torch.float32, getattr(torch, name))
     return Precision(torch.float64 if name == "float64" else torch.float32)
+
+
+def _use_onednn(use: bool) -> None:
+    """Switch oneDNN off, or on again if this function has switched it off.
+
+    In bfloat16 it leaves gradients of filters uninitialised where these meet only padding.
+    """
+    global _onednn_off
+    if use and _onednn_off or not use and torch.backends.mkldnn.enabled:
+        torch.backends.mkldnn.enabled = use  # type: ignore[assignment]
+        _onednn_off = not use
 
 
 def bfloat16_unavailable(device: torch.device) -> str | None:
