@@ -114,7 +114,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (
         "step",
         lambda self, trainer, params, batch, carry, local: params,
-        "without having called trainer.gradient",
+        "without calling trainer.gradient",
     ),
     (
         "step",
@@ -250,7 +250,7 @@ FALLS_BACK: list[tuple[str, Any, str]] = [
     (
         "client_init",
         lambda self, payload, state, client: {"y": client.y},
-        "client_init returns tensors of other shapes",
+        "client_init returns tensors of different shapes",
     ),
 ]
 

@@ -142,9 +142,9 @@ def test_a_loss_of_ones_own_is_recorded_as_such(tmp_path):
     one, other = (torch.cat([p.flatten() for p in run.model.parameters()]) for run in runs)
     torch.testing.assert_close(one, other)
     assert runs[0].experiment["task"]["loss"] == {"name": "squared", "own": True}
-    with pytest.raises(hf.HoldfastError, match="loss of this run is a function from Python"):
+    with pytest.raises(hf.HoldfastError, match="loss of this run is a Python function"):
         hf.Experiment(task=runs[0].experiment["task"])
-    with pytest.raises(hf.HoldfastError, match="metric mine of this run is a function from Python"):
+    with pytest.raises(hf.HoldfastError, match="metric mine of this run is a Python function"):
         hf.Experiment(metrics=[{"name": "mine", "own": True}])
 
 

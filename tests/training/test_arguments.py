@@ -46,7 +46,7 @@ def federation():
         ),
         ({"device": "mps"}, "device is 'mps'; it must be auto, cpu or cuda"),
         ({"device": "meta"}, "device is 'meta'"),
-        ({"resume": True}, "resume is given without out"),
+        ({"resume": True}, "resume needs out"),
         ({"resume": "yes"}, "resume is 'yes'; it must be true or false"),
         ({"progress": "no"}, "progress is 'no'; it must be true or false"),
         ({"device": 0}, "device is 0; it must be text"),

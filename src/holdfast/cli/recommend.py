@@ -77,7 +77,9 @@ def _experiment(file: Path | None, settings: Mapping[str, Any], changes: list[st
         return experiment_from(file, {"rounds": written.get("rounds", ROUNDS), **settings}, changes)
     content = files.read_json(file)
     if not isinstance(content, dict) or "dataset" not in content:
-        raise HoldfastError(f"'{file}' is not a federation: make one with `holdfast partition --save {file}`")
+        raise HoldfastError(
+            f"'{file}' is not a federation; create one with `holdfast partition --save {file}`"
+        )
     partition = content.get("partition")
     seed = partition.get("seed", 0) if isinstance(partition, dict) else 0
     given = {"rounds": ROUNDS, "data": content["dataset"], "seed": seed, "federation": str(file), **settings}

@@ -30,10 +30,12 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if not count:
-            raise HoldfastError("device is 'cuda', but torch sees no CUDA device here; use --device cpu")
+            raise HoldfastError("device is 'cuda', but PyTorch finds no CUDA device; use --device cpu")
         if device.index is not None:
             if device.index >= count:
-                raise HoldfastError(f"device is '{name}', but torch sees {count} CUDA device(s) here, from 0")
+                raise HoldfastError(
+                    f"device is '{name}', but PyTorch finds {count} CUDA device(s), numbered from 0"
+                )
             torch.cuda.set_device(device)  # streams, graphs and kernels use the current device
     return device
 

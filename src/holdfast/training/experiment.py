@@ -172,15 +172,15 @@ class Experiment(ExperimentSettings):
                     else ""
                 )
                 raise HoldfastError(
-                    f"the {name} of this run came from Python, which a file cannot restore; continue it "
-                    f"with holdfast.train(..., resume=True){hint}"
+                    f"the {name} of this run is a Python object, which is not stored in its file; continue the "
+                    f"run with holdfast.train(..., resume=True){hint}"
                 )
 
         for metric in self.metrics if isinstance(self.metrics, list | tuple) else ():
             if isinstance(metric, Mapping):
                 raise HoldfastError(
-                    f"the metric {metric.get('name')} of this run is a function from Python, and no file can bring it "
-                    "back; continue it with holdfast.train(..., resume=True)"
+                    f"the metric {metric.get('name')} of this run is a Python function, which is not stored in "
+                    "its file; continue the run with holdfast.train(..., resume=True)"
                 )
 
     def _refuse_beside_federation(self, whole: str, allowed: Iterable[str] = ()) -> None:
@@ -264,7 +264,7 @@ class Experiment(ExperimentSettings):
             own = self._own_data()
             if self.preprocess != DEFAULTS["preprocess"]:
                 raise HoldfastError(
-                    f"preprocess is given together with {own.name}, whose data set has its own"
+                    f"preprocess is given together with {own.name}, whose data set already has one"
                 )
             return own.load(self._partition_seed)
         name, _, domains = self.data.partition(":")
@@ -497,7 +497,7 @@ def place(values: dict[str, Any], path: str, value: Any) -> None:
         inside[key] = {} if inside[key] is None else inside[key]
         inside = inside[key]
         if not isinstance(inside, dict):
-            raise HoldfastError(f"'{path}' leads nowhere: {key} is {inside!r}")
+            raise HoldfastError(f"'{path}' is not a setting: {key} is {inside!r}")
     inside[last] = value
 
 

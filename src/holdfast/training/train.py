@@ -168,7 +168,7 @@ def train(
             still computed for all ``rounds``.
     """
     if validate("stop_after", stop_after, PositiveCount | None) is not None and out is None:
-        raise HoldfastError("stop_after is given without out, the directory from which the run can go on")
+        raise HoldfastError("stop_after needs out, the directory from which the run can be resumed")
     check_kinds(method, federation)
     trackers = checked_trackers(trackers)
     check_options(
@@ -176,7 +176,7 @@ def train(
         resume=resume, on_round=on_round, progress=progress,
     )  # fmt: skip
     if resume and out is None:
-        raise HoldfastError("resume is given without out, the directory of the run that is to go on")
+        raise HoldfastError("resume needs out, the directory of the run to resume")
     settings = Settings(
         rounds=rounds,
         clients_per_round=clients_per_round,

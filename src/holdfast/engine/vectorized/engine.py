@@ -308,8 +308,8 @@ class VectorizedEngine:
         if not _fits(prepared.carry, self.carry):
             if not first:
                 raise HoldfastError(
-                    f"{self.method.name}: client_init returns tensors of other shapes for client "
-                    f"{prepared.client.id} than for others; a carry needs the same shapes for every client"
+                    f"{self.method.name}: client_init returns tensors of different shapes for client "
+                    f"{prepared.client.id} than for other clients; the shapes must be the same for every client"
                 )
             self.step_cache.clear()  # its steps contain the old addresses
             self.carry = stack_like(prepared.carry, self.lanes)
@@ -327,8 +327,9 @@ class VectorizedEngine:
             if table is not None and table.shape[1:] != values.shape[1:]:
                 if not first:
                     raise HoldfastError(
-                        f"{self.method.name}: tables returns '{name}' with other shapes for client "
-                        f"{prepared.client.id} than for others; rows need the same shape for every client"
+                        f"{self.method.name}: tables returns '{name}' with different shapes for client "
+                        f"{prepared.client.id} than for other clients; the shapes must be the same for every "
+                        "client"
                     )
                 table = None
             if table is None or len(table) < rows:
