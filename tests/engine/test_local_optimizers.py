@@ -280,7 +280,7 @@ def test_any_optimiser_of_torch_trains_and_resumes(tmp_path: Path) -> None:
         ({"optimizer": torch.optim.RAdam, "weight_decay": 0.1}, "functools.partial.RAdam"),
         ({"optimizer": torch.optim.RAdam, "engine": "vectorized"}, "RAdam runs only on engine 'sequential'"),
         ({"optimizer": torch.optim.LBFGS}, "LBFGS evaluates the loss several times"),
-        ({"optimizer": torch.nn.Linear}, "optimizer Linear cannot be made"),
+        ({"optimizer": torch.nn.Linear}, "optimizer Linear cannot be created"),
         ({"optimizer": "adam", "method": "scaffold"}, "scaffold assumes local SGD"),
         ({"optimizer": "adam", "method": "fedprox+fednova"}, "fednova assumes local SGD"),
         ({"optimizer": "adam", "method": "fedreg"}, "fedreg replaces the local step"),

@@ -252,7 +252,7 @@ def test_an_own_model_is_checked_like_a_module(code):
             r"<lambda> needs site: besides seed, every argument must have a default",
         ),
         ({"data": hf.FedAvg()}, r"data is a FedAvg; it must be the name"),
-        ({"method": Push}, r"method is the class Push; it must be an object of it, Push\(\)"),
+        ({"method": Push}, r"method is the class Push; it must be an instance, such as Push\(\)"),
         (
             {"method": Holding(lambda: 3)},
             r"holding: what is the function <lambda>; the fields of a method are stored",

@@ -212,7 +212,7 @@ def check_micro_batches(method: Method, network: Network, task: Task, settings: 
     elif task.compares_samples:
         cause = f"the loss of task '{task.name}' compares the samples of a batch"
     elif method.overrides("step"):
-        cause = f"{method.name} computes its whole local step"
+        cause = f"{method.name} replaces the local step"
     for part in method.parts if isinstance(method, Stack) else (method,):
         if part.compares_samples:
             cause = f"the loss of {part.name} compares the samples of a batch"
