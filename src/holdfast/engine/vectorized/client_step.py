@@ -1,4 +1,4 @@
-"""The step of one lane: the method's own code as pure functions, for ``torch.func.vmap``."""
+"""The step of one lane: the method's code as pure functions, for ``torch.func.vmap``."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class ClientStep:
                 method, self.context.network, batch, key, Local(point, self.global_params), buffers, carry,
                 self.sample_clip, *lane[8:],
             )  # fmt: skip
-            features = logits = loss  # which no method may read
+            features = logits = loss  # placeholders that no method may read
             changed: Tensors = {}
         else:
             grads, loss, (features, logits, _), changed = accumulated(point, carry)
@@ -154,7 +154,7 @@ class ClientStep:
     def whole_step(
         self, params: Tensors, buffers: Tensors, carry: Tree, *lane: Any
     ) -> tuple[Tensors, Tensor, Tensors, Tree]:
-        """New weights, loss, and the buffers and the carry that changed, for a method with a ``step`` of its own."""
+        """New weights, loss, and the buffers and the carry that changed, for a method that defines ``step``."""
         batch, key = self._batch(*lane), lane[4]
         trainer = _Trainer(self, buffers, batch.mask, key)
         stepped = self.method.step(trainer, params, batch, carry, Local(params, self.global_params))
