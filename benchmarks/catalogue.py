@@ -208,7 +208,7 @@ the two parts. Server optimisers other than `fedavgm` need a learning rate of th
   from its weights, its buffers and its number of samples.
 - **digits**, **fashion**(-mnist): accuracy/forgetting in percent with Dirichlet 0.1, defaults, means over the last
   ten rounds and the seeds run (scaffold with `variant=ntd`, ccvr on fedavg and after the last round). Their number
-  and the other settings are listed with each method, deviations in [What each method learns](learning.md).
+  and the other settings are listed with each method, deviations in [Accuracy and forgetting](learning.md).
 
 All numbers are measured, by `python benchmarks/catalogue.py`, which writes this page.
 """

@@ -445,20 +445,20 @@ RUN = ["run", "--clients", "5"]
         (["show", "nowhere"], "holds no run"),
         (["report", "nowhere"], "is not a directory"),
         (["methods", "fedntt"], "did you mean fedntd"),
-        (["methods", "none.py:Mine"], "there is no file"),
+        (["methods", "none.py:Mine"], "for the method does not exist"),
         (
             [*RUN, "--method", "none.py:Mine"],
             "for the method does not exist; write the path of a file and a name in it",
         ),
         ([*RUN, "--method", "nowhere.methods:Mine"], "there is no module 'nowhere.methods' to import"),
         ([*RUN, "--method", "fedavg+json:loads"], "json:loads is the function loads; it must be a class"),
-        ([*RUN, "--model", "none.py:net"], "to take a model from"),
+        ([*RUN, "--model", "none.py:net"], "for the model does not exist"),
         (
             [*RUN, "--model", "json:loads"],
             "json:loads needs s: besides shape, num_classes, seed, every argument",
         ),
-        ([*RUN, "--data", "none.py:load"], "to take a data set from"),
-        (["compare", "fedavg", "none.py:Mine", "--clients", "5"], "to take a method from"),
+        ([*RUN, "--data", "none.py:load"], "for the data set does not exist"),
+        (["compare", "fedavg", "none.py:Mine", "--clients", "5"], "for the method does not exist"),
         (["compare", "fedavg", "fedavg", "--clients", "5"], "named twice"),
         (["compare", "fedavg", "--set", "method.beta=1", "--clients", "5"], "fedavg fedntd:beta=0.5"),
         (["compare", "fedavg", "--method", "fedntd", "--clients", "5"], "'--method fedntd' cannot be given"),
@@ -500,7 +500,7 @@ def test_bad_data_and_files_are_refused(tmp_path, run):
     result = call("run", *SMALL, "--out", run)
     assert (result.exit_code, "already holds a run" in result.stderr) == (2, True)
     result = call("export", run, tmp_path / "m.h5")
-    assert (result.exit_code, "it must end in .pt, .safetensors" in result.stderr) == (2, True)
+    assert (result.exit_code, "the path must end in .pt, .safetensors" in result.stderr) == (2, True)
     result = call("export", run, tmp_path / "m.pt", "--format", "tensorflow")
     assert (result.exit_code, "unknown export format 'tensorflow'" in result.stderr) == (2, True)
     assert call("run", "--methd", "fedavg").exit_code == 2

@@ -75,7 +75,7 @@ def test_sequences_without_sites_are_of_one_stratum(tmp_path):
 
 
 def test_methods_that_need_classes_are_refused():
-    with pytest.raises(hf.HoldfastError, match=r"fedntd needs classes, .* the task is 'regression': use"):
+    with pytest.raises(hf.HoldfastError, match=r"fedntd needs classes, .* the task is 'regression'; use"):
         train("regression", "fedntd")
     with pytest.raises(hf.HoldfastError, match="moon reads the features of the model"):
         train("segmentation", "moon")
