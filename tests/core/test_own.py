@@ -143,7 +143,7 @@ def test_a_script_is_loaded_again_only_if_that_runs_nothing(
         ("\n\ndef f(:\n", "", r"cannot be loaded: SyntaxError: invalid syntax \(mine\.py, line 3\)"),
         ("raise SystemExit\n", "", r"cannot be loaded: SystemExit \(line 1\)"),
         (MINE, ":Mien", r"unknown name in .*mine\.py 'Mien'; did you mean Mine"),
-        ("x = 1\n", ":Mine", r"there is no 'Mine' in .*mine\.py, which defines no class and no function"),
+        ("x = 1\n", ":Mine", r"there is no 'Mine' in .*mine\.py, which defines neither classes nor functions"),
         ("x = 1\n", "", r"mine\.py' has no method that can be selected without a name"),
         (MINE + "\n\nclass Other(Mine):\n    pass\n", "", r"several methods; name one: mine\.py:Mine or .*:Other"),
         ("def make():\n    pass\n", ":make", r"mine\.py:make is the function make; it must be a class that inherits"),

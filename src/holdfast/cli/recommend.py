@@ -41,7 +41,7 @@ def recommend(
 
     The candidates are the recipe, FedAvg, and the three best methods of measured settings with similar label counts.
     They are trained for 30 rounds unless --rounds is given, and compared on validation samples: a share of each
-    client's samples (--validation, 0.1 by default) that each seed draws anew. Repeat an interrupted command to continue
+    client's samples (--validation, 0.1 by default) that depends on the seed. Repeat an interrupted command to continue
     it.
 
     Example:  holdfast recommend --data digits --partition dirichlet:0.1 --clients 5 --model linear

@@ -219,7 +219,9 @@ def _attribute(module: ModuleType, name: str, where: str) -> Any:
     if not hasattr(module, name):
         names = [key for key, value in vars(module).items() if _defined_in(module, value)]
         if not names:
-            raise HoldfastError(f"there is no '{name}' in {where}, which defines no class and no function")
+            raise HoldfastError(
+                f"there is no '{name}' in {where}, which defines neither classes nor functions"
+            )
         raise unknown(f"name in {where}", name, names)
     return getattr(module, name)
 

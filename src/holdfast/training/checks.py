@@ -50,7 +50,8 @@ def misspelt_hooks(method: Method) -> list[str]:
         name: get_close_matches(name, known, 1, SIMILAR) for name in sorted(names - {*known, *options})
     }
     return [
-        f"{method.name} defines {name}, which is no hook and no attribute of a method; did you mean {found[0]}?"
+        f"{method.name} defines {name}, which is neither a hook nor an attribute of a method; did you mean "
+        f"{found[0]}?"
         for name, found in similar.items()
         if found
     ]
@@ -263,8 +264,9 @@ def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
         return
     if not _ends_with_its_classifier(network, out):
         text = (
-            "something follows the model's classifier, such as a softmax, which the task's loss brings by itself; "
-            "methods that apply the classifier themselves leave it out: end the model with it, or name it by classifier"
+            "something follows the model's classifier, such as a softmax, which the task's loss already "
+            "includes; methods that apply the classifier themselves leave it out: end the model with it, or name "
+            "it by classifier"
         )
         warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
 

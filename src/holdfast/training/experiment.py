@@ -87,7 +87,7 @@ class Experiment(ExperimentSettings):
         engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
         device: ``auto``, ``cpu`` or ``cuda``.
         precision: ``auto``, ``float32``, ``tf32`` or ``float64``.
-        parallel_clients: how many clients the vectorized engine trains side by side.
+        parallel_clients: how many clients the vectorized engine trains in parallel.
         ray_address: the address of the ``ray`` engine's cluster; by default one is started on this machine.
 
     Text is converted to a mapping and checked at once, so that two experiments with the same content are equal. Objects
