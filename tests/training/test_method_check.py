@@ -226,7 +226,8 @@ WRONG: list[tuple[type[Mine], str]] = [
     (KeepsItself, " gives other results when the clients of a round are trained in another order"),
     (Deviation, ": training fails where a last batch has one sample, .* left out: not finite"),
     (Misspelt, r" defines task_los, which is neither a hook nor an attribute of a method; did you mean task_loss\?"),
-    (MisspeltAttribute, r" defines use_mask, which is neither a hook nor an attribute of a method; did you mean uses_mask\?"),
+    (MisspeltAttribute,
+     r" defines use_mask, which is neither a hook nor an attribute of a method; did you mean uses_mask\?"),
     (Lost, r": the upload of client 1 in round 1 is left out: "),
 ]  # fmt: skip
 
