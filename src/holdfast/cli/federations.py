@@ -27,7 +27,7 @@ Draw = Annotated[Path | None, typer.Option(help="Draw it to a .png, .svg or .pdf
 FAR = 0.3  # distance above which a published setting is not comparable with a federation
 
 MEASURES = {
-    "label_skew": "label skew (0: all clients alike, 1: nothing in common)",
+    "label_skew": "label skew (0: all clients equal, 1: nothing in common)",
     "quantity_gini": "Gini coefficient of the clients' sizes",
     "imbalance_ratio": "commonest class / rarest class",
     "missing_classes": "classes missing from a client, on average",

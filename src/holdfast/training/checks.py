@@ -272,7 +272,7 @@ def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
 
 
 def _returns_what_the_task_needs(network: Network, dataset: Dataset, data: DeviceData) -> bool:
-    """Whether the model's outputs have the right shape, whatever its last Linear layer is."""
+    """Whether the model's outputs have the right shape, independent of its last Linear layer."""
     try:
         out = network.apply(network.params, network.buffers, data.read(np.array([0])))
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, HoldfastError):

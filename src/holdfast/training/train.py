@@ -113,7 +113,7 @@ def train(
         sampling: ``"random"``, or ``"cyclic"``: every client takes part once, in random order, before any is sampled
             again. With one client per round this is cyclic weight transfer.
         local_epochs: the epochs of a client in a round; a fraction, such as 0.5, is a share of an epoch's batches.
-        local_steps: the steps of every client in a round, whatever its number of samples, instead of ``local_epochs``.
+        local_steps: the steps of every client in a round, for any number of samples, instead of ``local_epochs``.
         micro_batch_size: the samples per forward and backward pass. The gradient of a batch is accumulated over
             micro-batches, which needs less memory.
         lr: by default 0.1 for ``sgd``, 0.01 for ``adagrad`` and 0.001 for other optimisers.

@@ -62,7 +62,7 @@ class TableEncoder:
         return np.asarray(encoded, np.float32)
 
     def matrix(self, table: Table) -> np.ndarray:
-        """The columns side by side: float64, or objects (float or text) where some are categorical."""
+        """All columns as one array: float64, or objects (float or text) where some are categorical."""
         return _matrix(table, self.columns, self.categorical)
 
     def _input(self, table: Table) -> Any:

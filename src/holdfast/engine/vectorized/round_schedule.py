@@ -112,7 +112,7 @@ def schedule_round(
     for slot, at in zip(slots, where, strict=True):
         sizes[at], taken[at] = slot.planned.plan.sizes, True
     real = np.arange(width) < sizes[..., None]
-    # Sample ids, table rows, epoch and dropout key are side by side, so that a step reads them at once.
+    # Sample ids, table rows, epoch and dropout key are stored together, so that a step reads them in one operation.
     indices = np.zeros((steps, lanes, 2 * width + 2), np.int64)
     draws = np.zeros((steps, lanes, width, 5) if augments else (0, 0, 0, 5), np.int16)
     lane_numbers = np.zeros((steps, lanes), np.int64)
