@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,11 +26,12 @@ from holdfast.core.trees import size_in_bytes
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation, federate
 from holdfast.data.preprocess import Preprocess
+from holdfast.data.schedules import EveryN
 from holdfast.engine.base import NO_OVERLAP, Engine, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
 from holdfast.engine.rounds import RoundLoop
 from holdfast.engine.state_cache import StateCache
-from holdfast.methods import METHODS, CReFF, Method
+from holdfast.methods import METHODS, TARGET, CReFF, Method
 from holdfast.methods.catalogue import MEASUREMENTS, costs_in_words, describe, overview
 from work import prepare
 
@@ -52,19 +54,30 @@ CLIENTS, ROUND = 6, 3  # in round 3 every method sends all it ever sends; 6 clie
 
 
 def measured_method(name: str) -> Method:
-    """The method with default hyper-parameters, but without CReFF's 300 epochs on the server, which take long."""
-    return CReFF(epochs=1) if name == "creff" else METHODS[name]()
+    """The method with default hyper-parameters, but without the steps of CReFF and TARGET on the server, which take
+    long."""
+    quick = {"creff": CReFF(epochs=1), "target": TARGET(generator_steps=1, student_steps=0)}
+    return quick.get(name) or METHODS[name]()
 
 
-def federation(shape: tuple[int, ...], each: int, augment: bool = False) -> Federation:
-    """Clients with ``each`` samples of eight of ten classes, and 20 public samples."""
+def stages_of(method: Method) -> int:
+    """The stages of the federation: two for TARGET, which is FedAvg without a stream; round 3 begins the second."""
+    return 2 if method.name == "target" else 1
+
+
+def federation(shape: tuple[int, ...], each: int, augment: bool = False, stages: int = 1) -> Federation:
+    """Clients with ``each`` samples of eight of ten classes at each stage, and 20 public samples."""
     rng = np.random.default_rng(0)
-    samples = CLIENTS * each + 20
+    samples = CLIENTS * stages * each + 20
     labels = (np.arange(samples) % 8 + np.arange(samples) // each) % 10
     x = rng.integers(0, 256, (samples, *shape), dtype=np.uint8)
     data = Dataset.from_arrays(x, labels, x[:10], labels[:10], preprocess=Preprocess(flip=augment))
-    parts = np.split(np.arange(CLIENTS * each), CLIENTS)
-    return federate(data, parts, public=np.arange(CLIENTS * each, samples))
+    parts = np.split(np.arange(samples - 20), CLIENTS)
+    whole = federate(data, parts, public=np.arange(samples - 20, samples))
+    if stages == 1:
+        return whole
+    offsets = each * np.arange(CLIENTS * stages + 1)
+    return replace(whole, offsets=offsets, stages=stages, schedule=EveryN(ROUND - 1, stages))
 
 
 def first_rounds(
@@ -82,12 +95,18 @@ def first_rounds(
 def traffic(method: Method) -> dict[str, Any]:
     """Bytes of one client in one round of ntd-cifar, which has 2.2 million parameters."""
     loop, states = first_rounds(
-        method, "ntd-cifar", federation((3, 32, 32), each=8), local_epochs=2, batch_size=8
+        method,
+        "ntd-cifar",
+        federation((3, 32, 32), each=8, stages=stages_of(method)),
+        local_epochs=2,
+        batch_size=8,
     )
     watched = loop.engine = Watched(loop.engine)
     for number in range(1, ROUND + 1):
         record = loop.round(number)
-    server = loop.server
+    server, kept = loop.server, dict(states.get(0) or {})
+    if stages_of(method) > 1:
+        kept.pop("head")  # with which the client's model is tested in every stream, whatever the method
     final_statistics = loop.runner.final_statistics(
         Job(0, loop.federation.client(0)), Broadcast(ROUND, server.params, server.buffers, {})
     )
@@ -95,7 +114,7 @@ def traffic(method: Method) -> dict[str, Any]:
         "model": size_in_bytes({**server.params, **server.buffers}),
         "up": record["bytes_up"] // CLIENTS,
         "down": record["bytes_down"] // CLIENTS,
-        "state": size_in_bytes(states.get(0) or {}),
+        "state": size_in_bytes(kept),
         "server_state": size_in_bytes(server.state),
         "up_at_the_end": size_in_bytes(final_statistics),
         "sends": sorted(watched.sends),
@@ -105,7 +124,7 @@ def traffic(method: Method) -> dict[str, Any]:
 
 def work(method: Method, augment: bool) -> dict[str, float]:
     """Multiplications and additions of the clients and of the server in one round."""
-    data = federation((1, 8, 8), each=100, augment=augment)
+    data = federation((1, 8, 8), each=100, augment=augment, stages=stages_of(method))
     loop, _ = first_rounds(method, "mlp", data, local_epochs=5, batch_size=50)
     for number in range(1, ROUND):
         loop.round(number)

@@ -38,10 +38,10 @@ def main() -> None:
 def from_tables() -> Iterator[Ranking]:
     """The columns of the papers' tables and of the benchmark on streams."""
     groups: dict[tuple[str, str, str], dict[str, list[Mapping[str, Any]]]] = {}
-    searches = {table.id for table in load_tables().values() if table.is_search}
+    others = {table.id for table in load_tables().values() if not table.published}
     for path in sorted((ROOT / "results").glob("*/*.json")):
-        if f"{path.parent.name}/{path.stem}" in searches:
-            continue  # short runs that search for hyper-parameters
+        if f"{path.parent.name}/{path.stem}" in others:
+            continue  # searches for hyper-parameters, and figures
         table = f"results/{path.parent.name}/{path.name}"
         for entry in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             given = entry["settings"]

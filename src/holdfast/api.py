@@ -23,6 +23,7 @@ from holdfast.data.partitions import (
     parse_partition,
 )
 from holdfast.data.preprocess import Preprocess, preprocess_for
+from holdfast.data.removal import remove_samples
 from holdfast.data.schedules import EveryN, GlobalEpochs, StageSchedule
 from holdfast.data.sites import federation_from_sites
 from holdfast.data.skew import FeatureSkew, LongTail, minority_classes
@@ -102,6 +103,7 @@ __all__ = [
     "parse_partition",
     "preprocess_for",
     "recommend",
+    "remove_samples",
     "resume",
     "stream",
     "train",

@@ -8,7 +8,7 @@ import torch
 from scipy.sparse import eye_array
 from torch.utils.data import TensorDataset
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.data.dataset import Dataset
 
 X = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
@@ -37,6 +37,24 @@ def test_a_test_share_is_drawn_from_each_quarter_of_numbers():
     tested = np.sort(Dataset.from_arrays(X, y, test=0.2).y_test.numpy())
     assert len(tested) == 4
     assert (np.floor(tested / 5) == np.arange(4)).all()
+
+
+def test_a_data_set_without_test_samples():
+    data = Dataset.from_arrays(X, Y, test=0)
+    assert (len(data.y_train), len(data.y_test), data.x_test.shape) == (20, 0, (0, 3))
+    empty = Dataset.from_arrays(X, Y, X[:0], Y[:0])
+    assert torch.equal(empty.x_train, data.x_train)
+    assert empty.num_classes == data.num_classes == 2
+    numbers = Dataset.from_arrays(X, np.stack([Y + 0.5, Y]).T, test=0, task="regression")
+    assert (numbers.task.name, numbers.y_test.shape) == ("regression", (0, 2))
+
+
+def test_labels_that_begin_at_1_are_reported():
+    with pytest.warns(
+        HoldfastWarning, match="the labels begin at 1, .* 3 classes, 1 of them without samples"
+    ):
+        data = Dataset.from_arrays(X, Y + 1)
+    assert data.num_classes == 3
 
 
 def test_a_torch_data_set():
@@ -154,7 +172,7 @@ def test_types_that_numpy_lacks(dtype, kept):
     ("make", "words"),
     [
         (lambda: Dataset.from_arrays(X, Y, X), "x_test and y_test must be given together, or both be left out"),
-        (lambda: Dataset.from_arrays(X, Y, test=1), "test is 1; it must be a share above 0 and below 1"),
+        (lambda: Dataset.from_arrays(X, Y, test=1), "test is 1; it must be a share below 1, such as 0.2"),
         (lambda: Dataset.from_arrays(X, Y[:3]), "x has 20 samples, but y has 3 targets"),
         (
             lambda: Dataset.from_arrays(X, list("ab") * 10),

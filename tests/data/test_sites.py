@@ -49,6 +49,26 @@ def assert_same(one, other):
     assert one.hash == other.hash
 
 
+def test_sites_without_test_samples_train_on_validation_samples():
+    federation = federation_from_sites(clinics(), target="ill", test=0)
+    assert not len(federation.dataset.y_test)
+    assert len(federation.dataset.y_train) == sum(
+        len(next(iter(site.values()))) for site in clinics().values()
+    )
+    options = {"rounds": 2, "lr": 0.1, "progress": False}
+    with pytest.raises(
+        HoldfastError, match="has no test samples, and no client has validation samples; give test"
+    ):
+        train("fedavg", "linear", federation, **options, evaluate_locals=False)
+    with pytest.raises(
+        HoldfastError, match=r"evaluate_locals needs test samples, .* use evaluate_locals=False"
+    ):
+        train("fedavg", "linear", federation, **options, validation=0.3)
+    run = train("fedavg", "linear", federation, **options, validation=0.3, evaluate_locals=False)
+    assert "accuracy" not in run.records[-1]
+    assert 0 <= run.records[-1]["validation"]["accuracy"] <= 1
+
+
 def test_every_site_is_a_client_with_its_own_test_rows():
     federation = federation_from_sites(clinics(), target="ill")
     data, site = federation.dataset, federation.dataset.groups["site"]
@@ -179,8 +199,8 @@ def test_image_folders(tmp_path):
     assert federation.dataset.groups["site"].names == ("bern", "oslo")
     assert federation.label_counts().tolist() == [[0, 4, 4], [4, 4, 0]]
     assert federation_from_sites(tmp_path, test=0.4).label_counts().tolist() == [[0, 3, 3], [3, 3, 0]]
-    with pytest.raises(HoldfastError, match="test is 0; it must be a share"):
-        federation_from_sites(tmp_path, test=0)
+    with pytest.raises(HoldfastError, match="test is -1; it must be a share"):
+        federation_from_sites(tmp_path, test=-1)
 
 
 def test_classes_are_matched_by_name():
@@ -229,7 +249,7 @@ X, Y = arrays(0, 10)
         ({"a": (X, Y)}, TABLES, "target is an option for tables, but the sites' data are not tables"),
         ({"a": (X, Y)}, {"drop": ["x"]}, "drop is an option for tables"),
         ({"a": (X, Y)}, {"test": "fold"}, "test is 'fold'; for data other than tables it must be a share"),
-        ({"a": (X, Y)}, {"test": 2}, "site 'a': test is 2; it must be a share above 0 and below 1"),
+        ({"a": (X, Y)}, {"test": 2}, "site 'a': test is 2; it must be a share below 1, such as 0.2"),
         ({"a": (X, Y[:3])}, {}, "site 'a': x has 10 samples, but y has 3 targets"),
         ({"a": (X, Y), "b": (X[:, :3], Y)}, {}, "site 'a' has samples of shape (4,), site 'b' (3,); they must be"),
         ({"a": (X, Y), "b": ((X * 9).astype(int), Y)}, {}, "samples of type torch.float32, site 'b' torch.int64"),

@@ -154,6 +154,11 @@ WRONG: list[tuple[str, Any, str]] = [
         "initial_params returns no '0.weight'",
     ),
     (
+        "begin_round",
+        lambda self, server, context: None,
+        "begin_round returns None; it must return a dictionary",
+    ),
+    (
         "aggregate",
         lambda self, server, mean, sums, context: mean,
         "aggregate returns a dict; it must return a pair",

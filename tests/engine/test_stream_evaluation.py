@@ -12,6 +12,7 @@ import holdfast as hf
 from holdfast import metrics
 from holdfast.core.settings import Settings
 from holdfast.data.schedules import EveryN
+from holdfast.data.skew import minority_classes
 from holdfast.engine.state_cache import StateCache
 from holdfast.methods.registry import METHODS
 from holdfast.training.session import Training
@@ -373,3 +374,16 @@ def test_a_method_without_prototypes_has_no_accuracy_by_them():
     for method, has in ((hf.FedAvg(), False), (without, False), (hf.FedMLP(head="shared"), True)):
         run = hf.train(method, small(), federation, rounds=2, **SHORT)
         assert [("A_pro" in record["stream"]) for record in run.records] == [False, has]
+
+
+def test_A_sel_t_is_the_accuracy_on_the_tasks_of_the_minority_classes_where_a_task_has_one_class():
+    federation = hf.stream(DATA, hf.ClassShards(1), clients=4, tasks_per_client=2, long_tail=hf.LongTail(0.5))
+    rare = minority_classes(federation.class_counts)
+    run = hf.train("fedavg", small(), federation, rounds=4, **SHORT)
+    for record in run.records:
+        counts = np.stack([federation.label_counts(record["participants"], s) for s in range(2)], axis=1)
+        sizes = (counts * rare).sum(-1)[:, : record["stage"] + 1]  # [K, stages so far]
+        accuracy = np.array(record["stream"]["task_accuracy"], float)[:, : record["stage"] + 1]
+        correct = np.where(sizes > 0, sizes * accuracy, 0.0).sum(1)
+        known = sizes.sum(1) > 0
+        assert record["stream"]["A_sel_t"] == pytest.approx((correct[known] / sizes.sum(1)[known]).mean())

@@ -60,12 +60,14 @@ def test_a_stack(tmp_path: Path) -> None:
     assert apart(world.model, run.model.state_dict()) <= 1e-9
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedmlp"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedmlp", "target:samples=12,batch_size=6,generator_steps=2,student_steps=0"]
+)
 def test_a_stream(name: str, tmp_path: Path) -> None:
     data = federation().dataset
     streaming = hf.stream(data, hf.IID(), clients=3, tasks_per_client=2, seed=1)
     world = World(tmp_path, among=streaming, method=name, rounds=4, evaluate_locals=True).run()
-    run = reference(METHODS[name](), among=streaming, rounds=4, evaluate_locals=True)
+    run = reference(parse_method(name), among=streaming, rounds=4, evaluate_locals=True)
     assert apart(world.model, run.model.state_dict()) <= 1e-9
     assert_same_records(world.records, run.records)
 

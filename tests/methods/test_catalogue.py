@@ -1,5 +1,6 @@
 """What the catalogue says of a method is what its equations say, and what a round of it does."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ from holdfast.core.settings import Settings
 from holdfast.core.trees import size_in_bytes
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import federate
+from holdfast.data.schedules import EveryN
 from holdfast.engine.state_cache import StateCache
-from holdfast.methods import METHODS, CReFF
+from holdfast.methods import METHODS, TARGET, CReFF
 from holdfast.methods.catalogue import costs_in_words, describe, overview
 from holdfast.models import parse_model
 from holdfast.training.session import Training
@@ -29,15 +31,16 @@ UP = {
     "fedpac": MODEL + 2 * ROWS + COUNTS + NUMBER,
     "mofedsam": MODEL + 2 * NUMBER, "fedspeed": MODEL + NUMBER, "fedsmoo": 2 * MODEL + NUMBER,
     "fedexp": MODEL + 2 * NUMBER, "fedetf": MODEL + 2 * NUMBER, "fedbabu": MODEL - HEAD, "local": 0,
-    "fedmuon": 3 * MODEL - BIASES + NUMBER,
+    "fedmuon": 3 * MODEL - BIASES + NUMBER, "target": MODEL + COUNTS,
 }  # fmt: skip
+IMAGE = 3 * 32 * 32 + 4 * 10  # a synthetic image with 8 bits, and the teacher's logits for it
 DOWN = {
     "scaffold": 2 * MODEL, "fedka": MODEL + 4 * 10 * 3 * 32 * 32, "flashback": MODEL + COUNTS,
     "fedfa": MODEL + ROWS, "fedcurv": 3 * MODEL, "fedproc": MODEL + ROWS + COUNTS, "fedrep": MODEL - HEAD,
     "fedproto": ROWS + COUNTS, "creff": MODEL + HEAD, "fedfomo": 6 * MODEL,
     "fedpac": MODEL + HEAD + ROWS + COUNTS, "mofedsam": 2 * MODEL, "fedsmoo": 2 * MODEL,
     "fedetf": MODEL + NUMBER, "fedbabu": MODEL - HEAD, "local": 0,
-    "fedmuon": 3 * MODEL - BIASES,
+    "fedmuon": 3 * MODEL - BIASES, "target": MODEL + 8000 * IMAGE + 10,
 }  # fmt: skip
 KEEPS = {
     "scaffold": MODEL, "moon": MODEL, "feddyn": MODEL, "fedcurv": 2 * MODEL, "fedrep": HEAD,
@@ -84,7 +87,13 @@ def test_bytes_are_what_a_round_measures(name):
         rounds=9, local_epochs=2 if name in ("fedrep", "fedpac", "ditto") else 1, batch_size=16, evaluate_every=9,
         evaluate_locals=False,
     )  # fmt: skip
-    method = CReFF(epochs=1) if name == "creff" else METHODS[name]()
+    quick = {"creff": CReFF(epochs=1), "target": TARGET(samples=20, generator_steps=1, student_steps=0)}
+    method = quick.get(name) or METHODS[name]()
+    if name == "target":  # in a stream whose second stage begins with round 2
+        offsets = np.insert(federation.offsets[:-1] + 1, np.arange(clients), federation.offsets[:-1])
+        federation = replace(
+            federation, offsets=np.append(offsets, federation.offsets[-1]), stages=2, schedule=EveryN(1, 2)
+        )
     training = Training(
         method, parse_model("ntd-cifar"), federation, settings, engine="sequential", device="cpu"
     )
@@ -95,8 +104,13 @@ def test_bytes_are_what_a_round_measures(name):
     costs = describe(name)["costs"]
     assert record["bytes_up"] == clients * costs["up"]
     few = 0 if name != "fedmlp" else ROWS  # as many semantic prototypes as there are clusters
-    assert record["bytes_down"] == pytest.approx(clients * costs["down"], abs=clients * few, rel=0)
-    assert size_in_bytes(client_states.get(0) or {}) == costs["state"]
+    fewer = 0 if name != "target" else (8000 - 20) * IMAGE
+    assert record["bytes_down"] == pytest.approx(clients * (costs["down"] - fewer), abs=clients * few, rel=0)
+    kept = client_states.get(0) or {}
+    if name == "target":
+        assert kept.keys() == {"head"}  # which clients keep in every stream
+    else:
+        assert size_in_bytes(kept) == costs["state"]
 
 
 def test_privacy_agrees_with_what_is_sent():
@@ -137,6 +151,7 @@ STEP = 3 * FORWARD - 64 * 200
             STEP + FORWARD / 10,
             STEP + FORWARD / 10,
         ),  # 10 of the anchor with every 50; once the teacher
+        ("target", 5 * STEP * 128 / 50, 5 * STEP * 128 / 50),  # 128 synthetic images with every 50
         ("fedcurv", STEP, STEP),
         ("fedreg", 10 * STEP + 41 * FORWARD, 10 * STEP + 41 * FORWARD),  # 20 ascents go forward and back
         ("fedpac", 2 * FORWARD, 2 * FORWARD),

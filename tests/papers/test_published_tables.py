@@ -12,7 +12,7 @@ from holdfast.papers.published import PAPERS, SOURCES, load_tables, select, sele
 from holdfast.training.experiment import Experiment
 
 TABLES = load_tables()
-PRINTED = [table for table in TABLES.values() if table.paper.key in PAPERS and not table.is_search]
+PRINTED = [table for table in TABLES.values() if table.paper.key in PAPERS and table.published]
 
 
 def number(table, row, column, which=0):
@@ -162,7 +162,7 @@ def test_excluded_cells_have_a_reason():
 
 def test_tables_are_chosen_by_the_beginning_of_their_id():
     assert [t.id for t in select_tables("fedntd/table1")] == ["fedntd/table1-sharding", "fedntd/table1-lda"]
-    assert [t.key for t in select_tables("fedka") if not t.is_search] == [f"table{n}" for n in range(1, 10)]
+    assert [t.key for t in select_tables("fedka") if t.published] == [f"table{n}" for n in range(1, 10)]
     with pytest.raises(HoldfastError, match="unknown table 'fedntd/tabel1'; did you mean"):
         select_tables("fedntd/tabel1")
 

@@ -30,7 +30,8 @@ def test_the_list_shows_the_data_and_the_runs_of_each_table(tmp_path):
     assert code == 0
     tables = {row["table"]: row for row in json.loads(output)["tables"]}
     # 28 of the papers, one counted twice, and 8 of the recipe
-    assert len([key for key in tables if not load_tables()[key].is_search]) == 28 + 8
+    assert len([key for key in tables if load_tables()[key].published]) == 28 + 8
+    assert tables["fedka/fig3"]["runs"] == 2
     assert tables["fedka/table1"]["data"] == {"cifar10": False, "cifar100": False, "tiny-imagenet": False}
     assert tables["fedka/table1"]["done"] == 1
     assert tables["fedka/table7"]["done"] == 1  # the same run
@@ -39,6 +40,14 @@ def test_the_list_shows_the_data_and_the_runs_of_each_table(tmp_path):
     assert code == 0
     assert "fedka/table1" in output
     assert "(tiny-imagenet)" in output
+
+
+def test_a_figure_is_printed_with_what_the_papers_shows_and_the_state_of_its_runs(tmp_path):
+    code, output = reproduce("fedka/fig6", "--status")
+    assert code == 0
+    assert "In the paper: the forgetting degree of a non-dominant class" in output
+    assert output.count("needs data: cifar10") == 2
+    assert "difference" not in output  # there are no published numbers
 
 
 def test_missing_data_makes_cells_that_need_data_and_no_error():
@@ -77,6 +86,7 @@ def test_excluded_cells_are_printed_with_the_reason():
     ("arguments", "sentence"),
     [
         (("fedntd/tabel1",), "unknown table 'fedntd/tabel1'"),
+        (("fedntd/fig8",), "unknown figure 'fedntd/fig8'"),
         (("fedntd/table2", "--columns", "cifar10:s=3"), "unknown column 'cifar10:s=3'"),
         (("fedntd/table2", "--methods", "fedmagic"), "unknown method 'fedmagic'"),
         (("fedntd/table2", "--seeds", "0"), "a cell needs at least 1 seed, not 0"),

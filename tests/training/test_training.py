@@ -445,7 +445,7 @@ def _timeless(records):
 def test_a_round_that_begins_while_the_last_one_is_tested_changes_nothing(federation, tmp_path, monkeypatch):
     settings = SMALL | {"rounds": 5, "evaluate_locals": False}
     plain = hf.train(hf.FedAvg(), hf.models.linear(), federation, **settings)
-    monkeypatch.setattr(Training, "_overlaps_rounds", True)
+    monkeypatch.setattr("holdfast.training.execution.overlaps_rounds", lambda training: True)
     told = []
     ahead = hf.train(
         hf.FedAvg(), hf.models.linear(), federation, out=tmp_path / "run", on_round=told.append, **settings
@@ -457,7 +457,7 @@ def test_a_round_that_begins_while_the_last_one_is_tested_changes_nothing(federa
 
 
 def test_a_round_is_kept_while_the_next_one_is_with_the_gpu(federation, monkeypatch):
-    monkeypatch.setattr(Training, "_overlaps_rounds", True)
+    monkeypatch.setattr("holdfast.training.execution.overlaps_rounds", lambda training: True)
     launch, events = RoundLoop.start_round, []
 
     def told(self, number, *rest):
@@ -504,7 +504,7 @@ def test_the_end_of_a_run_may_be_written_by_another_thread(federation, tmp_path)
 
 
 def test_a_round_still_under_test_is_kept_when_the_next_one_fails(federation, tmp_path, monkeypatch):
-    monkeypatch.setattr(Training, "_overlaps_rounds", True)
+    monkeypatch.setattr("holdfast.training.execution.overlaps_rounds", lambda training: True)
     launch = RoundLoop.start_round
 
     def fails_in_the_fourth(self, number, *rest):

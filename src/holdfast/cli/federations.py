@@ -222,7 +222,8 @@ def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
 def _load_saved(file: Path, data: str, partition: object) -> Federation:
     """Load a saved federation together with the data set that it names."""
     from holdfast.data.sources import DATASETS
-    from holdfast.training.experiment import MIXED_DIGITS, Experiment
+    from holdfast.training.experiment import Experiment
+    from holdfast.training.experiment_entries import MIXED_DIGITS
 
     if data not in DATASETS and data.partition(":")[0] != MIXED_DIGITS:
         raise HoldfastError(

@@ -13,7 +13,8 @@ import typer
 
 from holdfast.core.settings import FEDERATION_SETTINGS, ExperimentSettings, HelpGroup
 from holdfast.core.spec import field_hints, option_type
-from holdfast.training.experiment import Experiment, read_yaml
+from holdfast.training.experiment import Experiment
+from holdfast.training.experiment_entries import read_yaml
 
 if TYPE_CHECKING:
     Command = Callable[..., None]

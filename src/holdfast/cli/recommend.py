@@ -67,7 +67,7 @@ def recommend(
 def _experiment(file: Path | None, settings: Mapping[str, Any], changes: list[str] | None) -> Experiment:
     """The experiment of a file of either kind and the options."""
     from holdfast.core import files
-    from holdfast.training.experiment import read_yaml
+    from holdfast.training.experiment_entries import read_yaml
     from holdfast.tuning.recommend import ROUNDS
 
     if file is not None and file.is_dir():

@@ -1,4 +1,4 @@
-"""``reproduce``: the papers' tables, published numbers compared with ours."""
+"""``reproduce``: the papers' tables and figures, published numbers compared with ours."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reproduce(
     table: Annotated[
         str | None,
         typer.Argument(
-            help="A table, such as fedntd/table1, or a paper, such as fedntd (default: list them)."
+            help="A table or figure, such as fedntd/table1 or fedka/fig3, or a paper (default: list them)."
         ),
     ] = None,
     columns: Annotated[
@@ -60,7 +60,7 @@ def reproduce(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run the missing cells of a paper's table, and print our numbers next to the published ones.
+    """Run the missing cells of a paper's table or figure, and print our numbers next to the published ones.
 
     Every cell is a separate run. The command can be stopped at any time: finished cells are stored, unfinished ones
     continue from their checkpoints, and several processes can work at the same time.
@@ -216,6 +216,8 @@ def _print_comparison(comparison: TableComparison, states: Mapping[tuple[str, st
 
     table, out = comparison.table, console()
     out.print(f"\n{table.id}: {table.title}", style="bold")
+    if table.drawing is not None:
+        out.print(f"In the paper: {table.drawing.shows}", soft_wrap=True)
     measures = [measure(name) for name in table.measures]
     has_average = {
         each.label: any(row.values[position].averaged for row in comparison.rows)
@@ -231,7 +233,7 @@ def _print_comparison(comparison: TableComparison, states: Mapping[tuple[str, st
             for each, value in zip(measures, row.values, strict=True):
                 ours = format_ours(value, each, row)
                 published = [format_published(value, each), ours, format_difference(value, each)]
-                line += [ours] if table.is_search else published
+                line += published if table.published else [ours]
                 line += [format_averaged(value, each)] if has_average[each.label] else []
             if row.excluded and row.excluded not in reasons:
                 reasons.append(row.excluded)
@@ -242,7 +244,7 @@ def _print_comparison(comparison: TableComparison, states: Mapping[tuple[str, st
             continue
         head = ["method"]
         for each in measures:
-            head += [f" {each.label}"] if table.is_search else [f" {each.label}", " ours", " difference"]
+            head += [f" {each.label}", " ours", " difference"] if table.published else [f" {each.label}"]
             head += [" last ten"] if has_average[each.label] else []
         title = f"{key}: {column.label}"
         if key in comparison.targets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -184,7 +184,8 @@ class Dataset:
         the numbers from 0 to the largest label. ``preprocess`` defaults to scaling images to 0..1.
 
         Without ``x_test`` and ``y_test``, a share ``test`` of each class, or of each quarter of the numbers, becomes
-        the test set, drawn by ``seed``.
+        the test set, drawn by ``seed``; with ``test=0`` it is empty, as it may also be
+        given, and runs on the data set need validation samples.
         """
         if x_test is None and y_test is None:
             from holdfast.data.samples import draw_test_share
@@ -196,13 +197,13 @@ class Dataset:
             x_train, y_train, x_test, y_test = draw_test_share(x_train, y_train, test, seed)
         if x_test is None or y_test is None:
             raise HoldfastError("x_test and y_test must be given together, or both be left out")
-        samples = {"x_train": as_samples(x_train, "x_train"), "x_test": as_samples(x_test, "x_test")}
+        untested = _is_empty(x_test) and _is_empty(y_test)
+        x = as_samples(x_train, "x_train")
+        samples = {"x_train": x, "x_test": x[:0] if untested else as_samples(x_test, "x_test")}
         if {x.dtype for x in samples.values()} == {torch.int64, torch.float32}:
             samples = {part: x.to(torch.float32) for part, x in samples.items()}
-        raw = {
-            "y_train": _tensor(y_train, "y_train", LABELS_HINT),
-            "y_test": _tensor(y_test, "y_test", LABELS_HINT),
-        }
+        y = _tensor(y_train, "y_train", LABELS_HINT)
+        raw = {"y_train": y, "y_test": y[:0] if untested else _tensor(y_test, "y_test", LABELS_HINT)}
         if samples["x_train"].dtype != samples["x_test"].dtype:
             raise HoldfastError("x_train and x_test must both be images from 0 to 255, or both be floats")
         if samples["x_train"].shape[1:] != samples["x_test"].shape[1:]:
@@ -220,6 +221,16 @@ class Dataset:
         fields: dict[str, Any] = samples | _targets(**raw, task=chosen, names=names, groups=known)
         dataset = cls(name, **fields, preprocess=preprocess or Preprocess(), groups=known)
         dataset.preprocess.check(dataset.shape)
+        if names is None and dataset.task.name == "multiclass":
+            lowest = min(int(y.min()) for y in (dataset.y_train, dataset.y_test) if len(y))
+            if lowest:
+                warnings.warn(
+                    f"the labels begin at {lowest}, and labels count classes from 0: the data set has "
+                    f"{dataset.num_classes} classes, {lowest} of them without samples; subtract {lowest} from the "
+                    "labels, or pass the names as classes",
+                    HoldfastWarning,
+                    stacklevel=2,
+                )
         return dataset
 
     @classmethod
@@ -373,6 +384,10 @@ def _names(given: Sequence[str] | np.ndarray, what: str) -> tuple[str, ...]:
     return names
 
 
+def _is_empty(values: ArrayLike | Tensor) -> bool:
+    return isinstance(values, Sized) and not len(values)
+
+
 def _tensor(values: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
     tensor = as_tensor(values, name, hint)
     if tensor.ndim == 0 or len(tensor) == 0:
@@ -403,9 +418,12 @@ def _targets(
     y_train: Tensor, y_test: Tensor, task: Task, names: tuple[str, ...] | None, groups: Mapping[str, Group]
 ) -> dict[str, Any]:
     """The fields of a `Dataset` that depend on the task; ``names`` are those of what is predicted."""
-    targets = {"y_train": task.targets(y_train, "y_train"), "y_test": task.targets(y_test, "y_test")}
-    labels = task.label_names(list(targets.values())) if names is None else names
-    for name, y in targets.items():
+    train = task.targets(y_train, "y_train")
+    test = task.targets(y_test, "y_test") if len(y_test) else train[:0]
+    targets = {"y_train": train, "y_test": test}
+    filled = {name: y for name, y in targets.items() if len(y)}
+    labels = task.label_names(list(filled.values())) if names is None else names
+    for name, y in filled.items():
         task.check_labels(y, name, len(labels))
     if targets["y_train"].shape[1:] != targets["y_test"].shape[1:]:
         shapes = [tuple(y.shape[1:]) for y in targets.values()]

@@ -53,15 +53,20 @@ def draw_per_class(labels: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
 
 
 def check_test_share(share: object) -> None:
-    """Raise unless it is a share of samples that leaves some for training and for testing."""
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
-        raise HoldfastError(f"test is {share!r}; it must be a share above 0 and below 1, such as 0.2")
+    """Raise unless it is a share of samples that leaves some for training; 0 leaves all."""
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+        raise HoldfastError(f"test is {share!r}; it must be a share below 1, such as 0.2 or 0")
 
 
 def stratified_split(
     labels: np.ndarray, rng: np.random.Generator, share: float = 0.2
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted indices (train, test), with a share of each class for testing: one sample at least, of two or more."""
+    """Sorted indices (train, test), with a share of each class for testing: one sample at least, of two or more.
+
+    A share of 0 leaves all samples for training.
+    """
+    if not share:
+        return np.arange(len(labels)), np.arange(0)
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     rank = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])  # within the class

@@ -31,7 +31,7 @@ def draw_test_share(
     if len(samples) != len(targets):
         raise HoldfastError(f"x has {len(samples)} samples, but y has {len(targets)} targets")
     train, test = stratified_split(strata(targets.numpy()), generator(seed, f"test rows of {site}"), share)
-    if not len(test):
+    if share and not len(test):
         raise HoldfastError(
             f"samples are too few ({len(samples)}) to draw a test share from; give test samples"
         )

@@ -22,6 +22,7 @@ from holdfast.data.federation import (
 )
 from holdfast.data.indexing import Ints, offsets_of, ranges, shuffled_by_class
 from holdfast.data.partitions import Assignment, Partition, SamplePool, parse_partition, partition_from
+from holdfast.data.removal import REMOVAL, remove_samples
 from holdfast.data.schedules import GlobalEpochs, StageSchedule
 from holdfast.data.skew import FeatureSkew, LongTail
 
@@ -135,6 +136,9 @@ def federation_from(
     partition = partition_from(values)
     if streaming is None:
         return federate(dataset, partition, **setting)
+    if streaming.get("name") == REMOVAL:
+        options = {key: value for key, value in streaming.items() if key != "name"}
+        return remove_samples(federate(dataset, partition, **setting), schedule=schedule, **options)
     return stream(dataset, partition, schedule=schedule, **streaming, **setting)
 
 

@@ -34,6 +34,12 @@ class UploadSums:
         """Whether the sums contain an upload."""
         return self.weight > 0
 
+    def check_clients(self) -> None:
+        """Raise an error if these clients must not take part in a round together."""
+
+    def check(self, incidents: Sequence[Incident]) -> None:
+        """Raise an error if the uploads received do not suffice for the sums."""
+
     def add(self, result: ClientResult) -> None:
         weight = result.weight
         if not self.params:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.trees import Tree
 from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
@@ -34,6 +34,15 @@ class Overlap:
 NO_OVERLAP = Overlap()
 
 
+class MaskedTraining(Protocol):
+    """The training of clients that mask their uploads, so that nobody else can read them."""
+
+    def __call__(
+        self, sent: Broadcast, jobs: Sequence[Job], sums: SecureSums, /
+    ) -> Iterator[ClientResult | Incident]:
+        """Train each client and give ``sums`` the sum of their uploads; the results have no tensors."""
+
+
 class Engine(Protocol):
     """Trains the clients of a round."""
 
@@ -41,20 +50,14 @@ class Engine(Protocol):
     group: int
     """How many local models are tested together."""
 
+    @property
+    def train_masked(self) -> MaskedTraining | None:
+        """Under secure aggregation, used instead of ``train``; None if the round loop masks the uploads."""
+
     def train(
         self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap = ...
     ) -> Iterator[ClientResult | Incident]:
         """Train each client; a result's tensors are valid until the next one is requested."""
-
-
-@runtime_checkable
-class MaskingEngine(Protocol):
-    """An engine whose clients mask their uploads, so that nobody else can read them."""
-
-    def train_masked(
-        self, sent: Broadcast, jobs: Sequence[Job], sums: SecureSums
-    ) -> Iterator[ClientResult | Incident]:
-        """Train each client and give ``sums`` the sum of their uploads; the results have no tensors."""
 
 
 class ClientStateStore(Protocol):

@@ -12,6 +12,8 @@ from holdfast.engine.clients import Broadcast, ClientResult, Incident, Job
 class DeadlineEngine:
     """Stops the training of a round after ``seconds``. The remaining clients are reported as late."""
 
+    train_masked = None
+
     def __init__(self, engine: Engine, seconds: float) -> None:
         self.engine, self.seconds = engine, seconds
         self.name, self.group = engine.name, engine.group

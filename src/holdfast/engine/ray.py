@@ -213,6 +213,7 @@ class RayEngine:
 
     name = "ray"
     group = 1
+    train_masked = None
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from holdfast.core.settings import Settings
 from holdfast.core.trees import size_in_bytes, tensors_only
 from holdfast.data.federation import Federation
 from holdfast.engine.aggregation import PrivateSums, UploadSums, too_few_updates, validate_update
-from holdfast.engine.base import ClientStateStore, Engine, MaskingEngine, Overlap
+from holdfast.engine.base import ClientStateStore, Engine, Overlap
 from holdfast.engine.clients import Broadcast, ClientResult, ClientRunner, Incident, Job
 from holdfast.engine.evaluation import Evaluation, PendingEvaluation, TestSet, evaluated_model
 from holdfast.engine.local_records import LocalRecords
@@ -175,7 +175,10 @@ class RoundLoop:
             self.local_test_accuracy = self.evaluate_global(self.local_test).class_accuracy
         if self.stream is not None and number == 1 and len(self.test):
             self.stream.before_training()
-        stage = self.stage(number)
+        stage = server.stage = self.stage(number)
+        if method.overrides("begin_round"):
+            state = method.begin_round(server, self.context)
+            server.state = tensors_only(state, method.name, "begin_round")
         present, lost = self.sampler.sample(number)
         payload = tensors_only(method.broadcast(server), method.name, "broadcast")
         sent = Broadcast(number, server.params, server.buffers, payload)
@@ -188,15 +191,13 @@ class RoundLoop:
             overlap = replace(overlap, finish_last_round=finish_last_round)
         tested = number % settings.evaluate_every == 0 or number == settings.rounds
         uploads = self._new_uploads(jobs, lost.tolist())
-        if isinstance(uploads.sums, SecureSums):
-            uploads.sums.check_clients()
+        uploads.sums.check_clients()
         local, probe = LocalRecords(self, tested), self._new_probe(number)
         incidents = [Incident(int(k), "dropout") for k in lost]
         incidents += self._receive(sent, jobs, overlap, uploads, local, probe)
         if jobs and uploads.added < settings.min_clients:
             raise too_few_updates(number, uploads.added, settings.min_clients, incidents)
-        if isinstance(uploads.sums, SecureSums):
-            uploads.sums.check(incidents)
+        uploads.sums.check(incidents)
         if uploads.sums.usable:
             self._aggregate(uploads.sums)
         model = {**server.params, **server.buffers}
@@ -287,8 +288,8 @@ class RoundLoop:
         """Train the clients and sum their valid uploads; returns the incidents."""
         incidents = []
         states = {job.client: job.client_state for job in jobs}
-        masked = isinstance(uploads.sums, SecureSums) and isinstance(self.engine, MaskingEngine)
-        for result in self._train(sent, jobs, overlap, uploads.sums) if jobs else ():
+        results, masked = self._train(sent, jobs, overlap, uploads.sums)
+        for result in results if jobs else ():
             if isinstance(result, Incident):
                 incidents.append(result)
                 continue
@@ -312,10 +313,11 @@ class RoundLoop:
 
     def _train(
         self, sent: Broadcast, jobs: Sequence[Job], overlap: Overlap, sums: UploadSums
-    ) -> Iterator[ClientResult | Incident]:
-        if isinstance(sums, SecureSums) and isinstance(self.engine, MaskingEngine):
-            return self.engine.train_masked(sent, jobs, sums)
-        return self.engine.train(sent, jobs, overlap)
+    ) -> tuple[Iterator[ClientResult | Incident], bool]:
+        """The clients' results, and whether the engine adds their uploads to ``sums``."""
+        if isinstance(sums, SecureSums) and self.engine.train_masked is not None:
+            return self.engine.train_masked(sent, jobs, sums), True
+        return self.engine.train(sent, jobs, overlap), False
 
     def _add(
         self, result: ClientResult, uploads: RoundUploads, states: Mapping[int, Tree | None]

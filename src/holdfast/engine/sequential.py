@@ -42,6 +42,7 @@ class SequentialEngine:
 
     name = "sequential"
     group = 1  # number of local models tested together
+    train_masked = None
 
     def __init__(self, method: Method, context: RunContext, data: DeviceData, settings: Settings) -> None:
         self.method, self.context, self.settings = method, context, settings

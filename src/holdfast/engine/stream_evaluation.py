@@ -45,6 +45,7 @@ class StreamEvaluation:
     def after_round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
         """A_sel after every stage; A_loc, A_glo and continual-learning metrics after the last.
 
+        Names that end in ``_t`` are of the minority classes alone.
         ``task_accuracy`` [K, T] is each participant's row of its accuracy matrix: its private model after this
         stage on each of its tasks (NaN where it has none).
         """
@@ -59,6 +60,10 @@ class StreamEvaluation:
             tasks = _task_accuracy(known[:, None], counts)
             record["task_accuracy"] = tasks.tolist()
             record["A_sel"] = metrics.seen_task_accuracy(tasks, counts.sum(-1), stage + 1)
+            if self.minority.any():
+                rare = counts * self.minority
+                of_rare = _task_accuracy(known[:, None], rare)
+                record["A_sel_t"] = metrics.seen_task_accuracy(of_rare, rare.sum(-1), stage + 1)
             for client, row in zip(participants, tasks, strict=True):
                 self.matrix.setdefault(int(client), self.empty.copy())[stage] = row
         if stage == loop.federation.stages - 1 or number == loop.settings.rounds:

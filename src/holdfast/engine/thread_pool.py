@@ -28,6 +28,7 @@ class ThreadPoolEngine:
 
     name = SequentialEngine.name
     group = SequentialEngine.group
+    train_masked = None
 
     def __init__(
         self, method: Method, context: RunContext, data: DeviceData, settings: Settings, workers: int

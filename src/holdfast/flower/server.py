@@ -32,6 +32,7 @@ from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
 from holdfast.metrics.by_task import Metric, metrics_of
 from holdfast.runs import RunDirectory
+from holdfast.training.execution import execute
 from holdfast.training.session import Training
 
 WAIT_SECONDS = 600.0  # timeout for all clients to connect at the start
@@ -60,7 +61,7 @@ def serve(app: FlowerApp, app_config: AppConfig, grid: Grid) -> None:
         population = Population.from_reports(secrets.token_hex(16), reports)
         population.save(population_file)
     training = FlowerTraining(app_config, nodes, population)
-    run = training.run(training.describe(), out, resume, on_round=_log_round)
+    run = execute(training, training.describe(), out, resume, on_round=_log_round)
     _log.info("Holdfast: %s; see %s", "interrupted" if run.interrupted else "finished", out)
 
 

@@ -4,6 +4,7 @@ One round, with the hooks in the order in which they are called::
 
     server                                          each sampled client k
     ------                                          ---------------------
+    begin_round                                     (server-side learning before a stage of a stream)
     broadcast, broadcast_to --- payload, w ------>  initial_params       initial weights (default: w)
                                                     client_init          the carry of the local steps
                                                     tables, teachers     values for each sample
@@ -121,6 +122,7 @@ class Server:
     buffers: Tensors
     state: Tree
     round: int = 0  # the round in progress, from 1
+    stage: int = 0  # its stage, for streams; 0 otherwise. Set for `Method.begin_round`
     final: bool = False  # whether ``params`` and ``buffers`` are what `Method.finalize` returned
 
 
@@ -185,6 +187,10 @@ class Method:
     def init_server_state(self, context: RunContext) -> Tree:
         """The method's server state before round 1."""
         return {}
+
+    def begin_round(self, server: Server, context: RunContext) -> Tree:
+        """The server state at the beginning of a round, which trains ``server.stage``."""
+        return server.state
 
     def broadcast(self, server: Server) -> Tree:
         """The payload for every client of the round, besides the global weights."""

@@ -11,6 +11,7 @@ from holdfast.methods.fedka import FedKA as FedKA
 from holdfast.methods.flashback import Flashback as Flashback
 from holdfast.methods.fedfa import FedFA as FedFA
 from holdfast.methods.fedmlp import FedMLP as FedMLP
+from holdfast.methods.target import TARGET as TARGET
 from holdfast.methods.fednova import FedNova as FedNova
 from holdfast.methods.moon import Moon as Moon
 from holdfast.methods.feddyn import FedDyn as FedDyn

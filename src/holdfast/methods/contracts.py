@@ -196,6 +196,7 @@ def _rate(result: Any) -> None:
 
 CONTRACTS: dict[str, Callable[[Any, tuple[Any, ...]], None]] = {
     "init_server_state": lambda result, _: _tree(result),
+    "begin_round": lambda result, _: _tree(result),
     "broadcast": lambda result, _: _tree(result),
     "broadcast_to": lambda result, _: _tree(result),
     "init_client_state": lambda result, _: _tree(result),

@@ -34,7 +34,7 @@ _EVERYTHING: _Fields = {
 }
 """The fields of a hook's arguments that hold tensors which the hook must not change, by class."""
 
-_SERVER_HALF = ("broadcast", "broadcast_to", "aggregate", "update", "refine", "finalize")
+_SERVER_HALF = ("begin_round", "broadcast", "broadcast_to", "aggregate", "update", "refine", "finalize")
 _GLOBAL_MODEL: _Fields = {"Server": ("params", "buffers")}
 """The same for hooks of the server, which may change their other arguments; the global model may be under test."""
 

@@ -154,6 +154,9 @@ class Stack(Method):
     def init_server_state(self, context: RunContext) -> Tree:
         return self._each(lambda part: part.init_server_state(context))
 
+    def begin_round(self, server: Server, context: RunContext) -> Tree:
+        return self._each(lambda part: part.begin_round(_view(server, part), context))
+
     def broadcast(self, server: Server) -> Tree:
         return self._each(lambda part: part.broadcast(_view(server, part)))
 
@@ -338,7 +341,7 @@ class Stack(Method):
 
 def _view(server: Server, part: Method) -> Server:
     """The server with only this part's state."""
-    return Server(server.params, server.buffers, server.state.get(part.name, {}), server.round)
+    return replace(server, state=server.state.get(part.name, {}))
 
 
 def _merge(server: Server, part: Method, refined: Server) -> Server:

@@ -1,4 +1,4 @@
-"""The cells of a table: each is one run, identified by a hash of its settings."""
+"""The cells of a table or a figure: each is one run, identified by a hash of its settings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.papers.published import Table, TableColumn
+from holdfast.papers.recorded_curves import needed_curves
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Cell:
         seed: the seed of the run.
         settings: those of an `Experiment`, as the YAML file has them, without the seed.
         needs: the missing requirement, if any.
+        curves: what a figure needs of the run, by the names in `holdfast.papers.recorded_curves`.
     """
 
     table: str
@@ -30,6 +32,7 @@ class Cell:
     seed: int
     settings: Mapping[str, Any]
     needs: str | None = None
+    curves: tuple[str, ...] = ()
 
     @cached_property
     def hash(self) -> str:
@@ -67,6 +70,7 @@ def plan(
     main = (table.paper.proposed, table.paper.baseline)
     pairs = [(c, r) for c, r in table.pairs() if c.key in column_keys and r.key in row_keys]
     pairs.sort(key=lambda pair: (column_keys.index(pair[0].key), pair[1].key not in main))
+    curves = () if table.drawing is None else needed_curves(table.drawing)
     cells = []
     for number in range(seeds):
         for column, row in pairs:
@@ -83,6 +87,7 @@ def plan(
                     seed=_seed(column, number),
                     settings=settings,
                     needs=column.needs or row.needs,
+                    curves=curves,
                 )
             )
     return cells

@@ -11,7 +11,7 @@ from holdfast.data.mixed import DIGIT_DOMAINS
 from holdfast.data.sources import DATASETS, describe
 from holdfast.papers.cells import Cell
 from holdfast.papers.measures import Entry
-from holdfast.training.experiment import MIXED_DIGITS
+from holdfast.training.experiment_entries import MIXED_DIGITS
 
 MICROSECONDS = {
     "holdfast.papers.models:flamby_linear": 1,
@@ -74,7 +74,7 @@ def images_trained(settings: Mapping[str, Any]) -> float:
     if "long_tail" in settings:
         total *= (1 + settings["long_tail"]) / 2
     stream = str(settings.get("stream", "1"))
-    stages = int(re.split(r"\D", stream)[0])
+    stages = 1 if stream.startswith("removal:") else int(re.split(r"\D", stream)[0])
     if "cumulative=true" in stream:  # stage s has the data of s stages
         total *= (stages + 1) / 2
     clients = settings.get("clients", 1)  # none where every site is a client, and all of them take part

@@ -59,14 +59,44 @@ class Section:
 def paper_page(paper: Paper, sections: Sequence[Section], folder: Path) -> str:
     """The page of a paper in Markdown; links to figures are relative to ``folder``."""
     title = paper.title if paper.title.startswith(paper.name) else f"{paper.name}: {paper.title}"
-    tables = [section for section in sections if not section.table.is_search]
+    tables = [section for section in sections if section.table.published]
+    figures = [section for section in sections if section.table.drawing is not None]
     searches = [section for section in sections if section.table.is_search]
     parts = [f"# {title}", f"{paper.reference}.", paper.summary, HEAD, _contents(tables)]
     parts += [_section(section, folder) for section in tables]
+    if figures:
+        parts += [figure_contents(figures), *(figure_section(section, folder) for section in figures)]
     if searches:
         parts.append(f"## Searches\n\n{SEARCHES}")
         parts += [_search(section, folder) for section in searches]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def figure_contents(sections: Sequence[Section]) -> str:
+    """A line for each figure of the paper."""
+    lines = ["## Figures", "", "| figure | title | cells run |", "|---|---|---|"]
+    for section in sections:
+        link = f"[{section.table.id}](#{anchor(section.table)})"
+        lines.append(f"| {link} | {section.table.title} | {section.done} of {section.planned} |")
+    return "\n".join(lines)
+
+
+def figure_section(section: Section, folder: Path) -> str:
+    """A figure of the paper: what it shows there, ours as far as it has been run, and what that shows."""
+    table, drawing = section.table, section.table.drawing
+    assert drawing is not None
+    parts = [
+        f'<a id="{anchor(table)}"></a>\n\n## {table.id}: {table.title}',
+        f"In the paper: {drawing.shows}",
+    ]
+    if section.figures:
+        parts += _figures(section, folder)
+        parts += [f"Ours: {drawing.ours}"] if drawing.ours else []
+    parts += [] if section.figures else ["Not run."]
+    if table.notes:
+        parts.append("\n".join(f"- {note}" for note in table.notes))
+    parts.append(_settings(table))
+    return "\n\n".join(parts)
 
 
 def _contents(sections: Sequence[Section]) -> str:

@@ -1,10 +1,10 @@
-"""The papers' tables: their published numbers, and the settings to reproduce them with the source of each."""
+"""The papers' tables and figures: published numbers, and the settings to reproduce them with the source of each."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -96,8 +96,29 @@ class Exclusion:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """What a figure of a paper shows.
+
+    Attributes:
+        panels: names in `holdfast.papers.figure_panels.PANELS`, each drawn for every column.
+        shows: what the paper's figure shows, in words.
+        ours: what ours shows, if there are runs.
+        client: the client whose local models are tested class by class, if any is.
+        classes: the class, by column, that the panels are about; all classes for other columns.
+        swept: settings; for each of them one panel with the values that the columns have, all others as in the first.
+    """
+
+    panels: Sequence[str]
+    shows: str
+    ours: str = ""
+    client: int | None = None
+    classes: Mapping[str, int] = field(default_factory=dict)
+    swept: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Table:
-    """A table of a paper, or a search for settings, which has no published numbers.
+    """A table of a paper, or a figure or a search for settings, which have no published numbers.
 
     Attributes:
         measures: names for `holdfast.papers.measures.measure`.
@@ -105,6 +126,7 @@ class Table:
         findings: pairs of rows, of which the first leads the second in the paper.
         settings: the paper's, and those that the table changes.
         exclusions: cells whose published numbers are not targets.
+        drawing: what is drawn of a figure; None for tables and searches.
     """
 
     paper: Paper
@@ -119,16 +141,17 @@ class Table:
     target: Target | None = None
     exclusions: Sequence[Exclusion] = ()
     notes: Sequence[str] = ()
+    drawing: Drawing | None = None
 
     @property
     def id(self) -> str:
-        """The table's name on the command line, such as ``fedntd/table1-lda``."""
+        """The name on the command line, such as ``fedntd/table1-lda`` or ``fedka/fig3``."""
         return f"{self.paper.key}/{self.key}"
 
     @property
     def is_search(self) -> bool:
-        """Whether this is a search for settings rather than a table of the paper."""
-        return not self.published
+        """Whether this is a search for settings rather than a table or a figure of the paper."""
+        return not self.published and self.drawing is None
 
     def pairs(self) -> list[tuple[TableColumn, TableRow]]:
         """The cells of the table, without those that the paper leaves empty.
@@ -196,20 +219,20 @@ class Paper:
 
 @cache
 def load_tables() -> Mapping[str, Table]:
-    """The tables of the papers and of the recipe by id, followed by the searches."""
+    """The tables and figures of the papers and of the recipe by id, followed by the searches."""
     tables = [table for paper in (*PAPERS, RECIPE) for table in _read(paper)]
     tables.sort(key=lambda table: table.is_search)
     return {table.id: table for table in tables}
 
 
 def select_tables(name: str) -> list[Table]:
-    """The table with this id, or all tables that a prefix names: ``fedntd``, ``fedntd/table1``."""
+    """The table or figure with this id, or all that a prefix names: ``fedntd``, ``fedntd/table1``."""
     tables = load_tables()
     if name in tables:
         return [tables[name]]
     chosen = [t for key, t in tables.items() if key.startswith((f"{name}/", f"{name}-"))]
     if not chosen:
-        raise unknown("table", name, tables)
+        raise unknown("figure" if "/fig" in name else "table", name, tables)
     return chosen
 
 
@@ -252,9 +275,11 @@ def _read(key: str) -> list[Table]:
         overview=Overview(**content["overview"]) if "overview" in content else None,
     )
     tables = []
-    for name, table in {**content["tables"], **content.get("searches", {})}.items():
+    blocks = (content["tables"], content.get("figures", {}), content.get("searches", {}))
+    for name, table in ((name, table) for block in blocks for name, table in block.items()):
         of = _content(table["of"]) if "of" in table else content
-        columns = _columns(of, table.get("seeds", of["seeds"]))
+        seeds = table.get("seeds", of["seeds"])
+        columns = _columns(of["columns"] | table.get("own_columns", {}), seeds)
         if "table" in table:
             table = _with_rows_of(of["tables"][table["table"]], table)
         settings = _settings(of.get("settings")) | _settings(table.get("settings"))
@@ -262,7 +287,8 @@ def _read(key: str) -> list[Table]:
             tables.append(_search(paper, name, table, columns, settings))
         else:
             known = _rows(of["rows"]) | rows | _rows(table.get("own_rows", {}))
-            tables.append(_table(paper, name, table, columns, known, settings))
+            make = _figure if "panels" in table else _table
+            tables.append(make(paper, name, table, columns, known, settings))
     return tables
 
 
@@ -296,7 +322,7 @@ def _rows(rows: Mapping[str, Any]) -> dict[str, TableRow]:
     }
 
 
-def _columns(content: Mapping[str, Any], seeds: Mapping[str, Any]) -> dict[str, TableColumn]:
+def _columns(columns: Mapping[str, Any], seeds: Mapping[str, Any]) -> dict[str, TableColumn]:
     return {
         name: TableColumn(
             key=name,
@@ -307,7 +333,7 @@ def _columns(content: Mapping[str, Any], seeds: Mapping[str, Any]) -> dict[str, 
             fixed_seeds="seeds" in column,
             needs=column.get("needs"),
         )
-        for name, column in content["columns"].items()
+        for name, column in columns.items()
     }
 
 
@@ -343,6 +369,29 @@ def _table(
             for one in table.get("exclusions", ())
         ],
         notes=table.get("notes", ()),
+    )
+
+
+def _figure(
+    paper: Paper,
+    key: str,
+    figure: dict[str, Any],
+    columns: Mapping[str, TableColumn],
+    rows: Mapping[str, TableRow],
+    settings: Settings,
+) -> Table:
+    return Table(
+        paper=paper,
+        key=key,
+        title=figure["title"],
+        measures=figure["measures"],
+        columns={name: columns[name] for name in figure["columns"]},
+        rows={name: rows[name] for name in figure["rows"]},
+        published={},
+        findings=(),
+        settings=settings,
+        notes=figure.get("notes", ()),
+        drawing=Drawing(**{one.name: figure[one.name] for one in fields(Drawing) if one.name in figure}),
     )
 
 

@@ -18,6 +18,8 @@ from holdfast.core.settings import with_current_names
 from holdfast.papers.cells import Cell, hash_of, plan
 from holdfast.papers.measures import Entry
 from holdfast.papers.published import Table, TableColumn
+from holdfast.papers.recorded_curves import record_curves
+from holdfast.report.loading import read_federation
 from holdfast.runs import RunDirectory
 from holdfast.runs.metrics_file import plain
 from holdfast.tasks.registry import as_task
@@ -48,8 +50,10 @@ class Results:
                 self._files[path] = (modified, {entry["hash"]: entry for entry in _load(path)})
 
     def get(self, cell: Cell) -> Entry | None:
-        """The stored run of a cell, if there is one."""
-        return next((entries[cell.hash] for _, entries in self._files.values() if cell.hash in entries), None)
+        """The stored run of a cell, if there is one that has the cell's curves; of several that with no others."""
+        stored = (entries[cell.hash] for _, entries in self._files.values() if cell.hash in entries)
+        usable = [entry for entry in stored if "failed" in entry or _has_curves(entry, cell)]
+        return min(usable, key=lambda entry: len(entry.get("curves", ())), default=None)
 
     def all(self) -> list[Entry]:
         return [entry for _, entries in self._files.values() for entry in entries.values()]
@@ -101,6 +105,7 @@ def completed_entry(cell: Cell, directory: RunDirectory, processes: int = 1) -> 
         "final": _rounded(_final(tested, score)),
         "curves": _rounded(_curves(tested, records, score)),
     }
+    entry["curves"] |= _rounded(record_curves(cell.curves, records, read_federation(directory.path)))
     local = cell.settings["method"] == "local"
     if local:  # there is no global model that local ones could forget
         entry["curves"].pop("local_forgetting_quantiles", None)
@@ -192,6 +197,10 @@ def _rounded(value: Any) -> Any:
     return round(float(value), DIGITS) if isinstance(value, (float, np.floating)) else value
 
 
+def _has_curves(entry: Entry, cell: Cell) -> bool:
+    return all(name in entry["curves"] for name in cell.curves)
+
+
 def _has_seed(column: TableColumn, seed: int) -> bool:
     return not column.fixed_seeds or seed in column.seeds.value
 
@@ -209,7 +218,7 @@ class _StoredCell(TypedDict, total=False):
     score: str
     failed: str
     final: dict[str, Any]
-    curves: dict[str, list[float | None]]
+    curves: dict[str, list[float | list[float | None] | None]]
 
 
 class _StoredTable(TypedDict):

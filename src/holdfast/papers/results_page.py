@@ -9,6 +9,7 @@ from holdfast.core import files
 from holdfast.core.errors import HoldfastError
 from holdfast.metrics.summary import UNKNOWN
 from holdfast.papers.curve_figures import draw_curves
+from holdfast.papers.figure_panels import draw_figure
 from holdfast.papers.findings import compare
 from holdfast.papers.overview import draw_overview
 from holdfast.papers.paper_page import Section, paper_page
@@ -80,14 +81,18 @@ def _write(path: Path, text: str) -> None:
 
 
 def _sections(stored: Results, images: Path) -> list[Section]:
-    """Every table with its comparison and figures; tables with the same stored runs share one set of figures."""
+    """Every table with its comparison, its curves (once for tables of the same runs) and the figures."""
     sections, drawn = [], set[frozenset[str]]()
     for table in load_tables().values():
         cells = stored.of_table(table)
         done = [cell for cell in cells if stored.get(cell) is not None]
-        runs = frozenset(cell.hash for cell in done)
-        figures = [] if runs in drawn else draw_curves(table, cells, stored, images)
-        drawn.add(runs)
+        if table.drawing is not None:
+            figure = draw_figure(table, cells, stored, images)
+            figures = [] if figure is None else [figure]
+        else:
+            runs = frozenset(cell.hash for cell in done)
+            figures = [] if runs in drawn else draw_curves(table, cells, stored, images)
+            drawn.add(runs)
         done_pairs, pairs = ({(cell.column, cell.row) for cell in some} for some in (done, cells))
         sections.append(Section(compare(table, cells, stored), len(done_pairs), len(pairs), figures))
     return sections
@@ -99,7 +104,7 @@ def _summary(of_paper: Mapping[Paper, Sequence[Section]], folder: str) -> str:
         "|---|---|---|---|---|",
     ]
     for paper, sections in of_paper.items():
-        tables = [section for section in sections if not section.table.is_search]
+        tables = [section for section in sections if section.table.published]
         done, planned = (sum(getattr(s, name) for s in tables) for name in ("done", "planned"))
         findings = [finding for section in tables for finding in section.findings]
         hold = sum(finding.holds for finding in findings)

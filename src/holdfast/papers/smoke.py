@@ -1,4 +1,4 @@
-"""A smoke test of every table: the same models, methods and partitions on tiny synthetic data, in seconds."""
+"""A smoke test of every table and figure: the same models, methods and partitions on tiny synthetic data."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from holdfast.data.sources.federations import HOSPITALS, REGIONS
 from holdfast.data.sources.registry import Source
 from holdfast.papers.cells import Cell, plan
 from holdfast.papers.cost import MICROSECONDS, SITES, data_sets
+from holdfast.papers.figure_panels import draw_figure
 from holdfast.papers.findings import compare
 from holdfast.papers.published import Table
 from holdfast.papers.results import Results
 from holdfast.papers.results_page import write_page
 from holdfast.papers.sweep import Sweep
-from holdfast.training.experiment import MIXED_DIGITS
+from holdfast.training.experiment_entries import MIXED_DIGITS
 
 SAMPLES_PER_CLASS = {10: 24, 62: 6, 100: 4, 200: 2}  # for training, by the number of classes
 TEST_SAMPLES = 20
@@ -59,6 +60,8 @@ def smoke(folder: Path, tables: Sequence[Table]) -> Iterator[str]:
                 if entry is None or "failed" in entry:
                     raise HoldfastError(f"{cell.label} failed: {' '.join(log)}")
             rows = compare(table, cells, results).rows
+            if table.drawing is not None:
+                draw_figure(table, cells, results, folder / "figures")
             yield f"{table.id}: {len(cells)} cells, {len(rows)} rows"
         write_page(folder / "results", folder / "docs" / "results.md")
         yield "the page"
@@ -96,7 +99,8 @@ def shrink(settings: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[str, 
         return {**settings, "rounds": 2, **steps}
     files = ",".join(str(paths[name]) for name in names)
     large = settings["model"] in LARGE
-    stream = "stream" in settings
+    removal = str(settings.get("stream", "")).startswith("removal:")
+    stream = "stream" in settings and not removal
     small = {
         "data": f"{MIXED_DIGITS}:{files}" if len(names) > 1 else files,
         "clients": 5 if stream else 8 if len(names) > 1 else 20 if large else 10,
@@ -109,6 +113,8 @@ def shrink(settings: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[str, 
     }
     if "probe_every" in settings:
         small["probe_every"] = 1
+    if removal:
+        small["stream"] = re.sub(r"keeps=\[.*?\]", "keeps=[0,0]", settings["stream"])
     if "public" in settings:
         small["public"] = max(settings["public"], 0.1)
     return {**settings, **small}

@@ -40,6 +40,7 @@ class Stream(TypedDict, total=False):
     """The metrics of a round of a stream."""
 
     A_sel: Number
+    A_sel_t: Number
     A_loc: Number
     A_glo: Number
     A_loc_t: Number

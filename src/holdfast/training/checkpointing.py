@@ -87,7 +87,7 @@ def find_checkpoint(directory: RunDirectory, identity: Mapping[str, Any]) -> Che
             )
         if rounds:
             text = f"{directory.path} has no checkpoint yet: it begins again with round 1"
-            warnings.warn(text, HoldfastWarning, stacklevel=4)
+            warnings.warn(text, HoldfastWarning, stacklevel=5)
         return None
     validate_content(checkpoint.meta, CheckpointMeta, directory.path / "checkpoint" / "checkpoint.json")
     if "made_of" in checkpoint.meta:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from inspect import isfunction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 from warnings import catch_warnings
 
-from holdfast.core import files, yaml12
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.settings import (
     DEFAULT_PARTITION,
@@ -18,14 +16,25 @@ from holdfast.core.settings import (
     FEDERATION_SETTINGS,
     RECORDED,
     SCHEDULE_SETTINGS,
-    Described,
     ExperimentSettings,
     Role,
     Settings,
     settings_with,
     with_current_names,
 )
-from holdfast.core.spec import field_hints, named, parse_options, parse_text, parse_value
+from holdfast.core.spec import field_hints
+from holdfast.training.experiment_entries import (
+    MIXED_DIGITS,
+    absolute,
+    changed,
+    data_entry,
+    from_yaml,
+    options_entry,
+    plain_values,
+    read_yaml,
+    recorded_entry,
+    stream_entry,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,10 +47,9 @@ if TYPE_CHECKING:
     from holdfast.models.own import OwnModel
     from holdfast.models.registry import ModelSpec
     from holdfast.report.trackers import Tracker
+    from holdfast.training.execution import SubmitWrite
     from holdfast.training.run import Run
-    from holdfast.training.session import SubmitWrite
 
-MIXED_DIGITS = "mixed-digits"
 RUN_OPTIONS = (
     "task",
     "loss",
@@ -55,8 +63,6 @@ RUN_OPTIONS = (
     "ray_address",
 )
 """The settings besides the schedule that `holdfast.train` takes."""
-
-STREAM_OPTIONS = ("tasks_per_client", "chunks", "cumulative", "stage_classes", "joins", "leaves", "schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +81,8 @@ class Experiment(ExperimentSettings):
         long_tail: the size of the rarest class relative to the largest.
         skew: the fields of `FeatureSkew`, such as ``rotation=30``.
         stream: data that arrives in stages: ``5`` tasks per client, with options ``5,cumulative=true`` or
-            ``5,schedule=every-n:10``.
+            ``5,schedule=every-n:10``, or a client that loses samples of a class:
+            ``removal:client=0,label=1,keeps=[20,10,0],schedule=every-n:10``.
         federation: a file written by ``holdfast partition --save``, instead of all of these from ``partition`` on.
         method: such as ``fedntd:beta=0.5`` or ``mine.py:Mine``, or a `Method`.
         model: such as ``mlp:64,64`` or ``net.py:make_net``, a module, or a function or class that makes one.
@@ -112,26 +119,26 @@ class Experiment(ExperimentSettings):
 
         self._refuse_unwritable()
         for name, hint in field_hints(type(self)).items():
-            self._set(name, _from_yaml(getattr(self, name), hint))
+            self._set(name, from_yaml(getattr(self, name), hint))
         super().__post_init__()
-        self._set("data", _data(self.data))
+        self._set("data", data_entry(self.data))
         if self.federation is not None:
-            self._set("federation", _absolute(self.federation))
+            self._set("federation", absolute(self.federation))
             self._refuse_beside_federation("a federation file")
         elif isinstance(self.data, str) or self.partition is not None:
             written = self.partition or default_partition(str(self.data))
             partition = parse_partition(written) if isinstance(written, str) else partition_from(written)
             self._set("partition", partition.describe())
-        self._set("skew", _mapping(self.skew, "skew", field_hints(FeatureSkew)))
-        self._set("stream", _stream(self.stream))
+        self._set("skew", options_entry(self.skew, "skew", field_hints(FeatureSkew)))
+        self._set("stream", stream_entry(self.stream))
         method = self.method
         if isinstance(method, Mapping):
             method = method_from(method)
         check_method_kind(method)
         method = parse_method(method) if isinstance(method, str) else method
-        self._set("method", _recorded(describe_method(method), method))
+        self._set("method", recorded_entry(describe_method(method), method))
         model = model_from(self.model) if isinstance(self.model, Mapping) else as_model(self.model)
-        self._set("model", _recorded(describe_model(model), model))
+        self._set("model", recorded_entry(describe_model(model), model))
         if self.dp is not None:
             self._set("dp", parse_dp(self.dp).describe())
         if self.secure is not None:
@@ -147,7 +154,7 @@ class Experiment(ExperimentSettings):
         if isinstance(self.metrics, str):
             self._set("metrics", tuple(filter(None, map(str.strip, self.metrics.split(",")))))
         if self.task is not None:
-            self._set("task", _plain(with_loss(as_task(self.task), self.loss).describe()))
+            self._set("task", plain_values(with_loss(as_task(self.task), self.loss).describe()))
             self._set("loss", None)
 
     def _set(self, name: str, value: object) -> None:
@@ -227,7 +234,7 @@ class Experiment(ExperimentSettings):
         for name, describe in objects.items():
             if not isinstance(described[name], (str, Mapping)):
                 described[name] = plain(describe(described[name]))
-        values: dict[str, Any] = _plain(described)
+        values: dict[str, Any] = plain_values(described)
         return values
 
     # Running --------------------------------------------------------------------------------------------
@@ -259,7 +266,9 @@ class Experiment(ExperimentSettings):
         if isinstance(self.preprocess, str):
             preset = self.preprocess
         else:
-            preset = Preprocess(**(_mapping(self.preprocess, "preprocess", field_hints(Preprocess)) or {}))
+            preset = Preprocess(
+                **(options_entry(self.preprocess, "preprocess", field_hints(Preprocess)) or {})
+            )
         if not isinstance(self.data, str):
             own = self._own_data()
             if self.preprocess != DEFAULTS["preprocess"]:
@@ -312,7 +321,7 @@ class Experiment(ExperimentSettings):
         assert isinstance(self.stream, Mapping)
         streaming = dict(self.stream)
         schedule = streaming.pop("schedule", None)
-        stages = streaming["tasks_per_client"]
+        stages = len(streaming["keeps"]) if "keeps" in streaming else streaming["tasks_per_client"]
         return federation_from(
             dataset,
             description | {"stream": streaming},
@@ -436,21 +445,6 @@ def resume(
     return experiment.run(path, resume=True, trackers=trackers, on_round=on_round, progress=progress)
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
-    try:
-        values = yaml12.load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HoldfastError(f"cannot read the experiment '{path}': {error.strerror}") from None
-    except ValueError as error:
-        raise HoldfastError(f"'{path}' is not YAML ({error})") from None
-    if not isinstance(values, dict):
-        raise HoldfastError(
-            f"'{path}' does not describe an experiment: it must hold lines such as 'rounds: 100'"
-        )
-    return values
-
-
 def with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a recorded run of any version, with defaults for those it lacks.
 
@@ -474,130 +468,3 @@ def _is_own(value: Any) -> bool:
         or value.get("name") == "given"
         or any(map(_is_own, value.values()))
     )
-
-
-def changed(described: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """Settings with ``key=value`` changes applied; dots separate nested keys (``method.beta=0.5``)."""
-    values: dict[str, Any] = _plain(described)
-    for setting in settings:
-        path, equals, text = setting.partition("=")
-        if not equals:
-            raise HoldfastError(f"'{setting}' is not of the form key=value, such as method.beta=0.5")
-        place(values, path.strip(), parse_value(text.strip(), f"'{setting}'"))
-    return values
-
-
-def place(values: dict[str, Any], path: str, value: Any) -> None:
-    """Set the entry of nested settings at a path such as ``method.beta``."""
-    *outer, last = path.split(".")
-    inside = values
-    for key in outer:
-        if key not in inside:
-            raise unknown("setting", key, inside)
-        inside[key] = {} if inside[key] is None else inside[key]
-        inside = inside[key]
-        if not isinstance(inside, dict):
-            raise HoldfastError(f"'{path}' is not a setting: {key} is {inside!r}")
-    inside[last] = value
-
-
-def _from_yaml(value: Any, hint: Any) -> Any:
-    """Convert a value from YAML or the command line to the type of its setting."""
-    kinds = set(get_args(hint)) or {hint}
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and str in kinds and Any not in kinds:
-        return str(value)  # stream=5 reads as a number
-    return value
-
-
-def _data(given: Any) -> str | dict[str, Any] | OwnData:
-    """Data by name or path, as the description of a reference, or as an object without a reference."""
-    from holdfast.core import own
-    from holdfast.data.dataset import Dataset
-    from holdfast.data.federation import Federation
-    from holdfast.data.own import OwnData, own_data
-    from holdfast.data.sources import DATASETS
-
-    if isinstance(given, str):
-        name, _, options = given.partition(":")
-        if given in DATASETS or name == MIXED_DIGITS:
-            return given
-        if (reference := own.split(given)) is not None:
-            name, options = reference
-        elif name not in own.installed("data set"):
-            return _absolute_data(given)
-        given = {"name": name} | parse_options(options, f"data set '{given}'")
-    if isinstance(given, Mapping):
-        data = own_data(given) if "name" in given else None
-        if data is None:
-            raise unknown("data set", given.get("name"), {*DATASETS, *own.installed("data set")})
-    elif isinstance(given, OwnData):
-        data = given
-    elif isinstance(given, (Dataset, Federation)) or isfunction(given):
-        data = OwnData(given, {}, own.code_of(given))
-    else:
-        raise HoldfastError(
-            f"data is {named(given)}; it must be the name of a data set, a path, a holdfast.Dataset, a "
-            "holdfast.Federation, or a function that returns one of these"
-        )
-    return data if data.code is None else _plain(data.describe())
-
-
-def _recorded(described: Mapping[str, Any], given: Any) -> Any:
-    """The description of a method or a model, or the object itself if it has no reference."""
-    from holdfast.runs.metrics_file import plain
-
-    return given if described.get("own") else _plain(plain(described))
-
-
-def _absolute(path: str) -> str:
-    """An absolute path, so that the run can be resumed from another directory; other text is returned unchanged."""
-    found = files.existing(path)
-    return path if found is None else str(found.resolve())
-
-
-def _absolute_data(given: str) -> str:
-    """The path of data as an absolute one, with the options behind it."""
-    from holdfast.data.sources import split_options
-
-    found = split_options(given)
-    if found is None:
-        return given
-    path, options = found
-    return f"{path.resolve()}:{options}" if options else str(path.resolve())
-
-
-def _mapping(written: Described | None, what: str, known: Iterable[str]) -> dict[str, Any] | None:
-    """``rotation=30,noise=0.1`` or a mapping as a mapping whose keys are all known."""
-    if written is None:
-        return None
-    values = dict(written) if isinstance(written, Mapping) else parse_options(written, what)
-    for key in values:
-        if key not in known:
-            raise unknown(f"option of {what}", str(key), known)
-    return values
-
-
-def _stream(written: Described | None) -> dict[str, Any] | None:
-    """``5,cumulative=true,schedule=every-n:10`` or a mapping: the options of a stream."""
-    if isinstance(written, str):
-        written = parse_options(written, "stream", ("tasks_per_client",))
-    values = _mapping(written, "stream", STREAM_OPTIONS)
-    if values is None:
-        return None
-    tasks = values.setdefault("tasks_per_client", 5)
-    if not isinstance(tasks, int):
-        raise HoldfastError(f"a stream needs a number of tasks for each client, such as 5, not {tasks!r}")
-    for key in ("chunks", "cumulative"):
-        if not isinstance(values.get(key, False), bool):
-            raise HoldfastError(f"{key} of a stream must be true or false, not {values[key]!r}")
-    if isinstance(values.get("schedule"), str):
-        values["schedule"] = parse_text(values["schedule"], "stage schedule", ("n",))
-    return values
-
-
-def _plain(value: Any) -> Any:
-    """A copy with dicts and lists, so that written and read values are equal."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,15 +1,13 @@
-"""A training session: the run prepared and validated, its rounds, checkpoints and result."""
+"""A training session: the run prepared and validated, with its data on the device, before its first round."""
 
 from __future__ import annotations
 
 import platform
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,24 +15,22 @@ import torch
 from torch import nn
 
 from holdfast.core import optimizers
-from holdfast.core.device import choose_device, choose_precision, peak_bytes
-from holdfast.core.errors import HoldfastError, HoldfastWarning
-from holdfast.core.measures import primary_measure
+from holdfast.core.device import choose_device, choose_precision
+from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
 from holdfast.core.settings import Settings
-from holdfast.core.trees import Tensors, add_
+from holdfast.core.trees import add_
 from holdfast.core.version import __version__
 from holdfast.data.federation import Federation
 from holdfast.data.schedules import check_schedule
 from holdfast.data.sources import DATASETS
 from holdfast.data.validation import hold_out
-from holdfast.engine.aggregation import too_few_updates
 from holdfast.engine.base import Engine
 from holdfast.engine.clients import Broadcast, ClientRunner, DeviceData, Incident, Job
-from holdfast.engine.evaluation import TestSet, evaluated_model
+from holdfast.engine.evaluation import TestSet
 from holdfast.engine.factory import choose_engine
 from holdfast.engine.probe import PER_CLASS
-from holdfast.engine.rounds import PendingRound, RoundLoop
+from holdfast.engine.rounds import RoundLoop
 from holdfast.engine.run_context import device_data, make_run_context
 from holdfast.engine.secure_sums import masked_sum
 from holdfast.engine.state_cache import StateCache
@@ -48,21 +44,8 @@ from holdfast.models.network import BatchNormPolicy, Network
 from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec, describe_model
 from holdfast.models.wrapping import build_network, fit_samples
-from holdfast.report.trackers import Tracker
-from holdfast.runs import Checkpoint, RunDirectory
-from holdfast.runs.directory import FEDERATION, PROBE
 from holdfast.runs.metrics_file import plain
 from holdfast.tasks.base import Loss, Task
-from holdfast.training.best_round import BestRound
-from holdfast.training.checkpointing import (
-    IDENTITY,
-    close,
-    find_checkpoint,
-    refuse_change,
-    restore,
-    run_identity,
-    snapshot,
-)
 from holdfast.training.checks import (
     check_cohort,
     check_micro_batches,
@@ -76,26 +59,17 @@ from holdfast.training.checks import (
     warn_of_unused,
 )
 from holdfast.training.description import (
-    audit_start,
     describe_federation,
-    federation_content,
     machine,
-    write_json,
 )
-from holdfast.training.extension import with_rounds
-from holdfast.training.interrupt import deferred_interrupt, interruption
-from holdfast.training.outcome import failure
 from holdfast.training.privacy import client_privacy, sample_privacy
 from holdfast.training.robustness import check_robustness, poisoned
-from holdfast.training.run import Run
 from holdfast.training.secrecy import check_secrecy
 from holdfast.updates.withheld import WithheldCounts, no_samples
 
 LOCAL_TEST_ON_CPU = (
     100  # default number of test samples of a local model, which keeps tests a small part of a round
 )
-
-SubmitWrite = Callable[[Callable[[], None]], object]
 
 
 class Training:
@@ -335,181 +309,6 @@ class Training:
             audited,
         )
 
-    def run(
-        self,
-        experiment: dict[str, Any],
-        out: str | Path | None = None,
-        resume: bool = False,
-        trackers: Sequence[Tracker] = (),
-        on_round: Callable[[dict[str, Any]], None] | None = None,
-        submit_final_write: SubmitWrite | None = None,
-        stop_after: int | None = None,
-    ) -> Run:
-        """Train, from the start or from the last checkpoint in ``out``.
-
-        ``submit_final_write`` receives the function that writes the end of the run to the disk. After round
-        ``stop_after`` the run stops with a checkpoint, as after an interrupt.
-        """
-        last = min(self.settings.rounds, stop_after or self.settings.rounds)
-        with ExitStack() as stack:
-            directory, checkpoint, records = None, None, []
-            identity = run_identity(self.describe())
-            sizes = None if self.validation is None else self.validation.sizes
-            content = federation_content(self.federation, self.hash, sizes)
-            if out is not None:
-                directory = self._directory(out, experiment, resume)
-                stack.enter_context(directory.lock())
-                checkpoint = find_checkpoint(directory, identity)
-                before = directory.experiment["rounds"]
-                checkpoint = with_rounds(directory, checkpoint, self.settings, self.method, self.federation)
-                write_json(directory, FEDERATION, content)
-                begun = 0 if checkpoint is None else checkpoint.round
-                event = "begun" if not resume else "resumed" if before == self.settings.rounds else "extended"
-                audit_start(directory, event, begun, self.describe())
-                directory.rewind(begun)
-                records = directory.records()
-            client_states = StateCache(directory, checkpoint)
-            loop = self.loop(client_states, audited=directory is not None)
-            best = BestRound(primary_measure(experiment), records)
-            if checkpoint is not None:
-                restore(loop, checkpoint, self.device, best)
-                if checkpoint.warning is not None:
-                    warnings.warn(checkpoint.warning, HoldfastWarning, stacklevel=2)
-            for tracker in trackers:
-                tracker.start(experiment)
-                stack.callback(tracker.finish)  # also when the run is interrupted
-
-            def keep(pending: PendingRound, save: bool) -> bool:
-                record = loop.finish_round(pending)
-                if best.stops(record, self.settings.patience) and record["round"] < self.settings.rounds:
-                    record["stopped_early"] = True
-                ended = "stopped_early" in record or record["round"] == self.settings.rounds
-                if ended:
-                    self._finalize(loop, record)
-                if best.add(record):
-                    best.keep(evaluated_model(self.method, loop.server if ended else pending.server))
-                records.append(record)
-                if directory is not None:
-                    directory.append(record, None if pending.audit is None else pending.audit.entry())
-                    if save and not ended:
-                        client_states.committed(
-                            directory.save_checkpoint(*snapshot(loop, client_states, identity, best, False))
-                        )
-                for tracker in trackers:
-                    tracker.log(record)
-                if on_round is not None:
-                    on_round(record)
-                return ended
-
-            done = len(records)
-            if not _stopped_early(records):
-                self._rounds(loop, done + 1, last, keep)
-            model = self._module(*evaluated_model(self.method, loop.server))
-            best_model = None if best.round is None else self._module(*best.model)
-            stopped = _stopped_early(records)
-            run = Run(
-                experiment,
-                records,
-                model,
-                None if directory is None else directory.path,
-                peak_bytes(self.device),
-                len(records) < self.settings.rounds and not stopped,
-                best.round,
-                best_model,
-                self.method,
-                content,
-            )
-            if directory is None:
-                run.checkpoint = Checkpoint(*snapshot(loop, client_states, identity, best, stopped))
-            if run.interrupted:
-                if directory is not None:
-                    directory.audit("stopped", round=len(records))
-                if len(records) < last:
-                    warnings.warn(
-                        interruption(run), HoldfastWarning, stacklevel=3
-                    )  # where `train` was called
-                return run
-            run.probe = loop.probe_features or {}
-            if len(records) > done:
-                self._warn_of_failure(loop, records)
-            if directory is not None:
-                if run.probe:
-                    write_json(directory, PROBE, run.probe)
-                final = None
-                if len(records) > done:
-                    final = snapshot(loop, client_states, identity, best, stopped)
-                best_state = None if best_model is None else best_model.state_dict()
-                ending = partial(close, directory, final, model.state_dict(), best_state, stack.pop_all())
-                ending() if submit_final_write is None else submit_final_write(ending)
-            return run
-
-    def _rounds(
-        self, loop: RoundLoop, first: int, last: int, keep: Callable[[PendingRound, bool], bool]
-    ) -> None:
-        """Run the rounds; ``keep(round, checkpoint)`` stores each round, with a checkpoint if one is due, and returns
-        whether the run ends with it.
-
-        Unless a checkpoint is due, a GPU starts the next round before the last one is stored, since its test may still
-        be running. After an interrupt, the current round is the last and is stored with a checkpoint; the same holds
-        for round ``last`` if the run has more rounds.
-        """
-        saved, waiting = time.monotonic(), list[PendingRound]()
-
-        def keep_last() -> None:
-            while waiting:
-                keep(waiting.pop(), False)
-
-        try:
-            with deferred_interrupt() as interrupt:
-                for number in range(first, last + 1):
-                    pending = loop.start_round(number, keep_last)
-                    keep_last()
-                    late = time.monotonic() - saved >= self.settings.checkpoint_seconds
-                    stop = interrupt.requested or number == last
-                    if (late or stop) and number < self.settings.rounds:
-                        if keep(pending, True) or stop:
-                            return
-                        saved = time.monotonic()
-                    elif self._overlaps_rounds:
-                        waiting.append(pending)
-                    elif keep(pending, False):
-                        return
-        finally:
-            keep_last()  # a complete round is stored even if the next one fails
-
-    @property
-    def _overlaps_rounds(self) -> bool:
-        """Whether a round starts during the test of the last model, which requires that it does not use the result."""
-        needs_test = self.settings.evaluate_locals or self.settings.patience is not None
-        return self.device.type == "cuda" and not needs_test
-
-    def _directory(self, out: str | Path, experiment: dict[str, Any], resume: bool) -> RunDirectory:
-        if not resume:
-            return RunDirectory.create(out, experiment)
-        directory = RunDirectory.open(out)
-        refuse_change(
-            out, directory.experiment, {key: experiment[key] for key in IDENTITY if key != "rounds"}
-        )
-        return directory
-
-    def _finalize(self, loop: RoundLoop, record: dict[str, Any]) -> None:
-        """Finalize the model from statistics of all clients, for methods such as CCVR; recorded with the last round."""
-        if not self.method.overrides("final_statistics"):
-            return
-        params, buffers = evaluated_model(self.method, loop.server)
-        before = replace(loop.server, params=params, buffers=buffers)
-        number = loop.server.round
-        stage = loop.stage(number)
-        sent = Broadcast(number, before.params, before.buffers, {})
-        holders = np.flatnonzero(self.federation.sizes(stage)).tolist()
-        jobs = [Job(k, self.federation.client(k, stage), stage) for k in holders]
-        sums, usable, incidents = self.sum_statistics(loop, sent, jobs)
-        if usable < min(self.settings.min_clients, len(jobs)):
-            raise too_few_updates(number, usable, self.settings.min_clients, incidents)
-        loop.server = replace(self.method.finalize(before, sums, self.context), final=True)
-        record["incidents"] += [incident.record() for incident in incidents]
-        record |= loop.evaluate_final()
-
     def sum_statistics(
         self, loop: RoundLoop, sent: Broadcast, jobs: Sequence[Job]
     ) -> tuple[Tree, int, list[Incident]]:
@@ -534,27 +333,6 @@ class Training:
         """Each client's statistics under the final model, or the incident that prevents them."""
         for job in jobs:
             yield loop.runner.final_statistics(job, sent)
-
-    def _warn_of_failure(self, loop: RoundLoop, records: Sequence[dict[str, Any]]) -> None:
-        """Warn of a run that diverged or ended near chance; only for tasks with one class per sample."""
-        if self.context.task.name != "multiclass" or not len(self.test):
-            return
-        personal = self.method.overrides("initial_params") or self.method.overrides("personal_logits")
-        sentence = failure(records, loop.test.class_counts, self.settings.lr, judge_accuracy=not personal)
-        if sentence is not None:
-            text = f"{self.method.name}: {sentence}"
-            warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
-
-    def _module(self, params: Tensors, buffers: Tensors) -> nn.Module:
-        """The user's module with these weights, on the CPU."""
-        net = self.context.network.module()
-        # Not strict: frozen parameters are in the module already, and tied weights have one name.
-        net.load_state_dict({**params, **buffers}, strict=False)
-        return net.cpu().eval()
-
-
-def _stopped_early(records: Sequence[Mapping[str, Any]]) -> bool:
-    return bool(records) and "stopped_early" in records[-1]
 
 
 def _bounds(x: torch.Tensor) -> tuple[float, float]:

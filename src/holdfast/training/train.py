@@ -25,8 +25,9 @@ from holdfast.report.trackers import Tracker
 from holdfast.runs import RunDirectory
 from holdfast.tasks.base import Loss, Task
 from holdfast.training.checks import check_kinds, check_options, checked_trackers
+from holdfast.training.execution import SubmitWrite, execute
 from holdfast.training.run import Run
-from holdfast.training.session import SubmitWrite, Training
+from holdfast.training.session import Training
 from holdfast.updates.attacks import Attack, parse_attack
 from holdfast.updates.compression import Compression, parse_compression
 from holdfast.updates.privacy import DP, parse_dp
@@ -235,6 +236,8 @@ def train(
                 on_round(record)
 
         try:
-            return training.run(described, out, resume, trackers, advance, submit_final_write, stop_after)
+            return execute(
+                training, described, out, resume, trackers, advance, submit_final_write, stop_after
+            )
         except KeyboardInterrupt as interrupt:
             raise interrupt.with_traceback(None) from None  # without the stack of the interrupted call

@@ -12,7 +12,8 @@ from typing import Any
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.settings import DEFAULTS, Role, settings_with
 from holdfast.methods.base import Method
-from holdfast.training.experiment import Experiment, place
+from holdfast.training.experiment import Experiment
+from holdfast.training.experiment_entries import place
 from holdfast.tuning import halving
 from holdfast.tuning.jobs import TrainingJob
 from holdfast.tuning.results import Entry, Results, score

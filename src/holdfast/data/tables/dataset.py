@@ -13,7 +13,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.random import generator
 from holdfast.core.spec import validate
 from holdfast.data.dataset import Dataset, Group
-from holdfast.data.indexing import stratified_split
+from holdfast.data.indexing import check_test_share, stratified_split
 from holdfast.data.tables.encoder import fit_encoder, warn_of_unseen
 from holdfast.data.tables.federated_fit import Transformer
 from holdfast.data.tables.table import Table, TableSource, is_table, read_table
@@ -84,7 +84,7 @@ def dataset_from_tables(
     for table in train.values():
         if not len(table):
             raise HoldfastError(f"{table.name} has no training row")
-    if not any(map(len, test_tables.values())):
+    if test and not any(map(len, test_tables.values())):
         hint = " (where the target is a number, task='regression')" if with_classes else ""
         raise HoldfastError(
             "no site has a test row, as no class has two rows at a site: take a larger test share, or give test rows"
@@ -111,9 +111,9 @@ def dataset_from_tables(
     if any(sites):  # a table without sites has an empty name
         groups["site"] = Group(tuple(sites), *(_owners(part.values()) for part in (train, test_tables)))
     dataset = Dataset.from_arrays(
-        _rows(encoder(table) for table in train.values()),
+        _rows([encoder(table) for table in train.values()]),
         np.concatenate(y_train),
-        _rows(encoder(table) for table in test_tables.values() if len(table)),
+        _rows([encoder(table) for table in test_tables.values() if len(table)]),
         np.concatenate(y_test),
         name=name,
         groups=groups,
@@ -191,8 +191,7 @@ def _split(
     table: Table, targets: Sequence[str], with_classes: bool, share: float, seed: int, site: str
 ) -> Pair:
     """Draw a share of the rows of each class, or of each quarter of the numbers, as test rows."""
-    if not 0 < share < 1:
-        raise HoldfastError(f"test is {share:g}; it must be a share above 0 and below 1, or name test rows")
+    check_test_share(share)
     if with_classes:
         (values,), _, _ = class_targets([table], [], targets[0], None)
     else:
@@ -205,8 +204,8 @@ def _owners(tables: Collection[Table]) -> np.ndarray:
     return np.repeat(np.arange(len(tables)), [len(table) for table in tables])
 
 
-def _rows(parts: Any) -> np.ndarray:
-    return np.concatenate(list(parts))
+def _rows(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
 
 
 def _task_name(task: Any) -> str | None:

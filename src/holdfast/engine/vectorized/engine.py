@@ -58,6 +58,7 @@ class VectorizedEngine:
     """Trains the clients of a round in the lanes of one program."""
 
     name = "vectorized"
+    train_masked = None
 
     def __init__(
         self,
