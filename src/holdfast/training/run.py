@@ -138,8 +138,8 @@ class Run:
         if model is None and experiment["model"].get("own"):
             raise HoldfastError(
                 f"{path} holds a custom model, '{experiment['model']['name']}'; create it in Python and pass it, "
-                f"Run.open('{path}', model=...). Only models that are given by reference, such as "
-                "net.py:make_net, are created automatically"
+                f"Run.open('{path}', model=...) (models given by reference, such as net.py:make_net, are "
+                "created automatically)"
             )
         if model is not None and not isinstance(model, nn.Module):
             raise HoldfastError(f"model is {named(model)}; it must be a torch.nn.Module like that of the run")
