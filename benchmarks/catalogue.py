@@ -209,25 +209,25 @@ HEAD = """# Methods
 
 For every method this page lists when to use it, its costs, what leaves a client, and its measured accuracy.
 `holdfast methods` prints the table, `holdfast methods fedka` one method. A plus sign combines methods: `fedntd+fedfa`,
-`fedfa+ccvr`. [Choose a method](howto/choose-method.md) is a shorter way in.
+`fedfa+ccvr`. [Choose a method](howto/choose-method.md) is a shorter guide.
 
 Some methods are parts of combinations: `ema` (a mean over the rounds is tested and becomes the final model), `balanced`
 and `fedlc` (the local loss), `fedavgm` (the server's step) and `ccvr` (a calibration at the end), as in
 `balanced:tau=0.5+fedavgm+ema+ccvr`. At most one part of a stack may replace the local loss, the server's step or the
 point at which gradients are computed (`fedsam` and those like it); `holdfast run` refuses other combinations and names
-the two parts. Server optimisers other than `fedavgm` need a learning rate of their own, which must be tuned.
+the two parts. Server optimisers other than `fedavgm` have a separate learning rate, which must be tuned.
 
 - **work**: a client's matrix products in a round as a multiple of FedAvg's (5 epochs of 100 samples in batches of 50,
   an MLP, ten classes; sums over weights, such as FedProx's term, are not counted);
-  **aug.**: where inputs are augmented, so that a teacher's outputs cannot be kept.
+  **aug.**: the same with augmented inputs, for which a teacher's outputs cannot be cached.
 - **up**, **down**, **keeps**: what a client sends and receives in a round and keeps between rounds, as multiples of
   the model (`ntd-cifar`: 2.2 million parameters, 8.63 MB, features of width 512, ten classes).
-- **public**: whether the server needs public data. **alone**: whether the server needs each client's upload by
-  itself; if not, it needs only sums, which secure aggregation can provide. What *leaves a client* is listed apart
-  from its weights, its buffers and its number of samples.
+- **public**: whether the server needs public data. **alone**: whether the server needs each client's upload
+  individually; otherwise sums are sufficient, which secure aggregation can provide. *Leaves a client* lists what a
+  client sends in addition to its weights, its buffers and its number of samples.
 - **digits**, **fashion**(-mnist): accuracy/forgetting in percent with Dirichlet 0.1, defaults, means over the last
   ten rounds and the seeds run (scaffold with `variant=ntd`, ccvr on fedavg and after the last round). Their number
-  and the other settings are listed with each method, deviations in [What each method learns](learning.md).
+  and the other settings are listed with each method, deviations in [Accuracy and forgetting](learning.md).
 
 All numbers are measured, by `python benchmarks/catalogue.py`, which writes this page.
 """

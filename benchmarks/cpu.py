@@ -9,7 +9,7 @@ small: the shapes of digits, 10 clients of 144 samples; the sequential and the v
 table: heart disease ($HOLDFAST_DATA), 4 hospitals, a linear model, batches of 4, one epoch; the plain loop and engine
 auto.
 
-The compared programs take turns; figures are medians, ratios those of medians. On a busy machine compare the CPU
+The compared programs run alternately; figures are medians, ratios those of medians. On a busy machine compare the CPU
 times of a single thread: --threads 1.
 """
 

@@ -3,7 +3,7 @@
     python benchmarks/methods.py [--passes 5] [--samples 200] [--json FILE]
 
 ntd-cifar on CIFAR shapes, 2 clients a round, 5 local epochs in batches of 50 with momentum, one client after
-another on the CPU. Methods take turns in each pass. A figure is the median of the ratios to the FedAvg round of the
+another on the CPU. Methods alternate in each pass. A figure is the median of the ratios to the FedAvg round of the
 same pass, because other load on the machine affects the rounds of a pass alike.
 """
 

@@ -5,7 +5,7 @@
 O1: a linear model on CIFAR shapes, 10 clients, 100 steps a round: the cost of a step.
 O2: the ntd-cifar network (2.2 million parameters), 10 clients with one batch of 2 samples: the cost of starting a
 client, loading its data and aggregating.
-Both loops take turns; the figure is the ratio of their medians.
+Both loops run alternately; the figure is the ratio of their medians.
 """
 
 from __future__ import annotations

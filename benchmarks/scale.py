@@ -34,7 +34,7 @@ def rounds(dataset: Dataset, registered: int, sampled: int) -> RoundLoop:
 
 
 def curve(loops: dict[int, RoundLoop], rounds: int) -> list[dict[str, float]]:
-    """The median CPU time of a round in milliseconds for each number of clients, which take turns."""
+    """The median CPU time of a round in milliseconds for each number of clients; the numbers alternate."""
     times: dict[int, list[float]] = {clients: [] for clients in loops}
     for number in range(1, rounds + 4):
         for clients, loop in loops.items():

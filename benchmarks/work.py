@@ -139,7 +139,7 @@ def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> f
 def seconds_in_turns(
     works: Mapping[str, Callable[[], object]], repeats: int, device: torch.device
 ) -> dict[str, float]:
-    """The median time of each, in seconds. They take turns, so that other load on the machine affects all alike."""
+    """The median time of each, in seconds. They alternate, so that other load on the machine affects all equally."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():

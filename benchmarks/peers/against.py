@@ -1,4 +1,4 @@
-"""Times rounds of another framework, of Holdfast and of a plain loop, which take turns in one process."""
+"""Times rounds of another framework, of Holdfast and of a plain loop, which alternate in one process."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ def test_a_warning_is_one_sentence(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     first, second = done.stderr.strip().splitlines()
     assert first == (
-        "holdfast: 1 of 1 clients end an epoch with a batch of as few as 2 samples, over which this model's BatchNorm "
-        "may throw it off; drop_last leaves such batches out"
+        "holdfast: 1 of 1 clients have a last batch of as few as 2 samples, on which this model's BatchNorm may make "
+        "training unstable; set drop_last to leave such batches out"
     )
     assert second.startswith(
         "holdfast: fedavg: the accuracy after 1 round, 50.0%, is not significantly better than"
@@ -362,16 +362,16 @@ def test_diagnose_reads_counts_as_people_and_pandas_write_them(text, tmp_path):
         ("5,-6\n8,9", "'-6' in line 1 is not a number of samples"),
         ("cat,dog\n5,6.5", "'6.5' in line 2"),
         ("cat,dog\n5,6\n\n8,", "'' in line 4"),
-        ("cat,dog\n5,6\n8", "line 3 has 1 columns and the first one 2"),
-        ("cat;dog\n5;6", "its only column is one of names; put commas between columns"),
-        ("cat,dog\n", "it holds no numbers"),
+        ("cat,dog\n5,6\n8", "line 3 has 1 columns, but the first line has 2"),
+        ("cat;dog\n5;6", "its only column contains names; separate columns by commas"),
+        ("cat,dog\n", "it contains no numbers"),
     ],
 )
 def test_counts_that_cannot_be_are_refused(text, sentence, tmp_path):
     (tmp_path / "counts.csv").write_text(text)
     result = call("diagnose", tmp_path / "counts.csv")
     assert result.exit_code == 2
-    assert f"counts.csv' holds no label counts: {sentence}" in result.stderr
+    assert f"counts.csv' contains no label counts: {sentence}" in result.stderr
 
 
 def test_diagnose_names_the_table_its_methods_come_from(tmp_path):
@@ -434,7 +434,7 @@ RUN = ["run", "--clients", "5"]
         ([*RUN, "--engine", "rays"], "unknown engine 'rays'"),
         ([*RUN, "--set", "method.betta=1", "--method", "fedntd"], "did you mean beta"),
         ([*RUN, "--set", "rounds"], "not of the form key=value"),
-        ([*RUN, "--set", "lr.x=1"], "'lr.x' leads nowhere"),
+        ([*RUN, "--set", "lr.x=1"], "'lr.x' is not a setting"),
         ([*RUN, "--set", "metod.beta=1"], "did you mean method"),
         ([*RUN, "--track", "wandbb"], "did you mean wandb"),
         (["run"], "needs the number of clients"),
@@ -445,21 +445,27 @@ RUN = ["run", "--clients", "5"]
         (["show", "nowhere"], "holds no run"),
         (["report", "nowhere"], "is not a directory"),
         (["methods", "fedntt"], "did you mean fedntd"),
-        (["methods", "none.py:Mine"], "there is no file"),
-        ([*RUN, "--method", "none.py:Mine"], "to take a method from; write its path and the name in it"),
+        (["methods", "none.py:Mine"], "for the method does not exist"),
+        (
+            [*RUN, "--method", "none.py:Mine"],
+            "for the method does not exist; write the path of a file and a name in it",
+        ),
         ([*RUN, "--method", "nowhere.methods:Mine"], "there is no module 'nowhere.methods' to import"),
         ([*RUN, "--method", "fedavg+json:loads"], "json:loads is the function loads; it must be a class"),
-        ([*RUN, "--model", "none.py:net"], "to take a model from"),
+        ([*RUN, "--model", "none.py:net"], "for the model does not exist"),
         (
             [*RUN, "--model", "json:loads"],
             "json:loads needs s: besides shape, num_classes, seed, every argument",
         ),
-        ([*RUN, "--data", "none.py:load"], "to take a data set from"),
-        (["compare", "fedavg", "none.py:Mine", "--clients", "5"], "to take a method from"),
+        ([*RUN, "--data", "none.py:load"], "for the data set does not exist"),
+        (["compare", "fedavg", "none.py:Mine", "--clients", "5"], "for the method does not exist"),
         (["compare", "fedavg", "fedavg", "--clients", "5"], "named twice"),
         (["compare", "fedavg", "--set", "method.beta=1", "--clients", "5"], "fedavg fedntd:beta=0.5"),
         (["compare", "fedavg", "--method", "fedntd", "--clients", "5"], "'--method fedntd' cannot be given"),
-        (["compare", "fedavg", "--target", "50", "--clients", "5"], "target is 50.0; it is an accuracy"),
+        (
+            ["compare", "fedavg", "--target", "50", "--clients", "5"],
+            "target is 50.0; it must be above 0, and at most 1 for an accuracy",
+        ),
         (["diagnose", "nowhere.csv"], "cannot read 'nowhere.csv'"),
         (["diagnose", "nowhere"], "cannot read 'nowhere'"),
         ([*RUN, "--data", "photos/"], "there is no folder photos, and no data set of that name"),
@@ -468,7 +474,7 @@ RUN = ["run", "--clients", "5"]
             [*RUN, "--partition", "by-writer"],
             "has no group 'writer'; femnist, or mnist with QMNIST's labels, has one",
         ),
-        (["ui", ".", "--port", "99999"], "there is no port 99999; choose one from 1 to 65535"),
+        (["ui", ".", "--port", "99999"], "port is 99999; it must be from 1 to 65535"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path, monkeypatch):
@@ -487,14 +493,14 @@ def test_bad_data_and_files_are_refused(tmp_path, run):
     x[3, 1] = np.nan
     np.savez(tmp_path / "nan.npz", x_train=x, y_train=y, x_test=np.ones((2, 3)), y_test=[0, 1])
     result = call("run", "--data", tmp_path / "nan.npz", "--clients", 2, "--out", tmp_path / "r")
-    assert (result.exit_code, "holds NaN or infinite values in 1 of 20" in result.stderr) == (2, True)
+    assert (result.exit_code, "contains NaN or infinite values in 1 of 20" in result.stderr) == (2, True)
     (tmp_path / "bad.yaml").write_text("clients: 5\nlearning_rate: 0.1\n")
     result = call("run", tmp_path / "bad.yaml")
     assert (result.exit_code, "unknown setting 'learning_rate'" in result.stderr) == (2, True)
     result = call("run", *SMALL, "--out", run)
     assert (result.exit_code, "already holds a run" in result.stderr) == (2, True)
     result = call("export", run, tmp_path / "m.h5")
-    assert (result.exit_code, "it must end in .pt, .safetensors" in result.stderr) == (2, True)
+    assert (result.exit_code, "the path must end in .pt, .safetensors" in result.stderr) == (2, True)
     result = call("export", run, tmp_path / "m.pt", "--format", "tensorflow")
     assert (result.exit_code, "unknown export format 'tensorflow'" in result.stderr) == (2, True)
     assert call("run", "--methd", "fedavg").exit_code == 2
@@ -527,7 +533,7 @@ def test_diagnose_refuses_other_files(tmp_path):
     own = ["--data", tmp_path / "mine.npz", "--clients", 2, "--partition", "iid"]
     good("partition", *own, "--save", tmp_path / "f.json")
     result = call("diagnose", tmp_path / "f.json")
-    assert (result.exit_code, "data called 'mine', which is not known by name" in result.stderr) == (2, True)
+    assert (result.exit_code, "data set 'mine', which cannot be loaded by name" in result.stderr) == (2, True)
     lines = [f"data: {tmp_path / 'mine.npz'}", f"federation: {tmp_path / 'f.json'}"]
     (tmp_path / "f.yaml").write_text("\n".join(lines))
     assert json.loads(good("diagnose", tmp_path / "f.yaml", "--json"))["measures"]["samples"] == 20

@@ -77,7 +77,7 @@ def test_a_reference_is_recorded_with_the_hash_of_its_file(mine: Path) -> None:
     assert other is not None
     assert other.value is not code.value
     mine.unlink()
-    with pytest.raises(hf.HoldfastError, match=r"there is no file '.*mine\.py' to take a method from"):
+    with pytest.raises(hf.HoldfastError, match=r"the file '.*mine\.py' for the method does not exist"):
         own.find(code.describe(), "method")
 
 
@@ -143,19 +143,19 @@ def test_a_script_is_loaded_again_only_if_that_runs_nothing(
         ("\n\ndef f(:\n", "", r"cannot be loaded: SyntaxError: invalid syntax \(mine\.py, line 3\)"),
         ("raise SystemExit\n", "", r"cannot be loaded: SystemExit \(line 1\)"),
         (MINE, ":Mien", r"unknown name in .*mine\.py 'Mien'; did you mean Mine"),
-        ("x = 1\n", ":Mine", r"there is no 'Mine' in .*mine\.py, which defines no class and no function"),
-        ("x = 1\n", "", r"mine\.py' has no method that can be found without a name"),
+        ("x = 1\n", ":Mine", r"there is no 'Mine' in .*mine\.py, which defines neither classes nor functions"),
+        ("x = 1\n", "", r"mine\.py' has no method that can be selected without a name"),
         (MINE + "\n\nclass Other(Mine):\n    pass\n", "", r"several methods; name one: mine\.py:Mine or .*:Other"),
         ("def make():\n    pass\n", ":make", r"mine\.py:make is the function make; it must be a class that inherits"),
         ("Mine = 3\n", ":Mine", r"mine\.py:Mine is a int; it must be a class that inherits from holdfast\.Method"),
         (MINE, ":Mine:gamma=1", r"unknown option of mine\.py:Mine 'gamma'; known: beta"),
         (MINE, ":Mine:beta=much", r"mine: beta is 'much'; it must be a number"),
         (MINE.replace("= 0.1", ""), ":Mine", r"mine\.py:Mine needs beta: .* such as mine\.py:Mine:beta=1"),
-        (MINE.replace("@dataclass(frozen=True)", ""), ":Mine:beta=1", r"no fields to .*@dataclass\(frozen=True\)"),
+        (MINE.replace("@dataclass(frozen=True)", ""), ":Mine:beta=1", r"no dataclass fields .*@dataclass\(frozen"),
         (
             "import holdfast as hf\nclass Mine(hf.Method):\n    def __init__(self, beta):\n        pass\n",
             "",
-            "Mine has no fields to record its options in",
+            "Mine has no dataclass fields for its options",
         ),
         (
             MINE + "\n    def __post_init__(self):\n        self.x = [][0]\n",
@@ -178,7 +178,7 @@ def test_one_sentence_on_what_is_wrong_with_a_file(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("no/such.py:Mine", r"there is no file '.*no/such\.py' to take a method from; .* mine\.py:Mine"),
+        ("no/such.py:Mine", r"the file '.*no/such\.py' for the method does not exist; .* mine\.py:Mine"),
         (
             "nowhere.at_all:Mine",
             "unknown method 'nowhere.at_all:Mine': there is no module 'nowhere.at_all' to import",
@@ -228,15 +228,17 @@ def test_references_from_elsewhere_are_looked_up_in_one_folder(mine: Path, tmp_p
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     with own.only_from(elsewhere, "copy it there"):
-        with pytest.raises(hf.HoldfastError, match=r"there is no file '.*elsewhere/mine\.py'"):
+        with pytest.raises(
+            hf.HoldfastError, match=r"the file '.*elsewhere/mine\.py' for the method does not exist"
+        ):
             hf.parse_method(f"{mine}:Mine")
         (elsewhere / "mine.py").write_text(MINE.replace("0.1", "0.7"))
         assert hf.parse_method(f"{mine}:Mine").beta == 0.7  # type: ignore[attr-defined]
-        with pytest.raises(hf.HoldfastError, match="not loaded by its import path here; copy it there"):
+        with pytest.raises(hf.HoldfastError, match="cannot be loaded by its import path here; copy it there"):
             hf.parse_method("json:loads")
     with (
         own.only_from(None, "name one"),
-        pytest.raises(hf.HoldfastError, match=r"no folder .* is named here; name one"),
+        pytest.raises(hf.HoldfastError, match=r"no folder .* is configured here; name one"),
     ):
         hf.parse_method(f"{mine}:Mine")
     assert hf.parse_method(f"{mine}:Mine").beta == 0.1  # type: ignore[attr-defined]

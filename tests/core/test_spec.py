@@ -105,7 +105,7 @@ def test_text_is_split_at_commas_outside_of_brackets() -> None:
         ("x:0.1,alpha=0.2", "alpha is given twice"),
         ("x:alpha=1,alpha=1", "alpha is given twice"),
         ("x:1,2", "'2' in thing 'x:1,2' takes at most 1 values without a name"),
-        ("x:alpha=[1", "'[1' in thing 'x:alpha=[1' is no number, list or word"),
+        ("x:alpha=[1", "'[1' in thing 'x:alpha=[1' is not a number, a list or a word"),
     ],
 )
 def test_text_that_is_ambiguous_or_broken_is_refused(text: str, sentence: str) -> None:

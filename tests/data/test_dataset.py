@@ -58,7 +58,8 @@ def test_ids_above_those_that_float32_can_hold_are_kept():
     x = np.array([[2**24 + 1], [2**62 + 1], [-3]])
     assert Dataset.from_arrays(x, [0, 1, 0], x[:1], [0]).x_train.flatten().tolist() == x.ravel().tolist()
     with pytest.warns(
-        HoldfastWarning, match=r"holds whole numbers above 2\^24, such as 16777217, which float32 rounds"
+        HoldfastWarning,
+        match=r"contains integers above 2\^24, such as 16777217, which are rounded in float32",
     ):
         assert Dataset.from_arrays(x, [0, 1, 0], x[:1], [0]).with_float_samples.x_train.dtype == torch.float32
 
@@ -144,9 +145,9 @@ NAN = np.array([[1.0, 2.0], [np.nan, 1.0], [0.0, 0.0], [np.inf, 1.0]])
         (
             (NAN, Y, NAN[:1], Y[:1]),
             {},
-            "x_train holds NaN or infinite values in 2 of 4 samples, first in sample 1",
+            "x_train contains NaN or infinite values in 2 of 4 samples; the first is sample 1",
         ),
-        ((NAN[:1], Y[:1], NAN, Y), {}, "x_test holds NaN"),
+        ((NAN[:1], Y[:1], NAN, Y), {}, "x_test contains NaN"),
         ((X, Y, X, Y), {"classes": ["one"]}, "y_train has labels from 0 to 1, but they must be from 0 to 0"),
         ((X, Y - 1, X, Y), {}, "labels from -1 to 0"),
         ((X, Y[:3], X, Y), {}, "x_train has 4 samples, but y_train has 3 labels"),
@@ -166,7 +167,7 @@ NAN = np.array([[1.0, 2.0], [np.nan, 1.0], [0.0, 0.0], [np.inf, 1.0]])
         (
             (X, np.array(["a", "b", "a", "b"]), X, Y),
             {},
-            "y_train .* holds strings .*; pass the names as classes",
+            "y_train .* contains strings .*; pass the names as classes",
         ),
         (
             ([[1, 2], [3]], Y[:2], X, Y),
@@ -181,18 +182,18 @@ NAN = np.array([[1.0, 2.0], [np.nan, 1.0], [0.0, 0.0], [np.inf, 1.0]])
         (
             (np.full((4, 2), 1e300), Y, np.ones((4, 2)), Y),
             {},
-            "x_train holds NaN or infinite values in 4 of 4",
+            "x_train contains NaN or infinite values in 4 of 4",
         ),
-        ((np.full((4, 2), 2**63, np.uint64), Y, X, Y), {}, r"x_train .* holds whole numbers above 2\^63 - 1"),
+        ((np.full((4, 2), 2**63, np.uint64), Y, X, Y), {}, r"x_train .* contains integers above 2\^63 - 1"),
         (
             (np.array([None, 1, 2, 3]), Y, X, Y),
             {},
-            "x_train must be an array of numbers: it holds strings or other",
+            "x_train must be an array of numbers: it contains strings or other",
         ),
         (
             (np.array(["2020-01-01"] * 4, "M8[D]"), Y, X, Y),
             {},
-            "x_train .* holds dates or times; make them numbers",
+            "x_train .* contains dates or times; convert them to numbers",
         ),
         ((X, Y, X, Y), {"preprocess": Preprocess((0.5, 0.5), (1.0, 1.0))}, "mean has 2 channels"),
         ((X, Y, X, Y), {"groups": {"w": Group(("a",), Y[:2], Y)}}, "group 'w' must have one train entry"),

@@ -210,13 +210,13 @@ def test_given_ids_are_kept(toy):
     ("parts", "more", "message"),
     [
         ([], {}, "at least 1 client"),
-        ([[1, 2], [2, 3]], {}, "sample 2 is given 2 times among the clients"),
+        ([[1, 2], [2, 3]], {}, "sample 2 occurs 2 times in the sample ids of the clients"),
         ([[1, 400]], {}, "between 0 and 399, but range from 1 to 400"),
         ([[-1]], {}, "between 0 and 399"),
         ([[0.5]], {}, "flat list of whole numbers"),
         ([[1], [2]], {"clients": 3}, "sample ids of 2 clients are given, but clients is 3"),
-        ([[1], [2]], {"public": [2]}, "sample 2 is both public and a client's"),
-        ([[1], [2]], {"public": 0.1}, "give the public ones as ids too"),
+        ([[1], [2]], {"public": [2]}, "sample 2 is both public and assigned to a client"),
+        ([[1], [2]], {"public": 0.1}, "public must be sample ids too"),
         ([[1], [2]], {"long_tail": LongTail(0.5)}, "would remove some"),
     ],
 )

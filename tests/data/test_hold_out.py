@@ -102,12 +102,12 @@ def test_validation_data_are_part_of_the_hash_and_never_training_data():
     federation = uneven()
     held = hold_out(federation, 0.2, seed=0)
     assert len({federation.hash, held.hash, hold_out(federation, 0.2, seed=1).hash}) == 3
-    with pytest.raises(HoldfastError, match="both a client's training and its validation data"):
+    with pytest.raises(HoldfastError, match="in both the training and the validation data of a client"):
         Federation(
             federation.dataset, np.arange(4), np.array([0, 4]),
             validation=np.array([3]), validation_offsets=np.array([0, 1]),
         )  # fmt: skip
-    with pytest.raises(HoldfastError, match="validation data of their own"):
+    with pytest.raises(HoldfastError, match="clients already have validation data"):
         hold_out(held, 0.1, seed=0)
 
 
@@ -120,13 +120,13 @@ def test_given_samples_are_held_out_where_they_are():
     for ids, sentence in (
         ([5], "client 0 would have no validation samples"),
         ([5, 1, 3, 4, 15], "client 0 would have no training samples; of its 4 samples, 4"),
-        ([5, 1, 0], "sample 0 of the validation data belongs to no client"),
-        ([5, 1, 1], "sample 1 is given 2 times"),
+        ([5, 1, 0], "sample 0 of the validation data is not among the training samples of any client"),
+        ([5, 1, 1], "sample 1 occurs 2 times"),
         ([5, 1, 99], "must be between 0 and 19"),
     ):
         with pytest.raises(HoldfastError, match=sentence):
             federation.holding_out(ids)
-    with pytest.raises(HoldfastError, match="validation data of their own"):
+    with pytest.raises(HoldfastError, match="clients already have validation data"):
         held.holding_out([3])
 
 

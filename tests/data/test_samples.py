@@ -171,19 +171,19 @@ def test_types_that_numpy_lacks(dtype, kept):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Dataset.from_arrays(X, Y, X), "x_test and y_test must both be given, or both be drawn"),
+        (lambda: Dataset.from_arrays(X, Y, X), "x_test and y_test must be given together, or both be left out"),
         (lambda: Dataset.from_arrays(X, Y, test=1), "test is 1; it must be a share below 1, such as 0.2"),
         (lambda: Dataset.from_arrays(X, Y[:3]), "x has 20 samples, but y has 3 targets"),
         (
             lambda: Dataset.from_arrays(X, list("ab") * 10),
-            "y_train must be an array of numbers: it holds strings",
+            "y_train must be an array of numbers: it contains strings",
         ),
         (lambda: Dataset.from_arrays(X, Y, seed="a"), "seed is 'a'; it must be a whole number"),
         (lambda: Dataset.from_arrays([[1, 2], [3]], [0, 1]), "x_train has samples of different lengths; make them"),
         (lambda: Dataset.from_arrays(np.ma.masked_less(X, 0.5), Y), "x_train must be an array of numbers: it is a"),
         (lambda: Dataset.from_arrays(eye_array(20), Y), "it is a sparse matrix; pass its toarray()"),
         (lambda: Dataset.from_arrays(torch.eye(20).to_sparse(), Y), "it is a sparse tensor; pass its to_dense()"),
-        (lambda: Dataset.from_arrays(torch.eye(20, device="meta"), Y), "it is a meta tensor, which holds no values"),
+        (lambda: Dataset.from_arrays(torch.eye(20, device="meta"), Y), "it is a meta tensor, which contains no values"),
         (lambda: Dataset.from_arrays(np.zeros(20, [("a", float)]), Y), "it is a structured array; pass it to Dataset."),
         (lambda: Dataset.from_arrays(X.astype(complex), Y), "x_train must be real numbers, not complex ones"),
         (lambda: Dataset.from_arrays(X, Y.astype(complex)), "y_train must be real numbers, not complex ones"),

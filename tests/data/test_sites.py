@@ -256,7 +256,7 @@ X, Y = arrays(0, 10)
         ({"a": (X[:0], Y[:0])}, {}, "site 'a': there are no samples to draw a test share from"),
         ({"a": (X[:1], Y[:1])}, {}, "site 'a': samples are too few (1) to draw a test share from"),
         ({"a": 5}, {}, "site 'a': its data is a int; it must be a table, (x, y)"),
-        ({"a": "b.txt"}, {}, "site 'a': 'b.txt' is no .csv, .tsv, .parquet or .npz file and no folder of images"),
+        ({"a": "b.txt"}, {}, "site 'a': 'b.txt' is neither a .csv, .tsv, .parquet or .npz file nor a folder of images"),
         ({"a": ["x", "y", "z"]}, {}, "site 'a': item 0 of the data set is a str; it must be a pair (sample, target)"),
     ],
 )  # fmt: skip
@@ -269,12 +269,12 @@ def test_two_files_of_one_site(tmp_path):
     write_csv(tmp_path / "paris.csv", clinic(0, 9))
     write_csv(tmp_path / "paris.tsv", clinic(1, 9))
     with pytest.raises(
-        HoldfastError, match=r"'paris.csv' and 'paris.tsv' in .* are both of the site 'paris'"
+        HoldfastError, match=r"'paris.csv' and 'paris.tsv' in .* both belong to the site 'paris'"
     ):
         federation_from_sites(tmp_path, target="ill")
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(HoldfastError, match=r"empty holds no site: one .csv"):
+    with pytest.raises(HoldfastError, match=r"empty contains no sites; each site must be a .csv"):
         federation_from_sites(empty, target="ill")
 
 

@@ -70,8 +70,10 @@ def test_a_gpu_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     assert choose_device("cuda:1") == torch.device("cuda", 1)
     assert chosen == [torch.device("cuda", 1)]
-    with pytest.raises(HoldfastError, match=r"'cuda:2', but torch sees 2 CUDA device\(s\) here, from 0"):
+    with pytest.raises(
+        HoldfastError, match=r"'cuda:2', but PyTorch finds 2 CUDA device\(s\), numbered from 0"
+    ):
         choose_device("cuda:2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(HoldfastError, match="torch sees no CUDA device here; use --device cpu"):
+    with pytest.raises(HoldfastError, match="PyTorch finds no CUDA device; use --device cpu"):
         choose_device("cuda")

@@ -259,7 +259,7 @@ def test_any_optimiser_of_torch_trains_and_resumes(tmp_path: Path) -> None:
     resumed = hf.train("fedavg", net(), federation(), **chosen, out=tmp_path / "run", resume=True)
     for one, other in zip(calm.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(hf.HoldfastError, match="the optimizer of this run came from Python"):
+    with pytest.raises(hf.HoldfastError, match="the optimizer of this run is a Python object"):
         hf.Experiment.from_mapping({"optimizer": calm.experiment["optimizer"]})
 
 
@@ -278,12 +278,12 @@ def test_any_optimiser_of_torch_trains_and_resumes(tmp_path: Path) -> None:
         ({"keep_optimizer": True}, "must be false for optimizer sgd"),
         ({"optimizer": 3}, "optimizer is a int; it must be text such as"),
         ({"optimizer": torch.optim.RAdam, "weight_decay": 0.1}, "functools.partial.RAdam"),
-        ({"optimizer": torch.optim.RAdam, "engine": "vectorized"}, "RAdam runs on engine 'sequential' only"),
+        ({"optimizer": torch.optim.RAdam, "engine": "vectorized"}, "RAdam runs only on engine 'sequential'"),
         ({"optimizer": torch.optim.LBFGS}, "LBFGS evaluates the loss several times"),
-        ({"optimizer": torch.nn.Linear}, "optimizer Linear cannot be made"),
+        ({"optimizer": torch.nn.Linear}, "optimizer Linear cannot be created"),
         ({"optimizer": "adam", "method": "scaffold"}, "scaffold assumes local SGD"),
         ({"optimizer": "adam", "method": "fedprox+fednova"}, "fednova assumes local SGD"),
-        ({"optimizer": "adam", "method": "fedreg"}, "fedreg computes its whole local step"),
+        ({"optimizer": "adam", "method": "fedreg"}, "fedreg replaces the local step"),
     ],
 )
 def test_bad_optimisers_are_refused_before_training(changes: dict[str, Any], sentence: str) -> None:

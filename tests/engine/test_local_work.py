@@ -166,8 +166,12 @@ def test_schedules_and_steps_resume_with_the_same_bits(tmp_path: Path) -> None:
         ("fedavg", {"local_steps": 5, "local_epochs": 2}, "local_steps is 5 and local_epochs is 2"),
         ("fedavg", {"local_steps": 0}, "local_steps is 0; it must be at least 1 step"),
         ("fedavg", {"local_epochs": 0}, "local_epochs is 0; it must be above 0"),
-        ("fedrep", {"local_epochs": 2.5}, "fedrep counts local epochs; local_epochs is 2.5"),
-        ("fedpac", {"local_steps": 5}, "fedpac counts local epochs; local_steps is 5"),
+        (
+            "fedrep",
+            {"local_epochs": 2.5},
+            "fedrep needs a whole number of local epochs, but local_epochs is 2.5",
+        ),
+        ("fedpac", {"local_steps": 5}, "fedpac needs a whole number of local epochs, but local_steps is 5"),
         (
             "scaffold",
             {"lr_schedule": "cosine:over=steps"},

@@ -164,7 +164,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(engine: str, tmp_path: Path) ->
         ("fedavg", {"micro_batch_size": 6}, "at most batch_size, 5"),
         ("fedavg", {"micro_batch_size": 0}, "micro_batch_size is 0"),
         ("fedavg", {"dp_samples": "epsilon=8,delta=1e-5"}, "gradients of single samples"),
-        ("fedreg", {}, "fedreg computes its whole local step"),
+        ("fedreg", {}, "fedreg replaces the local step"),
         ("feddecorr", {}, "loss of feddecorr compares"),
         ("fedprox+fedvls", {}, "loss of fedvls compares"),
         ("fedmlp", {}, "loss of fedmlp compares"),

@@ -114,7 +114,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (
         "step",
         lambda self, trainer, params, batch, carry, local: params,
-        "without having called trainer.gradient",
+        "without calling trainer.gradient",
     ),
     (
         "step",
@@ -255,7 +255,7 @@ FALLS_BACK: list[tuple[str, Any, str]] = [
     (
         "client_init",
         lambda self, payload, state, client: {"y": client.y},
-        "client_init returns tensors of other shapes",
+        "client_init returns tensors of different shapes",
     ),
 ]
 
@@ -283,7 +283,7 @@ def test_a_method_that_keeps_values_in_python_falls_back() -> None:
 
 def test_a_mask_that_is_declared_and_not_applied_falls_back() -> None:
     method = of("task_loss", lambda self, out, batch, carry: plain(out, batch), uses_mask=True)
-    with pytest.warns(HoldfastWarning, match=r"gives other results .*batch\.mask"):
+    with pytest.warns(HoldfastWarning, match=r"gives different results .*batch\.mask"):
         assert train(method, "auto") == "sequential"
 
 

@@ -131,9 +131,11 @@ def test_one_client_a_round_in_cycles_is_cyclic_weight_transfer(engine: str) -> 
 
 
 def test_a_cycle_of_all_clients_is_refused() -> None:
-    with pytest.raises(HoldfastError, match="all clients take part in every round; give clients_per_round"):
+    with pytest.raises(HoldfastError, match="all clients take part in every round; set clients_per_round"):
         loop(FedAvg(), sampling="cyclic")
-    with pytest.raises(HoldfastError, match="the account of dp assumes that clients are sampled at random"):
+    with pytest.raises(
+        HoldfastError, match="the privacy accounting of dp assumes random sampling of clients"
+    ):
         loop(FedAvg(), sampling="cyclic", clients_per_round=2, dp="epsilon=8,delta=0.01")
 
 

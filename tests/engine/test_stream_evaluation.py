@@ -266,7 +266,7 @@ def test_a_model_of_ones_own_keeps_its_own_batch_norm(engine: str):
 
 
 @pytest.mark.parametrize("last", [100, 97])  # with 97 BatchNorm has a batch of 9
-@pytest.mark.filterwarnings("ignore:.*clients end an epoch with a batch")
+@pytest.mark.filterwarnings("ignore:.*clients have a last batch")
 def test_later_stages_may_bring_larger_batches_than_the_first(last: int):
     federation = hf.stream(DATA, hf.IID(), clients=2, tasks_per_client=3, joins=[1, 1])
     uneven = replace(federation, offsets=np.cumsum([0, 0, 20, last, 0, 220 - 2 * last, last]))
@@ -297,7 +297,7 @@ def test_a_stage_that_nobody_holds_ends_the_run_when_it_begins_and_no_sooner():
     federation = hf.stream(DATA, hf.IID(), clients=2, tasks_per_client=3)
     empty = replace(federation, offsets=np.array([0, 20, 120, 120, 140, 240, 240]), schedule=Late())
     told = []
-    with pytest.raises(hf.HoldfastError, match="round 2: no client holds any sample at stage 2"):
+    with pytest.raises(hf.HoldfastError, match="round 2: no client has samples at stage 2"):
         hf.train(hf.FedAvg(), small(), empty, rounds=2, on_round=told.append, **SHORT)
     assert [record["round"] for record in told] == [1]
     settings = Settings(rounds=2, local_epochs=1, batch_size=8)

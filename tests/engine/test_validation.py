@@ -209,7 +209,7 @@ def test_a_run_without_validation_records_none_and_rounds_without_a_test_neither
 def test_a_share_that_leaves_a_client_without_data_is_refused_before_training():
     data = federation().dataset
     small = hf.federate(data, [[0, 1, 2], [3]])
-    with pytest.raises(HoldfastError, match="client 1 has a single sample, which cannot be both"):
+    with pytest.raises(HoldfastError, match="client 1 has a single sample, which cannot be used for both"):
         hf.train("fedavg", "linear", small, **SETTINGS)
     with pytest.raises(HoldfastError, match=r"validation is 1\.0; it must be above 0 and below 1"):
         hf.train("fedavg", "linear", small, **SETTINGS | {"validation": 1})
@@ -222,10 +222,10 @@ def test_given_validation_data_are_used_and_exclude_a_share():
     drawn = hf.train("fedavg", "linear", given, **SETTINGS).records
     used = hf.train("fedavg", "linear", own, **SETTINGS | {"validation": None}).records
     assert [r["validation"] for r in used] == [r["validation"] for r in drawn]
-    with pytest.raises(HoldfastError, match="validation data of their own"):
+    with pytest.raises(HoldfastError, match="clients already have validation data"):
         hf.train("fedavg", "linear", own, **SETTINGS)
 
 
 def test_protection_of_updates_does_not_cover_the_metrics():
-    with pytest.warns(hf.HoldfastWarning, match="without noise; secure protects the updates alone"):
+    with pytest.warns(hf.HoldfastWarning, match="without noise; secure protects only the updates"):
         hf.train("fedavg", "linear", federation(), **SETTINGS | {"rounds": 1, "secure": "secagg+"})

@@ -51,7 +51,7 @@ def test_every_key_of_the_config_is_understood(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["2 hospitals", "no.dots", "3d"])
 def test_invalid_names_of_apps_raise_errors(name: str, tmp_path: Path) -> None:
-    with pytest.raises(HoldfastError, match="cannot name a Python package"):
+    with pytest.raises(HoldfastError, match="is not a valid name of a Python package"):
         write_app(tmp_path / name)
 
 

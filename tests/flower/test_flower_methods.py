@@ -186,10 +186,10 @@ def with_another_file(site: dict[str, Any]) -> None:
     ("change", "sentence"),
     [
         (without_folder, r"client 1, 3, 5 of 6 .*node 102 answers: .*'code\.py:Pull' is in a file"),
-        (without_file, r"node 102 answers: .*there is no file '.*site1/code"),
+        (without_file, r"node 102 answers: .*the file '.*site1/code"),
         (
             with_another_file,
-            r"node 102 answers: .* at this site is not the server's \(.*copy the server's file here",
+            r"node 102 answers: .* at this site differs from the server's file \(.*copy the server's file to this site",
         ),
     ],
 )
@@ -213,7 +213,7 @@ def test_a_file_that_changes_during_a_run_is_an_incident(tmp_path: Path) -> None
     world.run()
     details = [i["detail"] for r in world.records for i in r["incidents"]]
     assert len(details) == 3
-    assert all("code.py" in detail and "is not the server's" in detail for detail in details)
+    assert all("code.py" in detail and "differs from the server's file" in detail for detail in details)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,13 @@ def test_a_file_that_changes_during_a_run_is_an_incident(tmp_path: Path) -> None
         ({"code_dir": ""}, r"the method 'code\.py:Pull' is in a file, .*code-dir=\"/srv/fl/code\""),
         (
             {"method": "json:loads"},
-            r"the method 'json:loads' is not loaded by its import path here; copy its file",
+            r"the method 'json:loads' cannot be loaded by its import path here; copy its file",
         ),
         ({"method": "../site0/../x/code.py:Nothing"}, r"unknown name in .*/server/code\.py 'Nothing'"),
-        ({"method": "code.py:Pull:file=/etc/passwd,mu=0.1"}, r"there is no file '.*/server/passwd'"),
+        (
+            {"method": "code.py:Pull:file=/etc/passwd,mu=0.1"},
+            r"the file '.*/server/passwd' for the method does not exist",
+        ),
     ],
 )
 def test_the_server_loads_code_from_its_folder_alone(
@@ -347,7 +350,7 @@ def test_invalid_configs_raise_errors_before_training(
 def test_two_sites_with_the_same_number(tmp_path: Path) -> None:
     world = World(tmp_path, method="fedavg")
     world.grid.nodes[103] = dict(world.grid.nodes[101])
-    with pytest.raises(HoldfastError, match="client 0, 2, 4 is at two nodes"):
+    with pytest.raises(HoldfastError, match="client 0, 2, 4 is on two nodes"):
         world.run()
 
 

@@ -140,7 +140,7 @@ def test_a_method_in_a_file_that_every_site_has(tmp_path: Path) -> None:
         assert deployment.status(run) == "finished:failed"
         log = deployment.flwr("log", run, "tls", "--show")
         assert "client 1 of 2 is not connected" in log
-        assert "mine.py:Pull at this site is not the server's" in log
+        assert "mine.py:Pull at this site differs from the server's file" in log
         (tmp_path / "code1" / "mine.py").write_text(METHOD)
         run = deployment.submit(out=str(out), **CONFIG | settings)
         assert deployment.finish(run, out) == "finished:completed"

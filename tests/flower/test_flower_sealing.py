@@ -163,7 +163,7 @@ def test_a_seal_covers_what_was_requested() -> None:
         if fits:
             check_seal(request, reply)
         else:
-            with pytest.raises(WireError, match="does not fit its content"):
+            with pytest.raises(WireError, match="does not match its content"):
                 check_seal(request, reply)
 
 

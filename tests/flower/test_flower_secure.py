@@ -81,10 +81,10 @@ def test_a_secure_sum_is_the_plain_average_to_quantisation(bits: int, tmp_path: 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"method": "fedfomo"}, "needs single uploads"),
+        ({"method": "fedfomo"}, "needs individual uploads"),
         ({"method": "fedmlp"}, "reads how many samples of each class the clients hold"),
         ({"robust": "median"}, "secure cannot be combined with robust"),
-        ({"evaluate_locals": True}, "evaluate_locals needs every client's model at the server"),
+        ({"evaluate_locals": True}, "evaluate_locals needs every client's model on the server"),
     ],
 )
 def test_what_needs_single_uploads_is_refused(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_restarted_node_has_no_keys_and_is_left_out(tmp_path: Path) -> None:
     world.grid.fault = fault
     world.run()
     assert world.incidents() == [(1, 2, "failed")]
-    assert "its node has been restarted" in world.records[0]["incidents"][0]["detail"]
+    assert "its node was restarted" in world.records[0]["incidents"][0]["detail"]
     for context in world.grid.contexts.values():
         assert not context.state  # no secret outlives the round
 
@@ -342,8 +342,8 @@ def test_a_site_refuses_what_would_uncover_one_upload(tmp_path: Path) -> None:
 
     assert "a threshold of 1 among 3 clients; it must be at least 2" in shares(1, [0, 1, 2])
     assert "no other client takes part" in shares(1, [0])
-    assert "names other keys of this client" not in shares(2, [0, 1, 2])
-    assert "shares are dealt already" in shares(2, [0, 1, 2])
+    assert "keys for this client differ from" not in shares(2, [0, 1, 2])
+    assert "shares were already dealt" in shares(2, [0, 1, 2])
     unmask = {
         "request": ConfigRecord(session | {"clients": [0]}),
         "unmask 0": ConfigRecord({"present": [0, 1], "lost": []}),

@@ -90,7 +90,9 @@ def test_a_site_stops_before_its_budget_is_passed(tmp_path: Path) -> None:
         with pytest.raises(HoldfastError, match="must be above 0 and the same in every round"):
             SiteAccount(tmp_path, 4, settings).spend(20, multiplier)
     spent = partial(deque, (account.spend(20, 1.5) for _ in range(1000)), maxlen=0)
-    with pytest.raises(HoldfastError, match=r"client 4 would spend epsilon .* more than its budget of 3"):
+    with pytest.raises(
+        HoldfastError, match=r"client 4 would spend a total epsilon .* more than its budget of 3"
+    ):
         spent()
     assert SiteAccount(tmp_path, 5, settings).spend(20, 1.5) == 1  # each client has its own
     account.path.write_text("[1]")

@@ -143,7 +143,7 @@ def test_sites_whose_data_differ_are_refused_by_a_server_without_data(tmp_path) 
         return site.with_task("regression")  # quantiles of its own targets
 
     world = World(tmp_path, nodes=5, among=among, app=FlowerApp(own_bins), **SETTINGS)
-    with pytest.raises(HoldfastError, match="has another data set than the first site"):
+    with pytest.raises(HoldfastError, match="differs from that of the first site"):
         world.run()
 
 

@@ -16,7 +16,7 @@ def test_a_list_may_stand_among_options():
     [
         ("fedka:shared=3", "fedka: shared is 3; it must be a list of whole numbers"),
         ("fedka:shared=[0.5]", "must be a list of whole numbers"),
-        ("fedka:shared=[3,1", r"'\[3,1' in method 'fedka:shared=\[3,1' is no number, list or word"),
+        ("fedka:shared=[3,1", r"'\[3,1' in method 'fedka:shared=\[3,1' is not a number, a list or a word"),
         ("fedka:beta", "not of the form option=value"),
         ("fedka:strength=1", "unknown option of fedka 'strength'"),
         ("fedavg:beta=1", "fedavg has no options"),

@@ -147,9 +147,9 @@ def test_metrics_of_ones_own():
         "mae",
     ]
     assert measured(Regression(), z, y, [spread])["spread"] == pytest.approx(np.abs(z).max() - y.mean())
-    with pytest.raises(HoldfastError, match="a metric of your own is called"):
+    with pytest.raises(HoldfastError, match="a custom metric is called"):
         metrics_of(Regression(), [lambda outputs, targets: 0])
-    with pytest.raises(HoldfastError, match="task 'sequence' takes no metrics of your own"):
+    with pytest.raises(HoldfastError, match="task 'sequence' does not support custom metrics"):
         metrics_of(Sequence(), [spread])
 
 

@@ -138,7 +138,7 @@ def test_subclasses_and_hooked_layers_compute_as_in_torch(layer: nn.Module) -> N
 
 
 def test_statistics_of_a_users_batch_norm_cannot_be_dropped() -> None:
-    with pytest.raises(HoldfastError, match="the layer '1' is a BatchNorm of your own"):
+    with pytest.raises(HoldfastError, match="the layer '1' is a custom BatchNorm"):
         Network(nn.Sequential(nn.Linear(3, 4), Doubled(4), nn.Linear(4, 2)), batchnorm="drop")
 
 

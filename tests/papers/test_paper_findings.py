@@ -238,7 +238,7 @@ def test_missing_data_is_named_by_cell(monkeypatch, tmp_path):
     cells = plan(TABLES["fedfa/table1"], rows=["fedfa"])
     missing = {cell.column: missing_requirement(cell, {"mnist", "usps", "svhn"}) for cell in cells}
     assert missing["mixed-digits:c=2"] == "needs data: mnist-m"
-    assert missing["emnist:feature-skew"].startswith("needs EMNIST's digits together with their writers")
+    assert missing["emnist:feature-skew"].startswith("needs EMNIST digits with writer identifiers")
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_no_cell_is_started_that_would_miss_the_deadline(tmp_path):
     (cell,) = plan(table, ["cifar10:s=2"], ["fedavg"])
     log = []
     Sweep(tmp_path / "results", tmp_path / "work", "cpu", time.time() + 20).run([cell], 1, log.append)
-    assert log == ["time is up: the same command continues with the remaining cells"]
+    assert log == ["time limit reached; run the same command again to continue with the remaining cells"]
     assert not (tmp_path / "work" / "runs").exists()
 
 

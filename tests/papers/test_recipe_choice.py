@@ -58,8 +58,8 @@ def test_between_equal_numbers_of_parts_the_score_decides_unless_it_costs_someth
         choice = choose(stored(folder, levels, {"fedavg": 0.8, best: level, other: 0.81}))
         assert choice.chosen.method == method
         text = recipe_page(Results(folder), tmp_path, tmp_path / "images")
-        assert f"The choice is `{method}`, named `steady`." in text
-        assert (f"left out: `{best}` (-0.60 points)." in text) == (method == other)
+        assert f"The rule selects `{method}`, named `steady`." in text
+        assert (f"Excluded by the limit without skew: `{best}` (-0.60 points)." in text) == (method == other)
 
 
 def test_scores_are_those_of_the_stored_curves():
@@ -72,11 +72,11 @@ def test_scores_are_those_of_the_stored_curves():
     for one in choice.candidates:
         own = curves[one.method]
         assert one.score == pytest.approx(100 * statistics.fmean(statistics.fmean(c[190:]) for c in own))
-        swings = [100 * statistics.pstdev(b - a for a, b in pairwise(c[100:])) for c in own]
-        assert sorted(run.swing for run in one.runs.values()) == pytest.approx(sorted(swings))
+        fluctuations = [100 * statistics.pstdev(b - a for a, b in pairwise(c[100:])) for c in own]
+        assert sorted(run.fluctuation for run in one.runs.values()) == pytest.approx(sorted(fluctuations))
 
 
 def test_the_page_before_any_run(tmp_path):
     text = recipe_page(Results(tmp_path / "results"), tmp_path, tmp_path / "images")
-    assert "There is no choice yet." in text
+    assert "No candidate has been chosen yet." in text
     assert not (tmp_path / "images").exists()

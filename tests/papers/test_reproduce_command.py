@@ -101,7 +101,7 @@ def test_excluded_cells_are_printed_with_the_reason():
         (("fedntd/table2", "--time-limit", "nan"), "--time-limit is nan"),
         (("--columns", "cifar10"), "--columns is given without a table"),
         (("fedntd", "--page", "page.md"), "--page applies to all tables; leave out TABLE"),
-        (("--page", "."), ". is a folder; name a file for the page"),
+        (("--page", "."), ". is a folder; pass the name of a file"),
         (
             ("fedntd/table2", "--status", "--results", "a-file"),
             "a-file is a file; results are kept in a folder",

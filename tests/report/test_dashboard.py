@@ -94,9 +94,9 @@ def test_another_sites_name_for_this_machine_is_refused(client):
 
 def test_listening_elsewhere_needs_a_token(root):
     for host in ("0.0.0.0", "192.168.1.5", "::", "example.org"):
-        with pytest.raises(HoldfastError, match="give a token"):
+        with pytest.raises(HoldfastError, match="set a token"):
             create_app(root, host)
-    with pytest.raises(HoldfastError, match="empty token"):
+    with pytest.raises(HoldfastError, match="token is empty"):
         create_app(root, "0.0.0.0", "")
     create_app(root, "::1")
 

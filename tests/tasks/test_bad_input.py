@@ -43,7 +43,7 @@ TARGETS = {
     ("survival", "survival times must be 0 or more"): TIMES - 1.5,
     ("survival", "holds the event 2; it must be 1 (observed) or 0 (censored)"): TIMES * [1, 2],
     ("regression", "NaN or infinite values in"): np.where(BINARY == 1, np.nan, 0.5),
-    ("regression", "it holds strings or other objects"): np.array(["a"] * 60),
+    ("regression", "it contains strings or other objects"): np.array(["a"] * 60),
     ("sequence", "a label for each position, shape [60, length], not [60]"): BINARY,
 }
 
@@ -53,7 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "unknown metric of task 'binary' 'aurroc'; did you mean auroc": {"metrics": "aurroc"},
     "auroc cannot be measured on this test set: it needs samples of two classes": {
         "metrics": ["auroc"], "y_test": np.zeros(30, int)},
-    "such as client 0, have a single sample, which cannot be both trained on and held out": {
+    "such as client 0, have a single sample, which cannot be used for both training and validation": {
         "clients": 60, "validation": 0.1},
     "validation is 1.0; it must be above 0 and below 1": {"validation": 1.0},
     "patience is 2, but no client has validation samples": {"patience": 2},

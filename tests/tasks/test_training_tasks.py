@@ -75,7 +75,7 @@ def test_sequences_without_sites_are_of_one_stratum(tmp_path):
 
 
 def test_methods_that_need_classes_are_refused():
-    with pytest.raises(hf.HoldfastError, match=r"fedntd needs classes, .* the task is 'regression': use"):
+    with pytest.raises(hf.HoldfastError, match=r"fedntd needs classes, .* the task is 'regression'; use"):
         train("regression", "fedntd")
     with pytest.raises(hf.HoldfastError, match="moon reads the features of the model"):
         train("segmentation", "moon")
@@ -142,9 +142,9 @@ def test_a_loss_of_ones_own_is_recorded_as_such(tmp_path):
     one, other = (torch.cat([p.flatten() for p in run.model.parameters()]) for run in runs)
     torch.testing.assert_close(one, other)
     assert runs[0].experiment["task"]["loss"] == {"name": "squared", "own": True}
-    with pytest.raises(hf.HoldfastError, match="loss of this run is a function from Python"):
+    with pytest.raises(hf.HoldfastError, match="loss of this run is a Python function"):
         hf.Experiment(task=runs[0].experiment["task"])
-    with pytest.raises(hf.HoldfastError, match="metric mine of this run is a function from Python"):
+    with pytest.raises(hf.HoldfastError, match="metric mine of this run is a Python function"):
         hf.Experiment(metrics=[{"name": "mine", "own": True}])
 
 

@@ -20,13 +20,13 @@ def federation():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"method": hf.FedAvg}, r"method is the class FedAvg; it must be an object of it, FedAvg\(\)"),
+        ({"method": hf.FedAvg}, r"method is the class FedAvg; it must be an instance, such as FedAvg\(\)"),
         ({"method": 3}, "method is a int"),
         ({"model": hf.models.mlp}, r"model is the function mlp; .* models\.mlp\(64\)"),
         ({"model": nn.Linear}, "model is the class Linear"),
         (
             {"model": lambda width: nn.Linear(6, width)},
-            "the function <lambda>, which needs width; it is called",
+            "the function <lambda>, which requires width; a model function is called",
         ),
         ({"federation": DATA}, "federation is a Dataset; it must come from holdfast.federate"),
         ({"rounds": "3"}, "rounds is '3'; it must be a whole number"),
@@ -38,7 +38,7 @@ def federation():
         ({"evaluate_locals": 1}, "evaluate_locals is 1; it must be true or false"),
         ({"local_test_samples": 0}, "local_test_samples is 0; it must be at least 1 sample"),
         ({"checkpoint_seconds": -1}, "checkpoint_seconds is -1.0; it must be at least 0"),
-        ({"min_clients": 5}, "min_clients is 5, but a round has 4 clients; it must be at most that"),
+        ({"min_clients": 5}, "min_clients is 5, but a round has 4 clients; it must be at most 4"),
         ({"parallel_clients": 0, "engine": "vectorized"}, "parallel_clients is 0; it must be at least 1"),
         (
             {"parallel_clients": 2, "engine": "sequential"},
@@ -46,7 +46,7 @@ def federation():
         ),
         ({"device": "mps"}, "device is 'mps'; it must be auto, cpu or cuda"),
         ({"device": "meta"}, "device is 'meta'"),
-        ({"resume": True}, "resume is given without out"),
+        ({"resume": True}, "resume needs out"),
         ({"resume": "yes"}, "resume is 'yes'; it must be true or false"),
         ({"progress": "no"}, "progress is 'no'; it must be true or false"),
         ({"device": 0}, "device is 0; it must be text"),

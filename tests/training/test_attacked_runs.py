@@ -162,10 +162,10 @@ def test_a_limit_that_leaves_nobody_stops_the_run() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"robust": "krum:4"}, "krum:attackers=4 needs 11 updates in a round, and there are 10"),
+        ({"robust": "krum:4"}, "krum:attackers=4 needs 11 updates in a round, but there are 10"),
         ({"robust": "bulyan:1", "clients_per_round": 6}, "bulyan:attackers=1 needs 7"),
         ({"robust": "median", "dp": "epsilon=8,delta=1e-3"}, "robust=median cannot be combined with dp"),
-        ({"robust": "median", "method": "fedfomo"}, "fedfomo also uses single uploads"),
+        ({"robust": "median", "method": "fedfomo"}, "fedfomo also uses individual uploads"),
         ({"attack": "backdoor:0.2,target=3"}, "target is 3, but custom has 3 classes"),
         ({"max_update_norm": 0.0}, "max_update_norm is 0.0; it must be above 0"),
         ({"max_update_ratio": 0.5}, "max_update_ratio is 0.5; it must be at least 1"),
@@ -177,7 +177,7 @@ def test_what_cannot_work_is_a_sentence(changes: dict[str, Any], sentence: str) 
 
 
 def test_more_attackers_than_a_defence_withstands_are_warned_of() -> None:
-    with pytest.warns(hf.HoldfastWarning, match="about 3 attackers are expected .* krum withstands 1"):
+    with pytest.warns(hf.HoldfastWarning, match="about 3 attackers are expected .* krum tolerates 1"):
         train(attack="sign-flip:0.3", robust="krum:1", rounds=1)
 
 

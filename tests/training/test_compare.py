@@ -139,7 +139,7 @@ def test_comparisons_that_cannot_be_made(methods, seeds, sentence):
 
 @pytest.mark.parametrize("target", [50, 0, -0.1, float("nan")])
 def test_a_target_is_a_fraction(target):
-    with pytest.raises(hf.HoldfastError, match=r"above 0 and at most 1, such as 0\.5"):
+    with pytest.raises(hf.HoldfastError, match=r"above 0, and at most 1 for an accuracy: 0\.5"):
         hf.compare(["fedavg"], EXPERIMENT, 1, target=target)
 
 

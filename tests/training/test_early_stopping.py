@@ -180,7 +180,7 @@ def test_patience_needs_validation_and_all_data_at_once(federation):
     with pytest.raises(HoldfastError, match="patience is 3, but no client has validation samples"):
         train(federation, patience=3, validation=None)
     streaming = hf.stream(federation.dataset, hf.IID(), clients=2, tasks_per_client=2)
-    with pytest.raises(HoldfastError, match="a run on it does not stop early"):
+    with pytest.raises(HoldfastError, match="training cannot stop early"):
         train(streaming, patience=3)
 
 

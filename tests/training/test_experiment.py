@@ -82,8 +82,8 @@ def test_settings_are_changed_by_their_paths():
         ({"stream": "5,cumul=true"}, "unknown option of stream 'cumul'; did you mean cumulative"),
         ({"data": ["a"]}, "data is"),
         ({"federation": "f.json", "clients": 3}, "clients is given together with a federation file"),
-        ({"data": {"name": "mine", "own": True}}, "the data of this run came from Python"),
-        ({"partition": {"name": "given"}}, "the partition of this run came from Python"),
+        ({"data": {"name": "mine", "own": True}}, "the data of this run is a Python object"),
+        ({"partition": {"name": "given"}}, "the partition of this run is a Python object"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(values, sentence):

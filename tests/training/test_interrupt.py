@@ -330,5 +330,5 @@ def test_a_run_is_left_after_a_round_and_continues_with_the_same_bits(method, fe
 
 
 def test_a_run_that_is_to_be_left_needs_a_directory(federation):
-    with pytest.raises(hf.HoldfastError, match="stop_after is given without out"):
+    with pytest.raises(hf.HoldfastError, match="stop_after needs out"):
         hf.train("fedavg", "linear", federation, rounds=3, stop_after=2)

@@ -209,8 +209,8 @@ class MisspeltAttribute(Mine):
 
 
 WRONG: list[tuple[type[Mine], str]] = [
-    (UnmaskedMean, r" gives other results where many clients train side by side: .* differ.*batch\.mask marks"),
-    (BatchStatistics, r" gives other results where many clients train side by side: .* differ.*batch\.mask"),
+    (UnmaskedMean, r" gives different results when many clients train in parallel: .* differ.*batch\.mask marks"),
+    (BatchStatistics, r" gives different results when many clients train in parallel: .* differ.*batch\.mask"),
     (InPlace, r": edit_gradient changes grads\['1\.weight'\] in place; change a copy"),
     (Branching, r": loss branches on a tensor's value .*use torch\.where"),
     (GrowingState, r"client \d's state grows in every round, to 3, 6, 9 values"),
@@ -225,8 +225,9 @@ WRONG: list[tuple[type[Mine], str]] = [
     (KeepsLastClient, " gives other results when it is trained again: it keeps values outside"),
     (KeepsItself, " gives other results when the clients of a round are trained in another order"),
     (Deviation, ": training fails where a last batch has one sample, .* left out: not finite"),
-    (Misspelt, r" defines task_los, which is no hook and no attribute of a method; did you mean task_loss\?"),
-    (MisspeltAttribute, r" defines use_mask, which is no hook and no attribute of a method; did you mean uses_mask\?"),
+    (Misspelt, r" defines task_los, which is neither a hook nor an attribute of a method; did you mean task_loss\?"),
+    (MisspeltAttribute,
+     r" defines use_mask, which is neither a hook nor an attribute of a method; did you mean uses_mask\?"),
     (Lost, r": the upload of client 1 in round 1 is left out: "),
 ]  # fmt: skip
 
@@ -322,7 +323,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert right.stdout.startswith("Right: correct\n  passed: ")
     wrong = CliRunner().invoke(app, ["check", "mine.py:Wrong"])
     assert wrong.exit_code == 1
-    assert "  failed: Wrong gives other results where many clients train side by side" in wrong.stdout
+    assert "  failed: Wrong gives different results when many clients train in parallel" in wrong.stdout
     refused = CliRunner().invoke(app, ["check", "mine.py:Rigth"])
     assert refused.exit_code == 2
     assert "did you mean" in refused.stderr

@@ -171,7 +171,7 @@ def test_objects_that_no_file_leads_to_are_trained_and_resumed_from_python_alone
     assert stored["data"] == {"name": "sixes", "own": True}
     assert stored["clients"] == 3
     with pytest.raises(
-        hf.HoldfastError, match=r"the data of this run came from Python.*given as sites\.py:load"
+        hf.HoldfastError, match=r"the data of this run is a Python object.*given as sites\.py:load"
     ):
         hf.Experiment.from_file(tmp_path / "experiment.yaml")
 
@@ -232,12 +232,12 @@ def test_an_own_model_is_checked_like_a_module(code):
         ({"model": "CODE:fixed:width=3"}, r"code\.py:fixed is a module, which has no options"),
         (
             {"model": "CODE"},
-            r"code\.py' has no model that can be found without a name, such as code\.py:Pull",
+            r"code\.py' has no model that can be selected without a name, such as code\.py:Pull",
         ),
-        ({"model": "no.py:net"}, r"there is no file '.*no\.py' to take a model from.*net"),
+        ({"model": "no.py:net"}, r"the file '.*no\.py' for the model does not exist.*net"),
         (
             {"model": lambda width: None},
-            r"model is the function <lambda>, which needs .*; it is called with those of shape, num_classes, seed",
+            r"model is the function <lambda>, which requires .* those of the arguments shape, num_classes, seed",
         ),
         ({"model": 3}, "model is a int; it must be one of holdfast.models"),
         (
@@ -252,8 +252,11 @@ def test_an_own_model_is_checked_like_a_module(code):
             r"<lambda> needs site: besides seed, every argument must have a default",
         ),
         ({"data": hf.FedAvg()}, r"data is a FedAvg; it must be the name"),
-        ({"method": Push}, r"method is the class Push; it must be an object of it, Push\(\)"),
-        ({"method": Holding(lambda: 3)}, r"holding: what is the function <lambda>; a run writes down"),
+        ({"method": Push}, r"method is the class Push; it must be an instance, such as Push\(\)"),
+        (
+            {"method": Holding(lambda: 3)},
+            r"holding: what is the function <lambda>; the fields of a method are stored",
+        ),
         ({"data": DATA, "model": DATA}, "model is a Dataset; it must be"),
     ],
 )
@@ -322,7 +325,7 @@ def test_a_changed_file_is_named_and_nothing_is_resumed(code, tmp_path):
     with pytest.raises(hf.HoldfastError, match=r"code\.py', which the method comes from, has changed since"):
         hf.Experiment(method=finished.experiment["method"])
     code.unlink()
-    with pytest.raises(hf.HoldfastError, match=r"there is no file '.*code\.py' to take a model from"):
+    with pytest.raises(hf.HoldfastError, match=r"the file '.*code\.py' for the model does not exist"):
         hf.Run.open(tmp_path / "run")
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -408,7 +411,7 @@ def test_a_comparison_with_references_refuses_a_changed_file(code, tmp_path):
     assert compare().rows == first.rows
     code.write_text(CODE.replace("0.1", "0.2"))
     with pytest.raises(
-        hf.HoldfastError, match=rf"holds a run with {code} before it changed; choose another --out"
+        hf.HoldfastError, match=rf"holds a run with an earlier version of {code}; choose another --out"
     ):
         compare()
 
@@ -425,7 +428,7 @@ def test_a_comparison_with_references_refuses_a_changed_file(code, tmp_path):
         (
             {"a b": Push(), "a-b": hf.FedAvg()},
             {},
-            r"'a b' and 'a-b' cannot be told apart by name; give them labels",
+            r"'a b' and 'a-b' have the same name; give them labels",
         ),
         ({"": Push()}, {}, "the label '' of a method must be text"),
         (["fedavg"], {"round": 3}, "unknown setting 'round'; did you mean rounds"),

@@ -191,7 +191,7 @@ class Two(nn.Module):
     ("model", "said"),
     [
         (Unused, "does not call its layer 'spare', the last Linear"),
-        (Two, "turns one sample into a tuple"),
+        (Two, "output for one sample is a tuple"),
         (
             lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))),
             "the weight of the model's classifier '0' is computed from other parameters",
@@ -212,7 +212,7 @@ def test_a_run_with_a_method_that_no_file_leads_to_says_how_it_goes_on(tmp_path)
 
     federation = hf.federate(hf.load("digits"), hf.IID(), clients=4)
     hf.train(Mine(), "linear", federation, out=tmp_path, **SHORT)
-    with pytest.raises(hf.HoldfastError, match=r"the method of this run came from Python.*resume=True"):
+    with pytest.raises(hf.HoldfastError, match=r"the method of this run is a Python object.*resume=True"):
         hf.Experiment.from_file(tmp_path / "experiment.yaml")
     assert hf.Run.open(tmp_path).experiment["method"] == {"name": "Mine", "own": True}
     hf.train(Mine(), "linear", federation, out=tmp_path, resume=True, **SHORT)
@@ -227,7 +227,7 @@ class Shaped(hf.Method):
 @pytest.mark.parametrize("own", [Shaped, lambda shape: hf.Stack(hf.FedProx(), Shaped(shape))])
 def test_what_a_method_is_made_of_can_be_written_down(federation, own):
     with pytest.raises(
-        hf.HoldfastError, match=r"shaped: shape is the function <lambda>; .* fields must be numbers"
+        hf.HoldfastError, match=r"shaped: shape is the function <lambda>; .* they must be numbers"
     ):
         hf.train(own(lambda x: x), "linear", federation, **SHORT)
     run = hf.train(own((np.float32(2), torch.ones(1))), "linear", federation, **SHORT)

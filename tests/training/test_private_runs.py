@@ -130,10 +130,10 @@ def test_delta_of_one_client_in_n_is_warned_of() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "sentence"),
     [
-        ("fedfomo", {}, "needs single uploads"),
+        ("fedfomo", {}, "needs individual uploads"),
         ("ccvr", {}, "collects statistics of all clients' data"),
-        ("scaffold", {}, "uploads sums besides the weights .* give one by clip_sums"),
-        ("fedavg", {"clip_sums": 1.0}, "clip_sums is given, but fedavg uploads nothing"),
+        ("scaffold", {}, "uploads sums in addition to the weights .* set clip_sums"),
+        ("fedavg", {"clip_sums": 1.0}, "clip_sums is given, but fedavg uploads only weights"),
         ("feddyn:variant=official", {"clip_sums": 1.0}, "reads how many samples of each class"),
         ("fedka", {"clip_sums": 1.0}, "sends samples of the clients to others"),
     ],

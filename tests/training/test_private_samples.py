@@ -252,7 +252,7 @@ def test_an_own_network_that_mixes_samples_is_refused() -> None:
 
 def test_streams_and_drop_last_are_refused() -> None:
     streamed = hf.stream(federation().dataset, "iid", clients=4, tasks_per_client=2)
-    with pytest.raises(hf.HoldfastError, match="have other samples in each stage"):
+    with pytest.raises(hf.HoldfastError, match="have different samples in each stage"):
         hf.train("fedavg", net(), streamed, rounds=2, dp_samples=DP)
-    with pytest.raises(hf.HoldfastError, match="with dp_samples every batch is drawn from all samples"):
+    with pytest.raises(hf.HoldfastError, match="which draws every batch from all samples"):
         train(drop_last=True)

@@ -124,7 +124,7 @@ def test_figures_and_tables_take_runs_and_paths_alike(run, stored, tmp_path):
     assert len(drawn) == 1
     both = table([run, stored.path], "csv").splitlines()
     assert [line.split(",")[:2] for line in both] == [["method", "seeds"], ["fedntd", "2"]]
-    with pytest.raises(hf.HoldfastError, match="is no run; give what train or compare returns"):
+    with pytest.raises(hf.HoldfastError, match="is not a run; pass the result of train or compare"):
         figure("classes", [3], tmp_path / "a.svg")
 
 
@@ -269,7 +269,9 @@ def test_tokens_are_predicted_at_every_position():
     probabilities = run.predict_proba(data)
     assert probabilities.shape == (*held.shape, 12)
     np.testing.assert_allclose(probabilities.sum(-1), 1, atol=1e-5)
-    with pytest.raises(hf.HoldfastError, match="numbers from 40 to 40, of which one is no valid index"):
+    with pytest.raises(
+        hf.HoldfastError, match="numbers from 40 to 40, at least one of which is not a valid index"
+    ):
         run.predict(np.full((2, 6), 40))
     with pytest.raises(hf.HoldfastError, match="the samples of the run are whole numbers"):
         run.predict(np.full((2, 6), 0.5))
@@ -292,7 +294,7 @@ def test_whole_numbers_for_a_model_of_floats():
             np.zeros((3, 1, 8, 8)),
             "holds float32, but the samples of the run are images of whole numbers from 0",
         ),
-        (np.full((3, 1, 8, 8), np.nan), "holds NaN or infinite values in 3 of 3"),
+        (np.full((3, 1, 8, 8), np.nan), "contains NaN or infinite values in 3 of 3"),
         ("digits", "x must be an array of numbers"),
         (np.zeros((0, 1, 8, 8)), "x is empty"),
     ],
@@ -456,7 +458,7 @@ def test_own_objects_are_given_when_a_run_is_opened(federation, tmp_path):
     run = hf.train(Halved(), _Dropping(), federation, **SMALL)
     path = run.save(tmp_path / "run")
     with pytest.raises(
-        hf.HoldfastError, match="holds a model of your own, '_Dropping': make it in Python and give"
+        hf.HoldfastError, match="holds a custom model, '_Dropping'; create it in Python and pass"
     ):
         hf.Run.open(path)
     with pytest.raises(hf.HoldfastError, match="does not have the tensors of the run"):

@@ -136,14 +136,14 @@ def test_a_client_whose_values_are_out_of_range_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"method": "fedfomo"}, "needs single uploads"),
+        ({"method": "fedfomo"}, "needs individual uploads"),
         ({"method": "fedmlp"}, "reads how many samples of each class the clients hold"),
         ({"method": "fedka"}, "sends samples of the clients to others"),
         ({"robust": "median"}, "cannot be combined with robust: a robust mean compares single updates"),
         ({"max_update_norm": 1.0}, "cannot be combined with max_update_norm"),
         ({"max_update_ratio": 2.0}, "cannot be combined with max_update_ratio"),
         ({"compress": "int8"}, "cannot be combined with compress"),
-        ({"clients_per_round": 1}, "a round has one client, whose upload would be the sum"),
+        ({"clients_per_round": 1}, "a round has one client, so the sum would reveal its upload"),
     ],
 )
 def test_what_needs_single_uploads_is_refused(given: dict[str, Any], sentence: str) -> None:
@@ -221,7 +221,7 @@ def test_noise_that_is_finer_than_the_step_is_refused() -> None:
     _, sums = private_sums(0.6)
     coarse = SecAggPlus(bits=32, range=2.0**23).grid(CLIENTS)
     sums.upload.grid = coarse
-    with pytest.raises(hf.HoldfastError, match=r"too much for the bound of 2 of dp; use bits=64"):
+    with pytest.raises(hf.HoldfastError, match=r"too much for the bound 2 of dp; use bits=64"):
         sums.add(upload(0, torch.zeros(DIMENSION)))
 
 

@@ -124,9 +124,9 @@ def test_own_arrays_own_clients_own_model(tmp_path):
     assert run.accuracy > 0.9
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     # A program alone can make such a run again, and says so.
-    with pytest.raises(hf.HoldfastError, match="came from Python"):
+    with pytest.raises(hf.HoldfastError, match="is a Python object"):
         hf.Experiment.from_mapping(run.experiment)
-    with pytest.raises(hf.HoldfastError, match="model of your own"):
+    with pytest.raises(hf.HoldfastError, match="custom model"):
         hf.Run.open(tmp_path / "run")
 
 
@@ -228,8 +228,8 @@ def batch_normed(*, pixels=1, used=True):
 @pytest.mark.parametrize(
     ("model", "sizes", "settings", "warned"),
     [
-        (batch_normed(), (10, 12, 8), {}, "1 of 3 clients end an epoch with a batch of as few as 2 samples"),
-        (batch_normed(), (10, 11, 2), {}, "2 of 3 clients end an epoch with a batch of as few as 2 samples"),
+        (batch_normed(), (10, 12, 8), {}, "1 of 3 clients have a last batch of as few as 2 samples"),
+        (batch_normed(), (10, 11, 2), {}, "2 of 3 clients have a last batch of as few as 2 samples"),
         (
             batch_normed(),
             (9, 12, 2),
@@ -348,7 +348,7 @@ def test_records_that_are_missing_are_not_trained_again(federation, begun):
     for lines in ([1], [0], []):  # of two
         (begun / "metrics.jsonl").write_text("".join(whole.splitlines(keepends=True)[i] for i in lines))
         with pytest.raises(
-            hf.HoldfastError, match=r"checkpoint of round 2, but not the records of all rounds"
+            hf.HoldfastError, match=r"checkpoint of round 2, but metrics.jsonl lacks records of rounds"
         ):
             hf.train("fedavg", "linear", federation, out=begun, resume=True, **SMALL)
     ahead = json.dumps(json.loads(whole.splitlines()[1]) | {"round": 3, "accuracy": 2.0})
@@ -364,7 +364,7 @@ def test_a_run_without_a_checkpoint_says_that_it_begins_again(federation, begun)
         run = hf.train("fedavg", "linear", federation, out=begun, resume=True, **SMALL)
     assert [record["round"] for record in run.records] == [1, 2, 3]
     shutil.rmtree(begun / "checkpoint")
-    with pytest.raises(hf.HoldfastError, match="is finished, but its checkpoint is gone"):
+    with pytest.raises(hf.HoldfastError, match="is finished, but its checkpoint is missing"):
         hf.train("fedavg", "linear", federation, out=begun, resume=True, **SMALL)
     assert len(hf.Run.open(begun).records) == 3  # nothing is lost by it
 

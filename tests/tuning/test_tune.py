@@ -217,7 +217,7 @@ def test_bad_input_is_one_sentence_before_training(changes: dict[str, Any], told
 
 
 def test_what_no_run_can_be_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(HoldfastError, match="feddf learns on the server from a public set"):
+    with pytest.raises(HoldfastError, match="feddf trains on the server with a public set"):
         tune(space=["method=[fedavg,feddf]"], out=tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(HoldfastError, match="model is missing"):

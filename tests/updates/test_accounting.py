@@ -153,5 +153,5 @@ def test_epsilon_grows_with_every_round_and_begins_at_zero() -> None:
 
 
 def test_an_unreachable_epsilon_is_a_sentence() -> None:
-    with pytest.raises(HoldfastError, match="no noise gives epsilon 1e-09"):
+    with pytest.raises(HoldfastError, match="no amount of noise gives epsilon 1e-09"):
         noise_multiplier_for(1e-9, 1e-12, ALL, 1000)

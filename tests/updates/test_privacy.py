@@ -210,7 +210,7 @@ def _lower_bound(positives: np.ndarray, false_positives: np.ndarray, delta: floa
         ("delta=1e-5", "dp needs epsilon"),
         ("epsilon=1,delta=1e-5,clipp=3", "unknown option of dp 'clipp'"),
         ("epsilon=1,delta=1e-5,sampling=all", "dp: sampling is 'all'; it must be poisson or fixed"),
-        ("epsilon=1,delta=1e-5,count_noise=3", "only adaptive=true uses"),
+        ("epsilon=1,delta=1e-5,count_noise=3", "no effect without adaptive=true"),
     ],
 )
 def test_options_that_make_no_sense_are_sentences(written: str, sentence: str) -> None:
@@ -228,7 +228,9 @@ def test_a_run_that_was_extended_stops_at_its_budget() -> None:
     longer = ClientPrivacy(DP(epsilon=2, delta=1e-4), 40, 4, 10, 0)
     longer.restore(first.state())
     longer.check_budget(5)
-    with pytest.raises(HoldfastError, match=r"round 6 would spend epsilon .* the run ends with round 5"):
+    with pytest.raises(
+        HoldfastError, match=r"round 6 would spend a total epsilon .* the run ends with round 5"
+    ):
         longer.check_budget(6)
 
 

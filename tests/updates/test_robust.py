@@ -106,7 +106,7 @@ def test_too_few_updates_are_a_sentence() -> None:
         mean.check(mean.needed(clients))
         return str(error.value)
 
-    assert "krum:attackers=2 needs 7 updates in a round, and there are 6" in fails(parse_robust("krum:2"), 6)
+    assert "krum:attackers=2 needs 7 updates in a round, but there are 6" in fails(parse_robust("krum:2"), 6)
     assert "bulyan:attackers=2 needs 11" in fails(parse_robust("bulyan:attackers=2"), 10)
     with pytest.raises(HoldfastError, match=r"trimmed-mean:share=0.4 needs 5 updates .* there are 4"):
         parse_robust("trimmed-mean:0.4").check(4)

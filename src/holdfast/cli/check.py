@@ -1,4 +1,4 @@
-"""``check``: check a method of one's own before it is trained."""
+"""``check``: check a custom method before it is trained."""
 
 from __future__ import annotations
 

@@ -24,14 +24,16 @@ def read_counts(text: str) -> np.ndarray:
     has_header = bool(rows) and _has_header([row for _, row in rows])
     header, body = (rows[0][1] if has_header else None), rows[has_header:]
     if not body:
-        raise HoldfastError("it holds no numbers; it must have one row per client, one column per class")
+        raise HoldfastError(
+            "it contains no numbers; it must have one row per client and one column per class"
+        )
     width = len(rows[0][1])
     for line, row in rows:
         if len(row) != width:
-            raise HoldfastError(f"line {line} has {len(row)} columns and the first one {width}")
+            raise HoldfastError(f"line {line} has {len(row)} columns, but the first line has {width}")
     first = int(_identifies_clients(header, [row[0] for _, row in body]))
     if width == first:
-        raise HoldfastError("its only column is one of names; put commas between columns")
+        raise HoldfastError("its only column contains names; separate columns by commas")
     return np.array([[_count(cell, line) for cell in row[first:]] for line, row in body])
 
 

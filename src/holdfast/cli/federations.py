@@ -27,7 +27,7 @@ Draw = Annotated[Path | None, typer.Option(help="Draw it to a .png, .svg or .pdf
 FAR = 0.3  # distance above which a published setting is not comparable with a federation
 
 MEASURES = {
-    "label_skew": "label skew (0: all clients alike, 1: nothing in common)",
+    "label_skew": "label skew (0: all clients equal, 1: nothing in common)",
     "quantity_gini": "Gini coefficient of the clients' sizes",
     "imbalance_ratio": "commonest class / rarest class",
     "missing_classes": "classes missing from a client, on average",
@@ -207,12 +207,14 @@ def _label_counts(file: Path) -> tuple[np.ndarray, bool]:
         try:
             return read_counts(text), False
         except (HoldfastError, csv.Error) as error:
-            raise HoldfastError(f"'{file}' holds no label counts: {error}") from None
+            raise HoldfastError(f"'{file}' contains no label counts: {error}") from None
     if isinstance(content, dict) and "label_counts" in content:
         counts = np.asarray(content["label_counts"])
         return (counts.sum(0), True) if counts.ndim == 3 else (counts, False)
     if not isinstance(content, dict) or "dataset" not in content:
-        raise HoldfastError(f"'{file}' is not a federation: make one with `holdfast partition --save {file}`")
+        raise HoldfastError(
+            f"'{file}' is not a federation; create one with `holdfast partition --save {file}`"
+        )
     federation = _load_saved(file, str(content["dataset"]), content.get("partition"))
     return federation.label_counts(), federation.stages > 1
 
@@ -225,8 +227,8 @@ def _load_saved(file: Path, data: str, partition: object) -> Federation:
 
     if data not in DATASETS and data.partition(":")[0] != MIXED_DIGITS:
         raise HoldfastError(
-            f"'{file}' is of data called '{data}', which is not known by name; diagnose an experiment (.yaml) with "
-            f"two lines instead, 'data:' with its path and 'federation: {file}'"
+            f"'{file}' belongs to the data set '{data}', which cannot be loaded by name; diagnose an experiment "
+            f"(.yaml) instead, with 'data:' and the path of the data, and 'federation: {file}'"
         )
     seed = partition.get("seed", 0) if isinstance(partition, dict) else 0
     return Experiment(data=data, federation=str(file), seed=seed).build_federation()

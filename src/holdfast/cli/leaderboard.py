@@ -40,7 +40,7 @@ def leaderboard(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tune every method by the same rule on validation samples, train it with new seeds, and print the ranking.
+    """Tune every method in the same way on validation samples, train it with new seeds, and print the ranking.
 
     Only missing results are computed. The command can be stopped at any time: finished runs are stored, and the
     others continue from their checkpoints when it is repeated.

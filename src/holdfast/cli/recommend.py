@@ -41,7 +41,7 @@ def recommend(
 
     The candidates are the recipe, FedAvg, and the three best methods of measured settings with similar label counts.
     They are trained for 30 rounds unless --rounds is given, and compared on validation samples: a share of each
-    client's samples (--validation, 0.1 by default) that each seed draws anew. Repeat an interrupted command to continue
+    client's samples (--validation, 0.1 by default) that depends on the seed. Repeat an interrupted command to continue
     it.
 
     Example:  holdfast recommend --data digits --partition dirichlet:0.1 --clients 5 --model linear
@@ -77,7 +77,9 @@ def _experiment(file: Path | None, settings: Mapping[str, Any], changes: list[st
         return experiment_from(file, {"rounds": written.get("rounds", ROUNDS), **settings}, changes)
     content = files.read_json(file)
     if not isinstance(content, dict) or "dataset" not in content:
-        raise HoldfastError(f"'{file}' is not a federation: make one with `holdfast partition --save {file}`")
+        raise HoldfastError(
+            f"'{file}' is not a federation; create one with `holdfast partition --save {file}`"
+        )
     partition = content.get("partition")
     seed = partition.get("seed", 0) if isinstance(partition, dict) else 0
     given = {"rounds": ROUNDS, "data": content["dataset"], "seed": seed, "federation": str(file), **settings}

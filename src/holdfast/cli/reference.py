@@ -157,7 +157,7 @@ def _capabilities() -> dict[str, dict[str, str]]:
         free, total = (value / 2**30 for value in torch.cuda.mem_get_info())
         device["cuda"] = f"{torch.cuda.get_device_name()}, {free:.0f} of {total:.0f} GiB free"
         device["several processes"] = (
-            f"take turns on the GPU; concurrently after {MPS_COMMAND}"
+            f"share the GPU by turns; concurrently after {MPS_COMMAND}"
             if gpu_is_time_sliced()
             else "run concurrently on the GPU: CUDA's multi-process service is active"
         )

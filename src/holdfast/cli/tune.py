@@ -95,7 +95,7 @@ def _method_and_space(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The method among the words before or after the options, and the settings of the space."""
     methods = [word for word in words if not SETTING.match(word)]
     if len(methods) > 1:
-        raise HoldfastError(f"{methods[0]} and {methods[1]} are two methods; a search tunes one")
+        raise HoldfastError(f"{methods[0]} and {methods[1]} are two methods; a search tunes one method")
     return next(iter(methods), None), [word for word in words if SETTING.match(word)]
 
 

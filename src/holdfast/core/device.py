@@ -32,10 +32,12 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if not count:
-            raise HoldfastError("device is 'cuda', but torch sees no CUDA device here; use --device cpu")
+            raise HoldfastError("device is 'cuda', but PyTorch finds no CUDA device; use --device cpu")
         if device.index is not None:
             if device.index >= count:
-                raise HoldfastError(f"device is '{name}', but torch sees {count} CUDA device(s) here, from 0")
+                raise HoldfastError(
+                    f"device is '{name}', but PyTorch finds {count} CUDA device(s), numbered from 0"
+                )
             torch.cuda.set_device(device)  # streams, graphs and kernels use the current device
     return device
 
@@ -75,7 +77,7 @@ def _use_onednn(use: bool) -> None:
     In bfloat16 it leaves gradients of filters uninitialised where these meet only padding.
     """
     global _onednn_off
-    if use and _onednn_off or not use and torch.backends.mkldnn.enabled:
+    if (use and _onednn_off) or (not use and torch.backends.mkldnn.enabled):
         torch.backends.mkldnn.enabled = use  # type: ignore[assignment]
         _onednn_off = not use
 

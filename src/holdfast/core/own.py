@@ -115,7 +115,7 @@ def find(
             path = _inside(limit, path, what, name)
         return _in_file(path.resolve(), match["rest"] or "", what, expected, fits)
     if limit is not None:
-        raise HoldfastError(f"the {what} '{name}' is not loaded by its import path here; {limit.advice}")
+        raise HoldfastError(f"the {what} '{name}' cannot be loaded by its import path here; {limit.advice}")
     return _in_module(name, what, expected)
 
 
@@ -136,7 +136,8 @@ def _of_entry_point(point: EntryPoint, what: str, expected: object) -> Code:
 def _inside(limit: _Folder, path: Path, what: str, name: str) -> Path:
     if limit.path is None:
         raise HoldfastError(
-            f"the {what} '{name}' is in a file, and no folder for such files is named here; {limit.advice}"
+            f"the {what} '{name}' is in a file, but no folder for such files is configured here; "
+            f"{limit.advice}"
         )
     return limit.path / path.name
 
@@ -145,7 +146,7 @@ def _in_file(path: Path, name: str, what: str, expected: object, fits: Callable[
     if not path.is_file():
         example = {"method": "Mine", "model": "make_net"}.get(what, "load")
         raise HoldfastError(
-            f"there is no file '{path}' to take a {what} from; write its path and the name in it, such as "
+            f"the file '{path}' for the {what} does not exist; write the path of a file and a name in it, such as "
             f"mine.py:{example}"
         )
     with files.reading(path):
@@ -180,8 +181,8 @@ def _in_module(name: str, what: str, expected: object) -> Code:
 def _refuse_changed(whose: str, expected: object, found: str) -> None:
     if expected is not None and expected != found:
         raise HoldfastError(
-            f"{whose} has changed since it was recorded (sha256 {str(expected)[:12]}…, now {found[:12]}…); restore it "
-            "to continue that run, or begin a new one without the entry sha256"
+            f"{whose} has changed since it was recorded (sha256 {str(expected)[:12]}…, now {found[:12]}…); "
+            "restore it to continue the run, or start a new run without the entry sha256"
         )
 
 
@@ -218,7 +219,9 @@ def _attribute(module: ModuleType, name: str, where: str) -> Any:
     if not hasattr(module, name):
         names = [key for key, value in vars(module).items() if _defined_in(module, value)]
         if not names:
-            raise HoldfastError(f"there is no '{name}' in {where}, which defines no class and no function")
+            raise HoldfastError(
+                f"there is no '{name}' in {where}, which defines neither classes nor functions"
+            )
         raise unknown(f"name in {where}", name, names)
     return getattr(module, name)
 
@@ -234,7 +237,7 @@ def _only(module: ModuleType, path: Path, what: str, fits: Callable[[Any], bool]
             f"'{path}' has several {what}s; name one: {either(f'{path.name}:{n}' for n in fitting)}"
         )
     listed = f", such as {path.name}:{own[0]}" if own else ""
-    raise HoldfastError(f"'{path}' has no {what} that can be found without a name{listed}")
+    raise HoldfastError(f"'{path}' has no {what} that can be selected without a name{listed}")
 
 
 def _defined_in(module: ModuleType, value: object) -> bool:
@@ -309,7 +312,7 @@ def accepted(
     try:
         parameters = signature(function).parameters.values()
     except (TypeError, ValueError):
-        raise HoldfastError(f"{name} cannot be called: its arguments are not known") from None
+        raise HoldfastError(f"{name} cannot be called, because its signature is not available") from None
     named = [p for p in parameters if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
     takes = tuple(p.name for p in named if p.name in given and p.name not in options)
     if not any(p.kind is Parameter.VAR_KEYWORD for p in parameters):

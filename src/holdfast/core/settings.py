@@ -217,8 +217,8 @@ class Settings:
                 if getattr(self, name):
                     own = factory_name(cast("Factory", self.optimizer))
                     raise HoldfastError(
-                        f"{name} is {getattr(self, name)}, and {own} takes its own options only; give them with "
-                        f"functools.partial({own}, …)"
+                        f"{name} is {getattr(self, name)}, which has no effect on {own}; set the options of {own} "
+                        f"by functools.partial({own}, …)"
                     )
             return
         if self.momentum and not spec.uses_momentum:

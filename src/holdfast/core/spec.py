@@ -272,7 +272,7 @@ def parse_value(text: str, what: str) -> Any:
     try:
         value = yaml12.load(text)
     except ValueError:
-        raise HoldfastError(f"'{text}' in {what} is no number, list or word") from None
+        raise HoldfastError(f"'{text}' in {what} is not a number, a list or a word") from None
     if isinstance(value, str):
         with suppress(ValueError):
             return float(value)  # inf and nan, which are refused as numbers

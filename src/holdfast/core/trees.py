@@ -74,7 +74,7 @@ def tensors_only(tree: Tree, method: str, hook: str) -> Tree:
 def _not_a_tree(method: str, hook: str, returned: str) -> HoldfastError:
     return HoldfastError(
         f"{method}: {hook} returns {returned}; it must return a dictionary of tensors, or of such dictionaries, "
-        "whose keys are strings without '/'; context.scalar(...) makes a tensor of a number"
+        "whose keys are strings without '/'; use context.scalar(...) to create a tensor from a number"
     )
 
 

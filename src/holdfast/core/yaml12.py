@@ -66,7 +66,7 @@ def load(text: str | bytes) -> Any:
         raise
     except Exception as error:  # a constructor raises what int(), a lookup or an attribute raises
         mark = getattr(error, "problem_mark", None)
-        raise ValueError(f"line {mark.line + 1}" if mark else "a value does not fit its tag") from error
+        raise ValueError(f"line {mark.line + 1}" if mark else "a value does not match its tag") from error
 
 
 def dump(value: Any) -> str:

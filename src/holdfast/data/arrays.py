@@ -39,7 +39,7 @@ def as_tensor(values: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
 
 def _plain_tensor(values: Tensor) -> Tensor | np.ndarray:
     if values.is_meta:
-        raise TypeError("it is a meta tensor, which holds no values")
+        raise TypeError("it is a meta tensor, which contains no values")
     if values.layout is not torch.strided:
         raise TypeError("it is a sparse tensor; pass its to_dense()")
     if values.is_quantized:
@@ -55,17 +55,17 @@ def _plain_array(values: ArrayLike, hint: str) -> np.ndarray:
     if hasattr(values, "toarray"):
         raise TypeError("it is a sparse matrix; pass its toarray()")
     if np.ma.isMaskedArray(values) and np.ma.is_masked(values):
-        raise TypeError("it is a masked array; fill in what is masked, as by its filled(0)")
+        raise TypeError("it is a masked array; replace the masked values, for example by its filled(0)")
     array = np.require(values, requirements=["C", "W"])
     if array.dtype.kind in "OSUT":
-        raise TypeError(f"it holds strings or other objects{hint}")
+        raise TypeError(f"it contains strings or other objects{hint}")
     if array.dtype.kind in "mM":
-        raise TypeError("it holds dates or times; make them numbers, such as the days since a date")
+        raise TypeError("it contains dates or times; convert them to numbers, such as the days since a date")
     if array.dtype.kind == "V":
         raise TypeError("it is a structured array; pass it to Dataset.from_frame as a mapping of columns")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.size and array.max() > np.iinfo(np.int64).max:
-            raise TypeError("it holds whole numbers above 2^63 - 1")
+            raise TypeError("it contains integers above 2^63 - 1")
         array = array.astype(np.int64)
     elif array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)

@@ -100,8 +100,9 @@ class Dataset:
         rounded = torch.cat([x[x.abs() > 2**24].flatten()[:1] for x in (self.x_train, self.x_test)])
         if len(rounded):
             warnings.warn(
-                f"the model takes floats, and {self.name} holds whole numbers above 2^24, such as {int(rounded[0])}, "
-                "which float32 rounds; a model that begins with torch.nn.Embedding gets them unchanged",
+                f"{self.name} contains integers above 2^24, such as {int(rounded[0])}, which are rounded in "
+                "float32, the input of this model; a model that begins with torch.nn.Embedding receives them "
+                "unchanged",
                 HoldfastWarning,
                 stacklevel=2,
             )
@@ -191,11 +192,11 @@ class Dataset:
 
             if groups:
                 raise HoldfastError(
-                    "groups say where each training and test sample belongs; give test samples too"
+                    "groups have an entry for each training and test sample; give test samples too"
                 )
             x_train, y_train, x_test, y_test = draw_test_share(x_train, y_train, test, seed)
         if x_test is None or y_test is None:
-            raise HoldfastError("x_test and y_test must both be given, or both be drawn")
+            raise HoldfastError("x_test and y_test must be given together, or both be left out")
         untested = _is_empty(x_test) and _is_empty(y_test)
         x = as_samples(x_train, "x_train")
         samples = {"x_train": x, "x_test": x[:0] if untested else as_samples(x_test, "x_test")}
@@ -367,7 +368,7 @@ class Dataset:
         """A model's input for the rows of a table with the columns that this data set was made from."""
         if self.encoder is None:
             raise HoldfastError(
-                f"{self.name} was not made from a table; pass samples to its preprocess instead"
+                f"{self.name} was not created from a table; pass samples to its preprocess instead"
             )
         return torch.from_numpy(self.encoder(table))
 
@@ -405,8 +406,8 @@ def as_samples(values: ArrayLike | Tensor, name: str) -> Tensor:
         bad = ~x.isfinite().flatten(1).all(dim=1) if x.ndim > 1 else ~x.isfinite()
         if bad.any():
             raise HoldfastError(
-                f"{name} holds NaN or infinite values in {int(bad.sum())} of {len(x)} samples, "
-                f"first in sample {int(bad.nonzero()[0])}"
+                f"{name} contains NaN or infinite values in {int(bad.sum())} of {len(x)} samples; the first is "
+                f"sample {int(bad.nonzero()[0])}"
             )
     elif x.ndim in (3, 4) and (x.dtype == torch.uint8 or (x.min() >= 0 and x.max() <= 255)):
         return (x[:, None] if x.ndim == 3 else x).to(torch.uint8).contiguous()

@@ -114,7 +114,8 @@ class Federation:
         both = np.intersect1d(self.validation, self.indices)
         if len(both):
             raise HoldfastError(
-                f"sample {both[0]} is both a client's training and its validation data; it can be only one"
+                f"sample {both[0]} is in both the training and the validation data of a client; it can be in "
+                "only one of them"
             )
 
     @property
@@ -224,7 +225,7 @@ class Federation:
         if int(held.sum()) != len(chosen):
             stray = np.setdiff1d(chosen, self.indices)
             raise HoldfastError(
-                f"sample {stray[0]} of the validation data belongs to no client's training samples"
+                f"sample {stray[0]} of the validation data is not among the training samples of any client"
             )
         return self.with_held_out(held)
 
@@ -234,9 +235,7 @@ class Federation:
         Raises if a client would have training samples but no validation samples, or the other way round.
         """
         if len(self.validation):
-            raise HoldfastError(
-                "the clients have validation data of their own already; leave one of them out"
-            )
+            raise HoldfastError("the clients already have validation data; do not hold out more")
         cell = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
         owner = cell // self.stages
         sizes, held_sizes = (np.bincount(of, minlength=self.clients) for of in (owner, owner[held]))
@@ -378,7 +377,7 @@ def federate(
     else:
         if long_tail is not None:
             raise HoldfastError(
-                "long_tail cannot be combined with given sample ids, of which it would remove some"
+                "long_tail cannot be combined with given sample ids, because it would remove some of them"
             )
         assignment = _given_assignment(partition, clients, len(dataset.y_train))
         public_ids = _given_public(public, assignment.indices)
@@ -482,17 +481,21 @@ def _need_once(ids: Ints, owner: str, samples: int) -> None:
     _need_in_range(ids, owner, samples)
     times = np.bincount(ids, minlength=1)
     if times.max() > 1:
-        raise HoldfastError(f"sample {int(times.argmax())} is given {times.max()} times among the {owner}")
+        raise HoldfastError(
+            f"sample {int(times.argmax())} occurs {times.max()} times in the sample ids of the {owner}"
+        )
 
 
 def _given_public(public: float | ArrayLike, client_ids: Ints) -> Ints:
     """The server's sample ids, if the clients' sample ids are given as well."""
     if np.ndim(public) == 0:
         if public:
-            raise HoldfastError("with given sample ids, give the public ones as ids too, not as a fraction")
+            raise HoldfastError("with given sample ids, public must be sample ids too, not a fraction")
         return _none()
     ids = np.sort(_as_ids(public, "public data"))
     both = np.intersect1d(ids, client_ids)
     if len(both):
-        raise HoldfastError(f"sample {both[0]} is both public and a client's; it can be only one")
+        raise HoldfastError(
+            f"sample {both[0]} is both public and assigned to a client; it can be only one of them"
+        )
     return ids

@@ -31,7 +31,7 @@ class OwnData:
             own.accepted(self.made, self.name, ("seed",), self.options)
         elif self.options:
             raise HoldfastError(
-                f"{self.name} is an object, which has no options; name a function that makes one"
+                f"{self.name} is an object, which has no options; name a function that returns one"
             )
 
     @property

@@ -57,7 +57,7 @@ class GlobalEpochs:
 class EveryN:
     """The stage advances every ``n`` rounds; the last of ``stages`` continues to the end.
 
-    Participants are drawn anew each round.
+    Participants are drawn in each round.
     ::
 
         round   1 2 3 4 5 6 7 8 9      (n = 3, stages = 2)

@@ -91,12 +91,13 @@ def list_sites(folder: Path) -> dict[str, Path]:
         site = path.name if path.is_dir() else path.stem
         if site in sites:
             raise HoldfastError(
-                f"'{sites[site].name}' and '{path.name}' in {folder} are both of the site '{site}'"
+                f"'{sites[site].name}' and '{path.name}' in {folder} both belong to the site '{site}'"
             )
         sites[site] = path
     if not sites:
         raise HoldfastError(
-            f"{folder} holds no site: one {', '.join(SUFFIXES)} or .npz file, or folder of images, each"
+            f"{folder} contains no sites; each site must be a {', '.join(SUFFIXES)} or .npz file, or a folder "
+            "of images"
         )
     return sites
 
@@ -120,9 +121,7 @@ def concatenate(datasets: Mapping[str, Dataset], name: str = "custom") -> Datase
                 )
     if any(dataset.task != first.task for dataset in datasets.values()):
         tasks = ", ".join(f"{site}: {dataset.task.name}" for site, dataset in datasets.items())
-        raise HoldfastError(
-            f"the sites have different tasks or options of them ({tasks}); they must be equal"
-        )
+        raise HoldfastError(f"the sites have different tasks or task options ({tasks}); they must be equal")
     x_train, x_test, y_train, y_test = (
         torch.cat([getattr(dataset, part) for dataset in datasets.values()])
         for part in ("x_train", "x_test", "y_train", "y_test")
@@ -199,7 +198,7 @@ def _dataset(source: Any, site: str, test: float, seed: int) -> Dataset:
             path = Path(source).expanduser()
             if not path.is_dir() and path.suffix != ".npz":
                 raise HoldfastError(
-                    f"'{source}' is no {', '.join(SUFFIXES)} or .npz file and no folder of images"
+                    f"'{source}' is neither a {', '.join(SUFFIXES)} or .npz file nor a folder of images"
                 )
             return (
                 Dataset.from_folder(path, test=test, seed=seed)

@@ -182,8 +182,8 @@ def _by_chunks(
     short = np.flatnonzero((samples > 0) & (samples < tasks))
     if len(short):
         raise HoldfastError(
-            f"client {short[0]} has {samples[short[0]]} samples, too few for {tasks[short[0]]} tasks; take "
-            f"fewer tasks per client or a larger min_size"
+            f"client {short[0]} has {samples[short[0]]} samples, too few for {tasks[short[0]]} tasks; use fewer "
+            "tasks per client or a larger min_size"
         )
     owner = np.repeat(np.arange(clients), samples)
     indices = assignment.indices[np.lexsort((pool.labels[assignment.indices], owner))]

@@ -20,7 +20,7 @@ def hold_out(federation: Federation, share: float, seed: int, clients: Ints | No
     numbers = np.arange(federation.clients) if clients is None else clients
     if len(federation.validation):
         raise HoldfastError(
-            f"validation is {share:g}, but the clients have validation data of their own; leave one of them out"
+            f"validation is {share:g}, but the clients already have validation data; leave validation out"
         )
     cell_sizes = np.diff(federation.offsets)
     sizes = cell_sizes.reshape(-1, federation.stages).sum(1)
@@ -49,6 +49,6 @@ def _refuse_single_samples(sizes: Ints, share: float, numbers: Ints) -> None:
             else (f"{len(single)} of {len(sizes)} clients, such as client {numbers[single[0]]}, have")
         )
         raise HoldfastError(
-            f"validation is {share:g}, but {some} a single sample, which cannot be both trained on and held out; use "
-            "a partition in which every client has at least 2 samples, or none"
+            f"validation is {share:g}, but {some} a single sample, which cannot be used for both training and "
+            "validation; use a partition in which every client has either no samples or at least 2"
         )

@@ -71,9 +71,9 @@ class UploadSums:
             one = so_far.get(path, value)
             if one.shape != value.shape or one.dtype != value.dtype:
                 raise HoldfastError(
-                    f"client_final returns '{path}' with shape {tuple(value.shape)} and dtype {value.dtype} for client "
-                    f"{result.client}, but {tuple(one.shape)} and {one.dtype} for others; sums over clients need the "
-                    "same for every client"
+                    f"client_final returns '{path}' with shape {tuple(value.shape)} and dtype {value.dtype} for "
+                    f"client {result.client}, but {tuple(one.shape)} and {one.dtype} for other clients; they must "
+                    "be the same for every client"
                 )
 
     def record(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class PreparedClient:
     plan: BatchPlan
     tables: Tensors  # per sample: those of the method, and "teacher/<name>/logits|features"
     teachers: dict[str, Tensors]  # weights of teachers that are evaluated in each step
-    optimizer: Tree  # the optimiser's state from its last round; empty if it starts anew
+    optimizer: Tree  # the optimiser's state from its last round; empty if it starts without a state
 
 
 @dataclass(eq=False)

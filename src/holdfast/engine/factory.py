@@ -97,8 +97,8 @@ def _local_engine(
     own = settings.optimizer_spec is None
     if own and name == "vectorized":
         raise HoldfastError(
-            f"optimizer {factory_name(cast('Factory', settings.optimizer))} runs on engine 'sequential' only; the "
-            f"vectorized engine has {', '.join(OPTIMIZERS)}"
+            f"optimizer {factory_name(cast('Factory', settings.optimizer))} runs only on engine 'sequential'; the "
+            f"vectorized engine supports {', '.join(OPTIMIZERS)}"
         )
     if name == "vectorized" or (name == "auto" and not large_steps and not own):
         # DP-SGD computes a loss per sample and leaves out padding.

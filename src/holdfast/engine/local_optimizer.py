@@ -102,7 +102,7 @@ class TorchOptimizer:
             self.optimizer: torch.optim.Optimizer = factory(groups, lr=lr)
         except TypeError as error:
             raise HoldfastError(
-                f"optimizer {self.name} cannot be made as {self.name}(parameters, lr={lr:g}): {error}"
+                f"optimizer {self.name} cannot be created as {self.name}(parameters, lr={lr:g}): {error}"
             ) from None
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise HoldfastError(
@@ -123,7 +123,7 @@ class TorchOptimizer:
             for key, value in self.optimizer.state.get(p, {}).items():
                 if not isinstance(value, Tensor):
                     raise HoldfastError(
-                        f"keep_optimizer is True, and {self.name} keeps {key}, which is {named(value)}; only "
+                        f"keep_optimizer is True, but the state {key} of {self.name} is {named(value)}; only "
                         "tensors can be kept"
                     )
                 tree.setdefault(key, {})[name] = value

@@ -129,14 +129,14 @@ class _Trial:
             return Unfit(str(error))
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
             first = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-            return Unfit(f"{name} fails where many clients train side by side: {vmap_reason(first) or first}")
+            return Unfit(f"{name} fails when many clients train in parallel: {vmap_reason(first) or first}")
         different = _difference(expected, side_by_side, TOLERANCE[self.dtype])
         if different is not None:
             return Unfit(
-                f"{name} gives other results where many clients train side by side: {different}; hooks within a step "
-                "must be functions of their arguments and leave out what batch.mask marks as padding"
+                f"{name} gives different results when many clients train in parallel: {different}; hooks within a "
+                "step must be functions of their arguments and leave out what batch.mask marks as padding"
                 if self.pad
-                else f"{name} gives other results where many clients train side by side: {different}; hooks within a "
+                else f"{name} gives different results when many clients train in parallel: {different}; hooks within a "
                 "step must be functions of their arguments alone"
             )
         return None

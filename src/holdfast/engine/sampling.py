@@ -57,7 +57,7 @@ class ClientSampler:
         counter = round if schedule is None else schedule.epoch(round)
         sizes, present = self._clients_with_data(self.stage(round))
         if not len(present):
-            raise HoldfastError(f"round {round}: no client holds any sample at stage {self.stage(round)}")
+            raise HoldfastError(f"round {round}: no client has samples at stage {self.stage(round)}")
         if self.rate is not None:
             drawn = generator(self.seed, "poisson", counter).random(len(present))
             return present[drawn < self.rate]

@@ -143,7 +143,7 @@ class SecureUpload:
         if rounding > bound / 2:
             raise HoldfastError(
                 f"secure aggregation: rounding to multiples of {self.grid.step:.3g} may change an upload by "
-                f"{rounding:.3g}, too much for the bound of {bound:g} of dp; use bits=64 or a smaller range"
+                f"{rounding:.3g}, too much for the bound {bound:g} of dp; use bits=64 or a smaller range"
             )
         return bound - rounding
 
@@ -230,8 +230,8 @@ class SecureSums(UploadSums):
         layout = self.upload.layout(result)
         if self.layout and layout != self.layout:
             raise HoldfastError(
-                f"client_final returns other tensors for client {result.client} than for others; secure aggregation "
-                "needs the same for every client"
+                f"client_final returns different tensors for client {result.client} than for other clients; "
+                "secure aggregation needs tensors of the same names and shapes for every client"
             )
         values = self.upload.encode(result)
         if self.noise is not None:
@@ -256,8 +256,8 @@ class SecureSums(UploadSums):
         """
         if len(self.masked.seats) < 2 and self.privacy is None:
             raise HoldfastError(
-                f"round {self.masked.round}: one client takes part, and its upload would be the sum that the server "
-                "learns; let more clients take part in a round"
+                f"round {self.masked.round}: only one client takes part, so the sum would reveal its upload to "
+                "the server; use more clients per round"
             )
 
     def check(self, incidents: Sequence[Incident]) -> None:
@@ -276,7 +276,7 @@ class SecureSums(UploadSums):
         else:
             divisor = float(values["weight"])
             if divisor <= error:
-                raise HoldfastError(f"round {server.round}: the weights of the clients add up to 0")
+                raise HoldfastError(f"round {server.round}: the weights of the clients sum to 0")
         model = {"params": dict(server.params), "buffers": dict(server.buffers)}
         largest = 0.0
         for path, value in values.items():

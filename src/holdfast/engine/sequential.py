@@ -416,6 +416,6 @@ class _SequentialTrainer:
 def no_gradient(method: Method) -> HoldfastError:
     """The error for a ``step`` without an objective."""
     return HoldfastError(
-        f"{method.name}: step returns weights without having called trainer.gradient; compute gradients with "
+        f"{method.name}: step returns weights without calling trainer.gradient; compute gradients with "
         "trainer.gradient(objective, params), or return None for the usual step"
     )

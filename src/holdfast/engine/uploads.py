@@ -88,7 +88,7 @@ class RoundUploads:
         return result
 
     def close(self) -> list[Incident]:
-        """Add the results that were held back; returns the rejected clients and those with conspicuous updates."""
+        """Add the stored results; returns the rejected clients and those with suspiciously large updates."""
         incidents = []
         if self.waiting is not None:
             # Sorted: the sum then does not depend on the order in which an engine finishes clients.

@@ -38,8 +38,8 @@ class SiteAccount:
         spent = epsilon_after(rounds * steps, self.dp.delta, noise_multiplier, sampling)
         if spent > self.dp.epsilon:
             raise HoldfastError(
-                f"dp_samples: client {self.client} would spend epsilon {spent:.4g} in all with round {rounds}, more "
-                f"than its budget of {self.dp.epsilon:g}; it takes part in no further round"
+                f"dp_samples: client {self.client} would spend a total epsilon of {spent:.4g} by round {rounds}, "
+                f"more than its budget of {self.dp.epsilon:g}; it takes part in no further round"
             )
         with files.writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,6 +58,6 @@ class SiteAccount:
             return int(known["rounds"]), float(known["noise_multiplier"])
         except (ValueError, TypeError, KeyError, RecursionError):
             raise HoldfastError(
-                f"{self.path} is damaged, and what the client has spent of its privacy is not known; restore it, or "
-                "begin a new run"
+                f"{self.path} is damaged, so the privacy budget that the client has spent is unknown; restore it, "
+                "or start a new run"
             ) from None

@@ -144,7 +144,8 @@ class AppConfig:
             raise HoldfastError("attack is for simulations; leave it out on Flower, where clients are real")
         if experiment.secure is not None and experiment.evaluate_locals:
             raise HoldfastError(
-                "evaluate_locals needs every client's model at the server, and secure hides them; leave one of them out"
+                "evaluate_locals needs every client's model on the server, but secure hides these models; "
+                "leave one of them out"
             )
         values = {name: getattr(experiment, name) for name in SCHEDULE_SETTINGS}
         # Sites keep client states for the last checkpoint only, so every round has a checkpoint.
@@ -187,8 +188,8 @@ class AppConfig:
             expected = ConfigReader(content, "code").text(name, 64)
             if expected != found:
                 raise HoldfastError(
-                    f"{name} at this site is not the server's (sha256 {found[:12]}…, there {expected[:12]}…); copy the "
-                    "server's file here, if you trust it"
+                    f"{name} at this site differs from the server's file (sha256 {found[:12]}…, on the server "
+                    f"{expected[:12]}…); copy the server's file to this site if you trust it"
                 )
 
     def option(self, key: str, default: Any = None) -> Any:

@@ -34,7 +34,7 @@ class SiteClientStates:
             return unflatten(from_bytes(data))
         except ValueError as error:
             raise HoldfastError(
-                f"{path} is damaged ({error}); remove it, and the client starts without a memory"
+                f"{path} is damaged ({error}); remove it to start the client without stored state"
             ) from None
 
     def put(self, client: int, round: int, memory: Tree, previous: int) -> None:

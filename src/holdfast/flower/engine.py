@@ -358,7 +358,7 @@ class FlowerEngine:
         samples = fields.integer("samples", 1, len(job.ids))
         weight = fields.number("weight")
         if not 0 < weight <= len(job.ids):
-            raise WireError("wrong values", f"its weight is {weight:g}, and it has {len(job.ids)} samples")
+            raise WireError("wrong values", f"its weight is {weight:g}, but it has {len(job.ids)} samples")
         label_counts = fields.integers("label-counts", self.context.num_classes)
         if sum(label_counts) != samples:
             raise WireError("wrong values", f"its label counts do not add up to {samples}")

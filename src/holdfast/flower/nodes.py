@@ -92,12 +92,13 @@ class Nodes:
         site = f"the site of client {format_clients(report.clients)}"
         if self.description is not None and report.dataset != self.description:
             raise HoldfastError(
-                f"{site} has another data set than the first site: {report.dataset[:300]}, not "
+                f"the data set of {site} differs from that of the first site: {report.dataset[:300]}, not "
                 f"{self.description[:300]}; name, types, classes (or bins) and task must be the same at all sites"
             )
         if report.shape != list(self.dataset.shape):
             raise HoldfastError(
-                f"{site} has samples of shape {report.shape}, the server of {list(self.dataset.shape)}"
+                f"{site} has samples of shape {report.shape}, but the server has samples of shape "
+                f"{list(self.dataset.shape)}"
             )
         if report.preprocess != json.dumps(asdict(self.dataset.preprocess), sort_keys=True):
             raise HoldfastError(
@@ -121,15 +122,15 @@ class Nodes:
                     f"; node {node} answers: {reason}" for node, reason in self.refusals.items()
                 )
                 raise HoldfastError(
-                    f"after {seconds:g} s client {missing} of {clients} is not connected; start its SuperNode, with "
-                    f"a partition-id of its own, or lower clients{refused}"
+                    f"after {seconds:g} s client {missing} of {clients} is not connected; start its SuperNode, "
+                    f"with its own partition-id, or lower clients{refused}"
                 )
             time.sleep(1)
         served = [client for report in self.reports.values() for client in report.clients]
         twice = [k for k in connected if served.count(k) > 1]
         if twice and min_clients == clients:
             raise HoldfastError(
-                f"client {format_clients(twice)} is at two nodes; give each SuperNode a partition-id of its own"
+                f"client {format_clients(twice)} is on two nodes; give each SuperNode its own partition-id"
             )
         return {client: self.reports[self.of_client[client]] for client in connected}
 

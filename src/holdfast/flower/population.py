@@ -104,13 +104,15 @@ class Population:
         for client, report in reports.items():
             same_stages = report.counts.shape[1:] == first.counts.shape[1:]
             if not same_stages or report.cumulative != first.cumulative:
-                raise HoldfastError(f"client {client} has other stages than client 0; all must have the same")
+                raise HoldfastError(
+                    f"client {client} has different stages from client 0; all clients must have the same stages"
+                )
         rows = [(report, report.clients.index(k)) for k, report in sorted(reports.items())]
         leaves = np.array([report.leaves[row] for report, row in rows] if len(first.leaves) else [], np.int64)
         lowest, highest = zip(*(report.bounds for report in reports.values()), strict=True)
         counts = np.stack([report.counts[row] for report, row in rows])
         if len({report.defined.shape[1] for report in reports.values()}) > 1:
-            raise HoldfastError("some sites hold out validation samples and others do not; all or none must")
+            raise HoldfastError("only some sites hold out validation samples; either all sites or none must")
         validation = np.array([report.validation[row] for report, row in rows], np.int64)
         defined = np.stack([report.defined[row] for report, row in rows])
         ends = (min(lowest), max(highest))

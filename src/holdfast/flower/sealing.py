@@ -54,7 +54,7 @@ def check_seal(request: RecordDict, reply: RecordDict) -> None:
         raise WireError("wrong request", "it answers another request: of another round, site or run")
     code = _code(nonce, request, reply)
     if not hmac.compare_digest(seal.text("code", HEX_DIGITS).encode(), code.encode()):
-        raise WireError("forged", "its seal does not fit its content")
+        raise WireError("forged", "its seal does not match its content")
 
 
 def _nonce(request: RecordDict) -> str:

@@ -106,13 +106,16 @@ class Seat:
     def deal(self, keys: Mapping[int, PublicKeys], threshold: int) -> Dealing:
         """Deal shares with this ``threshold`` to the owners of ``keys``: this client and its neighbours."""
         if keys.get(self.client) != self.public:
-            raise HoldfastError("secure aggregation: the server names other keys of this client than its own")
+            raise HoldfastError(
+                "secure aggregation: the server's keys for this client differ from the client's own keys"
+            )
         everyone = [key for each in keys.values() for key in (each.masks, each.channel)]
         if len(set(everyone)) < len(everyone):
-            raise HoldfastError("secure aggregation: the server names one key for two clients")
+            raise HoldfastError("secure aggregation: the server sends the same key for two clients")
         if self.neighbours or not 1 <= threshold <= len(keys):
             raise HoldfastError(
-                f"secure aggregation: {threshold} of {len(keys)} shares are to be enough, or shares are dealt already"
+                f"secure aggregation: a threshold of {threshold} among {len(keys)} shares is not possible, or "
+                "shares were already dealt"
             )
         self.threshold, self.neighbours = threshold, [k for k in keys if k != self.client]
         self.mask_keys = [keys[k].masks for k in self.neighbours]
@@ -142,8 +145,8 @@ class Seat:
             announced = (_digest(seed_share), _digest(key_share)) == (each.seed_digest, each.key_digest)
             if (source, holder) != (dealer, self.client) or not announced:
                 raise HoldfastError(
-                    f"secure aggregation: the shares from client {dealer} are not for this client, or not those that "
-                    "it has announced"
+                    f"secure aggregation: the shares from client {dealer} are not addressed to this client, or "
+                    "differ from those that it announced"
                 )
             self.dealers.append(dealer)
             self.seed_shares.append(seed_share)
@@ -157,7 +160,8 @@ class Seat:
         """The integer vector plus this client's masks, modulo 2^``bits``; can be called once."""
         if self.masked or not self.dealers:
             raise HoldfastError(
-                "secure aggregation: an upload is to be masked twice, or before shares arrived"
+                "secure aggregation: an upload can be masked only once, and only after the shares have "
+                "arrived"
             )
         self.masked = True
         total = values.cpu() + expand(self.seed, len(values), bits)
@@ -253,8 +257,8 @@ class Unmasking:
         except ValueError:  # bytes that are no padded secret, or no private key
             pass
         raise HoldfastError(
-            f"secure aggregation: client {dealer} dealt shares of something else than its secrets, so that its masks "
-            "cannot be removed; begin the round again without it"
+            f"secure aggregation: the shares of client {dealer} do not match its secrets, so its masks cannot be "
+            "removed; repeat the round without it"
         )
 
 
@@ -290,7 +294,7 @@ def _agreed(private: bytes, public: bytes) -> bytes:
     try:
         point = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public)
     except ValueError:
-        raise HoldfastError("secure aggregation: a public key is no point of the curve") from None
+        raise HoldfastError("secure aggregation: a public key is not a point of the curve") from None
     agreed: bytes = generate_shared_key(_private(private), point)
     return agreed
 

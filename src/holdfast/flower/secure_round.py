@@ -113,7 +113,7 @@ class SecureRound:
             fields, holders = ConfigReader(content, f"shares {client}"), self.neighbours[client]
             count = len(holders)
             if fields.integers("holders", count) != holders:
-                raise WireError("wrong values", "its shares are for other clients than its neighbours")
+                raise WireError("wrong values", "its shares are not addressed to its neighbours")
             yield Dealing(
                 holders,
                 fields.blobs("ciphertexts", count, MAX_SHARE),

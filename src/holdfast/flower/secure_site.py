@@ -58,7 +58,7 @@ class Seats:
         record = self.state.get(f"seat {client}")
         if not isinstance(record, ConfigRecord) or record["session"] != self.session:
             raise HoldfastError(
-                f"secure aggregation: client {client} has no keys of this round; its node has been restarted"
+                f"secure aggregation: client {client} has no keys for this round; its node was restarted"
             )
         return Seat(**dict(record))
 
@@ -68,7 +68,7 @@ class Seats:
 
 def _parsed(app_config: AppConfig) -> SecAggPlus:
     if app_config.settings.secure is None:
-        raise HoldfastError("the server asks for a secure sum, and secure is not set in this run")
+        raise HoldfastError("the server requests a secure sum, but secure is not set in this run")
     return parse_secure(app_config.settings.secure)
 
 
@@ -105,7 +105,7 @@ def shares(app: FlowerApp, app_config: AppConfig, message: Message, context: Con
             )
         if len(named) < 2 and app_config.settings.dp is None:
             raise HoldfastError(
-                "secure aggregation: no other client takes part, and the upload would be the sum"
+                "secure aggregation: no other client takes part, so the sum would reveal the upload"
             )
         seat = seats.get(client)
         dealing = seat.deal(named, threshold)

@@ -113,8 +113,8 @@ class FlowerTraining(Training):
         wanted = metrics_of(self.context.task, self.app_config.described["metrics"])
         if self.population.defined.shape[1] != len(wanted):
             raise HoldfastError(
-                f"the sites report on {self.population.defined.shape[1]} metrics, the server expects {len(wanted)}; "
-                "all need the same run configuration and version of Holdfast"
+                f"the sites report on {self.population.defined.shape[1]} metrics, but the server expects "
+                f"{len(wanted)}; all need the same run configuration and version of Holdfast"
             )
         defined = {m.name: self.population.defined[sizes > 0, number] for number, m in enumerate(wanted)}
         columns = np.stack([defined[metric.name] > 0 for metric in metrics], 1)

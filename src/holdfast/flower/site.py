@@ -183,7 +183,7 @@ def samples(app: FlowerApp, app_config: AppConfig, message: Message, context: Co
     positions = list(zip(*(columns[key] for key in ("client", "stage", "label", "rank")), strict=True))
     if context.node_config.get("share-samples") is not True:
         raise HoldfastError(
-            f"the server requests {len(positions)} samples, and this site does not share any; to share them, set "
+            f"the server requests {len(positions)} samples, but this site does not share any; to share them, set "
             "share-samples=true in its --node-config"
         )
     if len({label for _, _, label, _ in positions}) < len(positions):
@@ -211,7 +211,9 @@ HANDLERS: dict[str, Handler] = {
 
 def _refuse_open_uploads(app_config: AppConfig) -> None:
     if app_config.settings.secure is not None:
-        raise HoldfastError("the server asks for an upload without masks, and secure is set; it is not sent")
+        raise HoldfastError(
+            "the server requests an upload without masks, but secure is set; the upload is not sent"
+        )
 
 
 def make_reply(message: Message, content: dict[str, Any]) -> Message:

@@ -125,7 +125,9 @@ def write_app(folder: Path) -> list[Path]:
     name = folder.name.lower().replace("_", "-")
     package = name.replace("-", "_")
     if not package.isidentifier():
-        raise HoldfastError(f"'{folder.name}' cannot name a Python package; use letters, digits and hyphens")
+        raise HoldfastError(
+            f"'{folder.name}' is not a valid name of a Python package; use letters, digits and hyphens"
+        )
     if folder.exists() and any(folder.iterdir()):
         raise HoldfastError(f"{folder} is not empty; choose another name")
     contents = {

@@ -1,7 +1,7 @@
 """Triton kernels for the layers, losses and optimiser steps of many clients at once: NVIDIA GPUs, float32.
 
-They serve the vectorized engine, where PyTorch's own kernels are slow. Their tensors have one more dimension in
-front, [L, ...]: the lanes. A lane is one client of the batched program.
+The vectorized engine uses them where PyTorch's own kernels are slow. Their tensors have an additional first dimension,
+[L, ...], the lanes. A lane is one client of the batched program.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> TypeGuard[Any]:
-    """Whether a module is exactly one of these PyTorch classes: no subclass, and without forward hooks.
+    """Whether a module is of one of these PyTorch classes, not of a subclass, and has no forward hooks.
 
-    Only such a module may be replaced by another implementation. Spectral norm, for example, is a hook.
+    Only such modules may be replaced by another implementation. For example, spectral norm is a hook.
     """
     return type(module) in kinds and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def install(net: nn.Module) -> None:
-    """Replace a network's convolutions, group norms, pooling and linear layers by layers that run these kernels, with
-    the operations that follow them fused."""
+    """Replace a network's convolutions, group norms, pooling and linear layers by layers that run these kernels.
+
+    The operations that follow these layers are fused into the kernels.
+    """
     from holdfast.kernels.layers import LaneConv2d, LaneGroupNorm, LaneLinear, LaneMean, LaneSequential
     from holdfast.kernels.maxpool import LaneMaxPool2d
 

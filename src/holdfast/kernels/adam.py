@@ -27,7 +27,7 @@ def _adam_step(
     """m <- β₁ m + (1 - β₁) g;  v <- β₂ v + (1 - β₂) g²;  w <- w - lr m̂ / (√v̂ + eps), of step ts[i][lane].
 
     Tensor i of a lane is updated by the programs from FIRST_PROGRAMS[i]. With LR_PER_TENSOR each tensor of each lane
-    has its own lr, and is skipped, with its m and v, if that is 0. With FP16_COPIES[i] the updated values are also
+    has its own lr; if it is 0, the tensor is skipped with its m and v. With FP16_COPIES[i] the updated values are also
     written to hs[i].
     """
     program = tl.program_id(0)
@@ -70,8 +70,8 @@ def adam_step_(
 ) -> None:  # fmt: skip
     """Update parameters ``ws`` [L, ...], means ``ms`` and mean squares ``vs`` in place, with gradients ``gs``.
 
-    ``ts`` [L] are the numbers of this step, from 1. `holdfast.kernels.sgd.supported` must hold for the parameters and
-    all others; ``lr`` and ``fp16_copies`` are those of `holdfast.kernels.sgd.sgd_step_`.
+    ``ts`` [L] are the step numbers, from 1. `holdfast.kernels.sgd.supported` must be true for the parameters and all
+    other tensors; ``lr`` and ``fp16_copies`` are as in `holdfast.kernels.sgd.sgd_step_`.
     """
     per_tensor = lr.dim() > 0
     for first in range(0, len(ws), _TENSORS_PER_LAUNCH):

@@ -1,7 +1,7 @@
 """The largest absolute values (amax) of images, recorded by the kernels that write the images.
 
-A convolution scales its images by their amax. Computing it takes a kernel of its own, unless the kernel that wrote
-the images has computed it along the way and recorded it here.
+A convolution scales its images by their amax. A separate kernel computes the amax, unless the kernel that wrote the
+images has already computed and recorded it here.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-_MAX_RECORDS = 4  # a record keeps its images in memory, and is read soon after it was made
+_MAX_RECORDS = 4  # a record keeps its images in memory, and is read soon after its creation
 _MAX_BLOCKS = 1024  # of a lane: each program that reads the lane's images reads the amax of all of them
 
-# Shared by all threads of the process, since autograd computes gradients in threads of its own.
+# Shared by all threads of the process, since autograd computes gradients in other threads.
 _records: deque[tuple[Tensor, Tensor]] | None = None
 
 
@@ -48,7 +48,7 @@ def record_amax_bound(x: Tensor, bound: float) -> None:
 
 @lru_cache(256)
 def _constant_amax(bound: float, lanes: int, device: torch.device) -> Tensor:
-    """Cached, since a CUDA graph cannot copy new ones from the host."""
+    """Cached, since a CUDA graph cannot copy new tensors from the host."""
     with torch.inference_mode(False):
         return torch.full((lanes, 1), bound, device=device).view(torch.int32)
 
@@ -56,12 +56,12 @@ def _constant_amax(bound: float, lanes: int, device: torch.device) -> Tensor:
 def recorded_amax(x: Tensor) -> Tensor | None:
     """The block amax of ``x``, if it is among the latest records."""
     for images, block_amax in _records or ():
-        # The record keeps its images allocated, so no other tensor can have got their memory.
+        # The record keeps its images allocated, so no other tensor can use their memory.
         if memory_key(images) == memory_key(x):
             return block_amax
     return None
 
 
 def memory_key(tensor: Tensor) -> tuple[int, ...]:
-    """Address, shape and strides: what identifies a tensor's values while its memory is allocated."""
+    """Address, shape and strides, which identify a tensor's values while its memory is allocated."""
     return (tensor.data_ptr(), *tensor.shape, *tensor.stride())

@@ -1,5 +1,4 @@
-"""Batch normalisation with its epilogue (a ReLU, or a residual connection), and the gradients, on channels-last
-images."""
+"""Batch normalisation with an epilogue (a ReLU or a residual connection) and its gradients, on channels-last images."""
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ from holdfast.kernels.epilogue import channels_last
 _TILE_SIZE = 4096  # values that a program holds at a time
 _MAX_SPLITS = 32  # of a lane's rows
 _MAX_SINGLE_PASS_SIZE = 8192  # values that a program holds if it has all rows of its channels
-_MIN_CHANNELS = 8  # of such a program: neighbouring values are read together
+_MIN_CHANNELS = 8  # of such a program, so that neighbouring values are read together
 _MAX_CHANNELS = 32  # of such a program, so that there are many of them
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """How a lane's rows and channels are divided among programs, for images ``[L, B, H, W, C]``."""
+    """The division of a lane's rows and channels among programs, for images ``[L, B, H, W, C]``."""
 
     lanes: int
     batch: int
@@ -66,7 +65,7 @@ class _Tiling:
         return self.splits == 1
 
     def empty_amax(self, x: Tensor) -> Tensor:
-        """Memory for the amax of what each program writes, ``[L, P]``."""
+        """Memory for the amax of the values that each program writes, ``[L, P]``."""
         return x.new_empty((self.lanes, self.grid[0] * self.grid[1]), dtype=torch.int32)
 
     @property
@@ -121,7 +120,7 @@ def _backward(
     relu: bool, dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mask: Tensor | None, mean: Tensor, rstd: Tensor,
     y: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients in x, w and b, and in the residual if there is one, all with lanes first.
+    """The gradients of x, w and b, and of the residual if there is one, all with lanes first.
 
     ``y`` is the output of the forward pass if there is a residual, else None.
     """
@@ -187,7 +186,7 @@ class _BatchNorm(Function):
 
 
 class _BatchNormBackward(NonDifferentiable):
-    """The gradients of `_BatchNorm` in x, w, b and the residual."""
+    """The gradients of `_BatchNorm` with respect to x, w, b and the residual."""
 
     @staticmethod
     def forward(relu: bool, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -207,8 +206,8 @@ def batch_norm(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Images ``[B, C, H, W]`` normalised by the batch's statistics, and the updated ``running`` statistics.
 
-    A ReLU follows if ``relu``; a ``residual`` is added before it, and implies it. ``running`` are mean and variance
-    ``[C]`` and the batch count, or None each. ``mask`` [B] is 0 for padding. Can be differentiated once.
+    With ``relu`` a ReLU follows. A ``residual`` is added before the ReLU and implies it. ``running`` are mean and
+    variance ``[C]`` and the batch count, or None each. ``mask`` [B] is 0 for padding. Can be differentiated once.
     """
     relu = relu or residual is not None
     y, _, _, *updated = apply(_BatchNorm, x, w, b, residual, *running, mask, eps, momentum, relu)

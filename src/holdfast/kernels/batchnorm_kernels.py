@@ -1,7 +1,7 @@
 """The Triton kernels of batch normalisation and its gradient, over channels-last images.
 
-A row is one pixel of one image. Each direction has two kernels, sums over splits of a lane's rows and then the result,
-or one (``single_pass``) if a program can hold all rows of some channels.
+A row is one pixel of one image. Each direction has two kernels: the first computes sums over splits of a lane's rows,
+the second the result. A single kernel (``single_pass``) is used if a program can hold all rows of some channels.
 """
 
 import triton
@@ -92,7 +92,7 @@ def _store_statistics(
 
 @triton.jit
 def _store_amax(block_amax, lane, amax):
-    """Store the amax of what this program wrote among those of the lane's other programs."""
+    """Store the amax of the values that this program wrote, next to those of the lane's other programs."""
     blocks = tl.num_programs(0) * tl.num_programs(1)
     tl.store(block_amax + lane * blocks + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), amax)
 
@@ -225,7 +225,7 @@ def batchnorm_backward(
 ):  # fmt: skip
     """dx = rstd weight (dz - (Σ dz + n Σ dz n) / count), the sums' term only for rows that are not padding.
 
-    The first split also stores the gradients in weight, Σ dz n, and bias, Σ dz.
+    The first split also stores the gradients of weight, Σ dz n, and bias, Σ dz.
     """
     split = tl.program_id(0)
     lane = tl.program_id(2).to(tl.int64)

@@ -56,7 +56,7 @@ def _forward(z: Tensor, bias: Tensor, relu: bool) -> Tensor:
 
 
 def _backward(dy: Tensor, y: Tensor | None) -> tuple[Tensor, ...]:
-    """The gradients in z and bias if a ReLU gave ``y``; without a ReLU (None) only that in the bias."""
+    """The gradients of z and bias if ``y`` is the output of a ReLU; without a ReLU (None), only of the bias."""
     dy = dy.contiguous()
     lanes, rows, columns = dy.shape
     dz, db = dy if y is None else torch.empty_like(dy), dy.new_empty((lanes, columns))

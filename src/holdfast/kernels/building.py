@@ -1,9 +1,9 @@
 """Kernels compiled ahead of a run, in parallel processes.
 
-Triton compiles a kernel when it is first launched, one after another. A trial determines which kernels a run launches:
-within `trial`, kernels that are not loaded are recorded instead. `KernelBuilder` then compiles them in parallel
-processes into Triton's cache on the disk. A run therefore uses the same kernels, whether they were compiled ahead or
-not, and its results do not depend on it.
+Triton compiles each kernel at its first launch, one after another. A trial determines which kernels a run launches:
+within `trial`, kernels that are not loaded are recorded and not launched. `KernelBuilder` then compiles the recorded
+kernels in parallel processes into Triton's cache on the disk. A run uses the same kernels with and without this step,
+so its results are the same.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Trial:
     def step(self, key: Hashable, step: Callable[[], None]) -> Callable[[], None]:
         """The ``step`` of this key at the first two requests; afterwards a function that does nothing.
 
-        The second differs from the first, in which the engine decides which filters to keep in fp16.
+        The second step differs from the first, in which the engine selects the filters to keep in fp16.
         """
         for time in (1, 2):
             if (key, time) not in self.seen:
@@ -76,7 +76,7 @@ def current_trial() -> Trial | None:
 
 
 def can_build() -> bool:
-    """Whether this Triton lets kernels be recorded; older ones, and its interpreter, do not."""
+    """Whether this version of Triton can record kernels; older versions and the interpreter cannot."""
     try:
         from triton import knobs
     except ImportError:
@@ -130,7 +130,7 @@ def _kernel(fn: Any, compile: dict[str, Any], target: tuple[Any, ...]) -> Kernel
 
 
 class KernelBuilder:
-    """A process that compiles kernels in several processes; it is started early, since it takes seconds to be ready."""
+    """A process that compiles kernels in several processes; it is started early, because its start takes seconds."""
 
     def __init__(self, marker: Path) -> None:
         """``marker`` is the file that records the build."""

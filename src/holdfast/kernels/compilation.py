@@ -1,6 +1,6 @@
-"""The process behind `KernelBuilder`: compiles the pickled kernels that it reads from its standard input.
+"""The process of `KernelBuilder`, which compiles the pickled kernels that it reads from its standard input.
 
-It never touches a GPU. Python, torch and Triton are loaded once, before the processes that compile are forked.
+It does not use a GPU. Python, torch and Triton are loaded once, before the processes that compile are forked.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Convolutions of all lanes, and their gradients, as implicit matrix products.
 
-Images are first copied to zero-padded, channels-last memory (see `padded_images`). The values that an output depends
-on, its window, are then runs of consecutive values, one for each row of the kernel, and a convolution is a product of
-windows and filters without any border: y[m, n] = Σ_k x[start(m) + k] w[n, k]. Neighbouring outputs, whose windows
-overlap, may share one wider window, so that less is read: the filters are then repeated for each of these outputs,
-shifted, with zeros beside them. Filters in that layout are called packed.
+Images are first copied to zero-padded, channels-last memory (see `padded_images`). The window of an output is the set
+of values on which it depends: one run of consecutive values for each row of the kernel. A convolution is then a product
+of windows and filters without a border case: y[m, n] = Σ_k x[start(m) + k] w[n, k]. Windows of neighbouring outputs
+overlap. To read less memory, these outputs may share one wider window; the filters are then repeated for each output,
+shifted and filled up with zeros. Filters in this layout are called packed.
 
-If TF32 is allowed, operands are stored in fp16: the same ten bits of mantissa at half the memory traffic. Each
-lane's images are scaled by a power of two to the range of fp16; sums are in float32.
+If TF32 is allowed, operands are stored in fp16, which has the same ten bits of mantissa and half the memory traffic.
+The images of each lane are scaled by a power of two to the range of fp16; sums are computed in float32.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _pack_filters(
     """out[lane, (j, o), r, (px, c)] = w[lane, o, c, r, px - j STRIDE]: the filters, shifted for SHARE outputs.
 
     A program packs some outputs and channels of one (r, px, j), whatever the strides of w. FLIP rotates the kernel by
-    180 degrees, for the gradient in the input.
+    180 degrees, for the gradient of the input.
     """
     lane = tl.program_id(2).to(tl.int64)
     index = tl.program_id(1)
@@ -79,8 +79,8 @@ def _conv(
     """y[m, n] = Σ_k x[start(m) + k] w[n, k] (+ bias); a program computes one tile of y of one lane.
 
     m runs over (image, output row, group of SHARE outputs), n over (output of the group, channel).
-    With TRANSPOSED w is packed for the forward convolution whose input's gradient this is, [CP, R, S, O], and is
-    transposed and flipped while it is read.
+    With TRANSPOSED the kernel computes the gradient of the input of a convolution: w is packed for that convolution,
+    [CP, R, S, O], and is transposed and flipped while it is read.
     """
     N: tl.constexpr = SHARE * O
     GROUPS: tl.constexpr = OW // SHARE
@@ -94,7 +94,7 @@ def _conv(
     start = (row // GROUPS % OH * STRIDE * PW + row % GROUPS * (SHARE * STRIDE)) * CP
     windows = x + lane * x_lane + (image * (PH * PW * CP) + start)[:, None] + k[None, :]
     column = n
-    if N % BN != 0:  # only then, since it hides from Triton that neighbouring columns are contiguous
+    if N % BN != 0:  # only then, because it prevents Triton from recognising contiguous columns
         column = tl.minimum(n, N - 1)
     TAPS: tl.constexpr = R * CHUNKS * BK // CP
     if TRANSPOSED:
@@ -139,7 +139,7 @@ def _conv_weight_grad(
 
     A program computes CHUNKS_PER_PROGRAM (at most five) chunks of k, so that dy is read once for all of them. An
     output n has FILTER values in dw, of which the first FIRST are skipped, and rows that are ROW apart. With UNSCALE
-    the fp16 scales are taken back here, since `_reduce_weight_grad`, which otherwise does it, is not launched.
+    the fp16 scales are reverted here, because `_reduce_weight_grad`, which otherwise does this, is not launched.
     """
     N: tl.constexpr = SHARE * OP
     GROUPS: tl.constexpr = OW // SHARE
@@ -269,7 +269,7 @@ class Window:
 
     @staticmethod
     def of(outputs: int, channels: int, out_width: int, kernel: int, stride: int) -> Window:
-        """The widest window for which the reads that sharing saves outweigh its growth."""
+        """The widest window for which sharing saves more reads than its width adds."""
         share = 1
         while (
             uses_fp16()
@@ -282,12 +282,12 @@ class Window:
 
     @property
     def chunk(self) -> int:
-        """Values of a run that one product takes."""
+        """The number of values of a run in one product."""
         return 64 if self.run % 64 == 0 else 32 if self.run > 16 else 16
 
     @property
     def chunks(self) -> int:
-        """Products that a run takes."""
+        """The number of products of a run."""
         return -(-self.run // self.chunk)
 
 
@@ -296,20 +296,20 @@ def _block_size(n: int, largest: int) -> int:
 
 
 def _conv_tiles(n: int, rows: int, lanes: int) -> tuple[int, int, int, int]:
-    """Rows and columns of a tile, warps and stages, as measured fastest on an H200; a lane has ``rows`` rows."""
+    """Rows and columns of a tile, warps and stages: the fastest ones on an H200; a lane has ``rows`` rows."""
     columns = _block_size(n, 128)
     if not uses_fp16():
         return 64, columns, 4, 2
     if lanes * rows >= 128 * _PROCESSORS:
         return 128, columns, 8 if columns == 128 else 4, 3
-    tiles = lanes * triton.cdiv(rows, 64)  # small ones, so that most processors have one
+    tiles = lanes * triton.cdiv(rows, 64)  # small tiles, so that most processors have one
     while columns > 32 and 3 * tiles * triton.cdiv(n, columns) < 2 * _PROCESSORS:
         columns //= 2
     return 64, columns, 4, 3 if columns == 128 else 4
 
 
 def _weight_grad_tiles(n: int, rows: int) -> tuple[int, int, int, int]:
-    """The same for the gradient in the weights: rows at a time, outputs, warps and stages."""
+    """The same for the gradient of the weights: rows at a time, outputs, warps and stages."""
     if uses_fp16():
         return _block_size(rows, 128), _block_size(n, 64), 4, 2
     return 32, _block_size(n, 64), 4, 1
@@ -321,8 +321,8 @@ def _launch_conv(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The convolution of each lane of ``x`` with filters ``w`` [L or 1, O, C, R, S], and the packed filters.
 
-    The result is ``[L, B, O, *out]``. The filters may be given ``packed`` already. With ``transposed`` w and packed are
-    those of the forward convolution whose input's gradient this is. ``stores_amax``: the result's amax is recorded.
+    The result is ``[L, B, O, *out]``. The filters may be given ``packed`` already. With ``transposed`` the
+    result is the gradient of the input of a convolution with filters w. ``stores_amax``: the result's amax is recorded.
     """
     if transposed:
         w = w.transpose(1, 2)
@@ -373,7 +373,7 @@ def pack_filters(
 
 
 def empty_filters(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Uninitialised filters ``[L, O, C, R, S]``, channels last in memory, which suits the kernels best."""
+    """Uninitialised filters ``[L, O, C, R, S]``, channels last in memory, the fastest layout for the kernels."""
     lanes, outputs, channels, height, width = shape
     return torch.empty((lanes, outputs, height, width, channels), device=device).permute(0, 1, 4, 2, 3)
 
@@ -413,7 +413,7 @@ def backward(
     needs_dx: bool,
     stores_amax: bool = False,
 ) -> tuple[Tensor, ...]:
-    """The gradients of `forward` in x (if ``needs_dx``), w and bias.
+    """The gradients of `forward` with respect to x (if ``needs_dx``), w and bias.
 
     dy is in `Geometry.gradient_layout`. ``stores_amax``: the amax of dx is recorded.
     """
@@ -427,7 +427,7 @@ def backward(
 def _weight_grad(
     x: Padded, dy: Padded, shape: tuple[int, int], geometry: Geometry, needs_dx: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients in w and bias; ``shape`` is (outputs, channels) of the filters."""
+    """The gradients of w and bias; ``shape`` is (outputs, channels) of the filters."""
     out, stride, layout = geometry.out, geometry.stride, geometry.gradient_layout(needs_dx)
     outputs, channels = shape
     height = width = len(geometry.taps)

@@ -26,7 +26,7 @@ class Geometry:
 
     @property
     def taps(self) -> range:
-        """The rows and columns of the kernel that meet a pixel; on small images the outer ones meet only padding."""
+        """The rows and columns of the kernel that overlap a pixel; on small images the outer ones do not."""
         used = [
             tap
             for n, outputs in zip(self.size, self.out, strict=True)

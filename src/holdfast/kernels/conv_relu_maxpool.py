@@ -1,5 +1,7 @@
-"""A convolution with the ReLU and 2x2 max-pooling after it in one kernel, for inference: the values that pooling drops
-are never written, and nothing is kept for gradients."""
+"""A convolution, ReLU and 2x2 max-pooling in one kernel, for inference.
+
+Only pooled values are written, and nothing is stored for gradients.
+"""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def mean_cross_entropy(
 ) -> Tensor:
     """The mean over the samples of a batch whose ``mask`` is 1, as a scalar that can be differentiated once.
 
-    With ``unit_grad`` its own gradient must be 1, as that of a term of the differentiated sum is; the backward pass
-    then skips the multiplication by it.
+    With ``unit_grad`` the incoming gradient must be 1, as for a term of the differentiated sum; the backward pass then
+    skips the multiplication by it.
     """
     return cast(Tensor, apply(_MeanCrossEntropy, logits, labels, mask, unit_grad)[0])

@@ -17,7 +17,7 @@ def epilogue(value, residual, offsets, valid, HAS_RESIDUAL: tl.constexpr, RELU: 
 
 @triton.jit
 def epilogue_backward(dy, n, w, b, y, offsets, valid, HAS_RESIDUAL: tl.constexpr, RELU: tl.constexpr):
-    """The gradient in the normalised values z = n w + b, and with HAS_RESIDUAL in the residual, which is the same."""
+    """The gradient of the normalised values z = n w + b, and with HAS_RESIDUAL of the residual, which is the same."""
     dz = dy
     if HAS_RESIDUAL:
         dz = tl.where(tl.load(y + offsets, mask=valid, other=0.0) > 0, dy, 0.0)

@@ -1,7 +1,7 @@
 """Copies of filters in fp16, which the optimiser writes and convolutions read.
 
-Convolutions multiply in half precision. Where they read filters in the order of the parameter's memory, the optimiser
-writes the fp16 copy along with the weights, which saves the convolutions a pass over all weights.
+Convolutions multiply in half precision. If they read filters in the memory order of the parameter, the optimiser writes
+the fp16 copy together with the weights, so that the convolutions need no additional pass over all weights.
 """
 
 from __future__ import annotations

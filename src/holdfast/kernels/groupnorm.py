@@ -1,5 +1,7 @@
-"""Group normalisation with its epilogue (a ReLU, or a residual connection), and the gradients, each in one kernel over
-channels-last images."""
+"""Group normalisation with an epilogue (a ReLU or a residual connection) and its gradients, on channels-last images.
+
+Each direction is one kernel.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def _groupnorm_forward(
     x += image * pixels * C + group * GROUP_C
     residual += image * pixels * C + group * GROUP_C
     y += image * pixels * C + group * GROUP_C
-    shift = tl.load(x)  # subtracted first, so that the sums lose no digits to a large mean
+    shift = tl.load(x)  # subtracted first, so that a large mean does not reduce the precision of the sums
     sum_x = tl.zeros((BLOCK_C,), tl.float32)
     sum_squares = tl.zeros((BLOCK_C,), tl.float32)
     for row in range(0, pixels, ROWS):
@@ -71,7 +73,7 @@ def _groupnorm_backward(
     C: tl.constexpr, GROUP_C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """dx of one group of one image, and that image's part of the gradients in weight and bias: dw, db [image, C].
+    """dx of one group of one image, and that image's part of the gradients of weight and bias: dw, db [image, C].
 
     With n = (x - mean) rstd and g = weight dz: dx = rstd (g - mean(g) - n mean(g n)).
     """
@@ -153,7 +155,7 @@ def _forward(
 def _backward(
     relu: bool, dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, rstd: Tensor, y: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """The gradients in x, w and b, and in the residual if there is one, all with lanes first.
+    """The gradients of x, w and b, and of the residual if there is one, all with lanes first.
 
     ``y`` is the output of the forward pass if there is a residual, else None.
     """
@@ -208,7 +210,7 @@ class _GroupNorm(Function):
 
 
 class _GroupNormBackward(NonDifferentiable):
-    """The gradients of `_GroupNorm` in x, w, b and the residual."""
+    """The gradients of `_GroupNorm` with respect to x, w, b and the residual."""
 
     @staticmethod
     def forward(relu: bool, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -227,6 +229,6 @@ def group_norm(
 ) -> Tensor:
     """Images ``[B, C, H, W]`` normalised by group; can be differentiated once.
 
-    A ReLU follows if ``relu``; a ``residual`` is added before it, and implies it.
+    With ``relu`` a ReLU follows. A ``residual`` is added before the ReLU and implies it.
     """
     return cast(Tensor, apply(_GroupNorm, x, w, b, residual, groups, eps, relu or residual is not None)[0])

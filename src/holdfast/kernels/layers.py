@@ -1,4 +1,4 @@
-"""Layers that run the kernels: differentiable, with rules of their own for ``vmap``."""
+"""Differentiable layers that run the kernels, with their own ``vmap`` rules."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class LaneConv2d(nn.Module):
 
     @staticmethod
     def supports(module: nn.Conv2d) -> bool:
-        """Whether the kernels cover this layer.
+        """Whether the kernels support this layer.
 
-        They do if it is the same in both dimensions, with zero padding smaller than the kernel, and has neither groups
-        nor dilation.
+        They support layers with the same parameters in both dimensions and with zero padding smaller than the kernel,
+        without groups and dilation.
         """
         return (
             module.groups == 1
@@ -64,7 +64,7 @@ class LaneLinear(nn.Linear):
     fuses_relu = True
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
-        """``[B, O]`` from ``[B, I]``; PyTorch's own kernels take other shapes."""
+        """``[B, O]`` from ``[B, I]``; other shapes use PyTorch's own kernels."""
         if x.dim() == 2 and not relu and small_linear.supported(self.weight):
             return small_linear.linear(x, self.weight, self.bias)
         if x.dim() == 2:
@@ -79,7 +79,7 @@ class LaneGroupNorm(nn.GroupNorm):
     fuses_relu = fuses_residual = True
 
     def forward(self, x: Tensor, relu: bool = False, residual: Tensor | None = None) -> Tensor:
-        """Normalise images ``[B, C, H, W]``; PyTorch's own kernels take other shapes."""
+        """Normalise images ``[B, C, H, W]``; other shapes use PyTorch's own kernels."""
         if x.dim() == 4 and (residual is None or residual.shape == x.shape):
             return group_norm(x, self.weight, self.bias, self.num_groups, self.eps, relu, residual)
         y = super().forward(x)
@@ -89,7 +89,7 @@ class LaneGroupNorm(nn.GroupNorm):
 
 
 class LaneMean(nn.Module):
-    """Global average pooling; PyTorch's adaptive pooling handles channels-last lanes one after another."""
+    """Global average pooling; PyTorch's adaptive pooling processes channels-last lanes sequentially."""
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., C, 1, 1]`` from ``[..., C, H, W]``."""
@@ -97,14 +97,14 @@ class LaneMean(nn.Module):
 
 
 class LaneSequential(nn.Sequential):
-    """An nn.Sequential whose layers include the ReLU, or ReLU and pooling, after them.
+    """An nn.Sequential whose layers also apply the ReLU, or ReLU and pooling, that follow them.
 
-    A layer that is called on its own does not include them.
+    A layer that is called directly does not apply them.
     """
 
     @property
     def fuses_residual(self) -> bool:
-        """Whether its last layer can add a residual, and no hook would miss the sum."""
+        """Whether its last layer can add a residual, and has no hook that needs the output before the addition."""
         last = [nn.Identity(), *self][-1]
         return getattr(last, "fuses_residual", False) and not last._forward_hooks
 
@@ -174,7 +174,7 @@ def _forward(
 
 
 class _ConvBackward(NonDifferentiable):
-    """The gradients of `_Conv` in x (if needed), w and bias."""
+    """The gradients of `_Conv` with respect to x (if needed), w and bias."""
 
     @staticmethod
     def forward(geometry: Geometry, needs_dx: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -193,7 +193,7 @@ def _backward(
     geometry: Geometry, needs_dx: bool, dy: Tensor, w: Tensor, values: Tensor, amax: Tensor, packed: Tensor,
     argmax: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients in x (if ``needs_dx``), w and bias; with ``argmax``, dy is the gradient of the pooled output."""
+    """The gradients of x (if ``needs_dx``), w and bias; with ``argmax``, dy is the gradient of the pooled output."""
     layout = geometry.gradient_layout(needs_dx)
     if argmax is None:
         padded_dy = pad(dy, layout)

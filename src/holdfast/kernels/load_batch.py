@@ -24,7 +24,7 @@ def _load_batch(
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BY_CHANNEL: tl.constexpr, AUGMENT: tl.constexpr,
     CROP: tl.constexpr, REFLECT: tl.constexpr, HALF_CUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[n, c, h, w] = scale[c] x[id(n), c, h', w'] + shift[c], where crop and flip take (h', w') to (h, w)."""
+    """out[n, c, h, w] = scale[c] x[id(n), c, h', w'] + shift[c], where crop and flip map (h', w') to (h, w)."""
     BLOCKS: tl.constexpr = (C * H * W + BLOCK - 1) // BLOCK  # of an image
     block = tl.program_id(0) % BLOCKS
     n = (tl.program_id(0) // BLOCKS).to(tl.int64)

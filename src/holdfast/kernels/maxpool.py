@@ -103,7 +103,7 @@ def _forward(x: Tensor, window: Geometry) -> tuple[Tensor, Tensor]:
 
 
 def _backward(window: Geometry, dy: Tensor, argmax: Tensor) -> Tensor:
-    """The gradient in the images ``[L, B, C, H, W]``."""
+    """The gradient of the images ``[L, B, C, H, W]``."""
     dy = channels_last(dy)
     lanes, batch, *_, channels = dy.shape
     dx = dy.new_empty((lanes, batch, *window.size, channels))
@@ -138,7 +138,7 @@ class _MaxPool(Function):
 
 
 class _MaxPoolBackward(NonDifferentiable):
-    """The gradient of `_MaxPool` in x."""
+    """The gradient of `_MaxPool` with respect to x."""
 
     @staticmethod
     def forward(window: Geometry, dy: Tensor, argmax: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class LaneMaxPool2d(nn.Module):
 
     @staticmethod
     def supports(pool: nn.MaxPool2d) -> bool:
-        """Whether the kernels cover this layer: square windows, no dilation, no indices or ceil mode."""
+        """Whether the kernels support this layer: square windows, no dilation, no indices or ceil mode."""
         sizes = [_pair(n) for n in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)]
         return (
             all(height == width for height, width in sizes)

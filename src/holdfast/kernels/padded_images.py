@@ -1,4 +1,4 @@
-"""Images copied to zero-padded, channels-last memory, as the convolutions read them, in fp16 if TF32 is allowed."""
+"""Images in zero-padded, channels-last memory, the input of the convolutions, in fp16 if TF32 is allowed."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def pad(x: Tensor, layout: PaddedLayout) -> Padded:
 
 
 def relu_maxpool_backward(dy: Tensor, argmax: Tensor, layout: PaddedLayout) -> Padded:
-    """The gradient of `relu_maxpool.forward` in its input ``[L, B, C, H, W]``, in a padded layout.
+    """The gradient of `relu_maxpool.forward` with respect to its input ``[L, B, C, H, W]``, in a padded layout.
 
     dy and argmax are ``[L, B, C, H/2, W/2]``.
     """

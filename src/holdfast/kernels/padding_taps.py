@@ -1,8 +1,8 @@
-"""Filter taps that meet only padding, and so have no gradient: updated once per client instead of in every step.
+"""Filter taps that overlap only padding and so have no gradient: updated once per client instead of in every step.
 
-On small images the outer taps of a convolution's kernel meet no pixel; on images of 32 x 32 they hold 62 % of a
-ResNet-18's weights. A client's steps change them only by weight decay and the proximal term, which has a closed form
-for any number of steps. So if nothing reads them while the client trains, the optimiser skips them.
+On small images the outer taps of a convolution's kernel overlap no pixel; on images of 32 x 32 these taps are 62 % of a
+ResNet-18's weights. A client's steps change them only by weight decay and the proximal term, and this change has a
+closed form for any number of steps. The optimiser therefore skips them if nothing reads them while the client trains.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from torch import Tensor
 from holdfast.kernels.amax import memory_key
 
 UsedTaps = dict[str, range]
-"""The rows and columns of filters that meet a pixel, by parameter name; all others meet only padding."""
+"""The rows and columns of filters that overlap a pixel, by parameter name; all others overlap only padding."""
 
 
 @dataclass
 class FilterGradients:
     """The gradients that convolutions have written for filters with padding taps, and the used taps of each."""
 
-    skip_zeros: bool  # nothing reads the gradients of padding taps, so they need not be set to zero
+    skip_zeros: (
+        bool  # whether the gradients of padding taps need not be set to zero, because nothing reads them
+    )
     records: list[tuple[Tensor, range]] = field(default_factory=list)
 
     def used_taps(self, grads: Mapping[str, Tensor]) -> UsedTaps:
-        """The used taps of those ``grads`` that are exactly what a convolution wrote, with nothing added to them."""
-        # The records keep the gradients allocated, so no other tensor can have got their memory.
+        """The used taps of those ``grads`` that a convolution wrote and that were not changed afterwards."""
+        # The records keep the gradients allocated, so no other tensor can use their memory.
         taps = {memory_key(g): used for g, used in self.records}
         used_taps = {name: taps.get(memory_key(g)) for name, g in grads.items()}
         return {name: used for name, used in used_taps.items() if used is not None}
 
 
-# Shared by all threads of the process, since autograd computes gradients in threads of its own.
+# Shared by all threads of the process, since autograd computes gradients in other threads.
 _recorded: FilterGradients | None = None
 
 
@@ -70,7 +72,7 @@ def update_padding_taps_(
     masked = by_lane.view(2, -1, 1, 1, 1, 1).repeat(1, 1, 1, 1, *w.shape[3:])
     for factor, identity in zip(masked, (1, 0), strict=True):
         factor[..., taps.start : taps.stop, taps.start : taps.stop] = identity
-    on_gpu = w.device.type == "cuda"  # copied from pinned memory, so that the host does not wait
+    on_gpu = w.device.type == "cuda"  # a copy from pinned memory does not block the host
     of_w, of_global = (masked.pin_memory() if on_gpu else masked).to(w.device, non_blocking=True)
     w.mul_(of_w)
     if any(b for _, b in factors):

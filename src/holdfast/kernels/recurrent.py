@@ -1,6 +1,7 @@
-"""LSTM and GRU over a sequence, for many lanes: one kernel a time step each way, from the products with the inputs.
+"""LSTM and GRU over a sequence, for many lanes: one kernel per time step and direction.
 
-All sequences ``[T, B, ...]`` begin with time and end in units; the initial state is zero.
+The kernels start from the products of the inputs and the input weights. All sequences are ``[T, B, ...]``: time first,
+units last. The initial state is zero.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _lstm_backward(
     FIRST: tl.constexpr, LAST: tl.constexpr, H: tl.constexpr, BB: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """d[t], the gradient in the sums of the gates at step t, from d[following]; dc is that in c, carried along."""
+    """d[t], the gradient of the sums of the gates at step t, from d[following]; dc is the gradient of c, passed on."""
     lane = tl.program_id(1).to(tl.int64)
     u = tl.program_id(0) * BH + tl.arange(0, BH)
     row = tl.program_id(2) * BB + tl.arange(0, BB)
@@ -189,7 +190,7 @@ def _gru_backward(
     FIRST: tl.constexpr, LAST: tl.constexpr, H: tl.constexpr, BB: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """d[t] and dq[t], the gradients in xg and q at step t; dh is what passes z to the step before, carried along."""
+    """d[t] and dq[t], the gradients of xg and q at step t; dh is the part that z passes on to the previous step."""
     lane = tl.program_id(1).to(tl.int64)
     u = tl.program_id(0) * BH + tl.arange(0, BH)
     row = tl.program_id(2) * BB + tl.arange(0, BB)
@@ -234,7 +235,7 @@ def _launch_options(xg: Tensor, units: int) -> tuple[tuple[int, int, int], dict[
 
 
 def _order(steps: int, reverse: bool) -> list[tuple[int, int, int]]:
-    """The steps in their order, each with the one before and the one after it; at the ends, itself."""
+    """The steps in order, each with the previous and the next step; at the ends, the step itself."""
     order = list(range(steps))[:: -1 if reverse else 1]
     return [(t, order[max(i - 1, 0)], order[min(i + 1, steps - 1)]) for i, t in enumerate(order)]
 
@@ -257,7 +258,7 @@ def _lstm(reverse: bool, xg: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def _lstm_grad(
     reverse: bool, dy: Tensor, dc: Tensor, w: Tensor, y: Tensor, c: Tensor, gates: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients in xg and w; ``dc`` [L, B, H] is that in the last cell."""
+    """The gradients of xg and w; ``dc`` [L, B, H] is the gradient of the last cell."""
     dy, dc, w, y, c, gates = (t.contiguous() for t in (dy, dc.clone(), w, y, c, gates))
     _, steps, batch, _ = gates.shape
     d = torch.empty_like(gates)
@@ -293,7 +294,7 @@ def _gru(reverse: bool, xg: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, Te
 def _gru_grad(
     reverse: bool, dy: Tensor, w: Tensor, y: Tensor, gates: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients in xg, w and the bias."""
+    """The gradients of xg, w and the bias."""
     dy, w, y, gates = (t.contiguous() for t in (dy, w, y, gates))
     lanes, steps, batch, units = y.shape
     d, dq = (y.new_empty((lanes, steps, batch, n * units)) for n in (3, 1))

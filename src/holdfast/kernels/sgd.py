@@ -27,7 +27,7 @@ def _sgd_step(
     """v <- momentum v + (g + proximal_mu (w - s) + weight_decay w);  w <- w - lr v.  All lanes share s.
 
     Tensor i of a lane is updated by the programs from FIRST_PROGRAMS[i]. With LR_PER_TENSOR each tensor of each lane
-    has its own lr, and is skipped, with its momentum, if that is 0. Of the SIZES[i] values of a tensor only USED[i]
+    has its own lr; if it is 0, the tensor is skipped with its momentum. Of the SIZES[i] values of a tensor only USED[i]
     are updated: RUNS[i] runs of each filter, as `_used_runs` describes them. With FP16_COPIES[i] the updated values
     are also written to hs[i], without gaps.
     """
@@ -69,8 +69,8 @@ def _sgd_step(
 def supported(ws: Sequence[Tensor], others: Sequence[Tensor], global_params: Sequence[Tensor] = ()) -> bool:
     """Whether the kernel can update these parameters ``ws`` [L, ...].
 
-    Each must be dense, lane after lane; the ``others``, gradients and momenta of all parameters in turn, must have
-    the strides of their parameters, and ``global_params`` those of a lane of them.
+    Each must be dense, with one lane after another. The ``others`` are the gradients and momenta of all parameters in
+    turn; they must have the strides of their parameters. ``global_params`` must have the strides of one lane.
     """
     return (
         _TAKES_TUPLES

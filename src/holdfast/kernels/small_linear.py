@@ -106,7 +106,7 @@ def _forward(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 
 
 def _backward(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients in x, w and bias, of all lanes."""
+    """The gradients of x, w and bias, of all lanes."""
     dy, x, w = dy.contiguous(), x.contiguous(), w.contiguous()
     lanes, rows, outputs = dy.shape
     columns = x.shape[-1]

@@ -1,4 +1,4 @@
-"""The bookkeeping after a training step: each lane's loss is added up, and the step counter is incremented."""
+"""The kernel after a training step: it adds up each lane's loss and increments the step counter."""
 
 from __future__ import annotations
 

@@ -365,7 +365,8 @@ def check_task(method: Method, context: RunContext) -> None:
     parts = getattr(method, "parts", (method,))
     if context.task.changes_loss and context.task.own_loss is not None:
         raise HoldfastError(
-            "class_weights and label_smoothing change the task's loss, and so does loss; give one"
+            "class_weights and label_smoothing cannot be combined with loss, because both change the task's "
+            "loss; leave one of them out"
         )
     for part in parts:
         if context.task.changes_loss and (part.overrides("task_loss") or part.overrides("step")):
@@ -375,13 +376,14 @@ def check_task(method: Method, context: RunContext) -> None:
             )
         if part.needs_classes and context.task.name != "multiclass":
             raise HoldfastError(
-                f"{part.name} needs classes, with one output of the model for each; the task is '{context.task.name}': "
-                "use a method that does not, such as fedavg, fedprox, scaffold or feddyn, or task='multiclass'"
+                f"{part.name} needs classes, with one model output per class, but the task is "
+                f"'{context.task.name}'; use a method without this requirement, such as fedavg, fedprox, scaffold "
+                "or feddyn, or task='multiclass'"
             )
         if part.needs_features and not context.network.has_head:
             raise HoldfastError(
-                f"{part.name} reads the features of the model, the inputs of its last torch.nn.Linear layer, and this "
-                "model has no such layer at its end; end it with one, or use a method such as fedavg or fedprox"
+                f"{part.name} reads the features of the model, the inputs of its last torch.nn.Linear layer, but "
+                "this model does not end in such a layer; add one, or use a method such as fedavg or fedprox"
             )
 
 
@@ -398,6 +400,6 @@ def check_public(method: Method, context: RunContext) -> None:
     """Raise an error if a method needs public data and there is none."""
     if method.needs_public and len(context.public_y) == 0:
         raise HoldfastError(
-            f"{method.name} learns on the server from a public set and this federation has none; "
-            "give one with federate(..., public=0.025) or --public 0.025"
+            f"{method.name} trains on the server with a public set, but this federation has none; add one with "
+            "federate(..., public=0.025) or --public 0.025"
         )

@@ -80,7 +80,8 @@ class RunContext:
             if self.local_steps is not None:
                 given = f"local_steps is {self.local_steps}"
             raise HoldfastError(
-                f"{method} counts local epochs; {given}, and local_epochs must be a whole number"
+                f"{method} needs a whole number of local epochs, but {given}; set local_epochs to a whole "
+                "number"
             )
         return int(self.local_epochs)
 

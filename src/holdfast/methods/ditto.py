@@ -19,7 +19,7 @@ class Ditto(Method):
 
     Of a round's E local epochs, the first E - E_v train the global model, as FedAvg does, and the last E_v the client's
     own v_k, which starts at the run's initial model:  CE(v_k) + (λ/2) ‖v_k - w^{t-1}‖². v_k is not sent; it is the
-    client's model in tests. The optimiser starts anew for v_k.  Server: as FedAvg.
+    client's model in tests. The optimiser is reset for v_k.  Server: as FedAvg.
     Li et al., ICML 2021, Algorithm 1; the paper tunes λ; λ = 1 and E_v = 1 are FL-bench's. BatchNorm's statistics are
     those after the training of v_k.
     """

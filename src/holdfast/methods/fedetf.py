@@ -32,7 +32,7 @@ class FedETF(Method):
 
     name: ClassVar[str] = "fedetf"
     card: ClassVar[Card] = Card(
-        when="the clients' classifiers diverge, and all classes should be treated alike",
+        when="the clients' classifiers diverge, and all classes should be treated equally",
         uploads="the learnt scale of its logits",
     )
     needs_classes: ClassVar[bool] = True

@@ -23,7 +23,7 @@ class FedKA(Method):
     """Federated knowledge anchor.
 
     A class is missing at a client (C_m), non-dominant (C_n: its share of the samples is below γ) or dominant
-    (C_d). The anchor T, drawn anew each round, contains one of the client's own samples for each class of C_n
+    (C_d). The anchor T, drawn again in each round, contains one of the client's own samples for each class of C_n
     and the shared set S's sample for each class of C_m; of more than μ classes, μ are chosen at random.
     Local: CE + β (1/|T|) Σ_{(x,y)∈T} Σ_{c≠y} (z_g(x)_c - z_k(x)_c)², with logits z_k of the local and z_g of the
     global model.

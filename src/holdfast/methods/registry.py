@@ -104,8 +104,8 @@ def _own_method(code: own.Code, description: Mapping[str, Any]) -> Method:
     options = {key: value for key, value in description.items() if key != "name"}
     if (options and not fields(kind)) or not _is_made_of_fields(kind):
         raise HoldfastError(
-            f"{code.name} has no fields to record its options in; write @dataclass(frozen=True) above the class, and "
-            "a line such as 'beta: float = 1.0' in it for each of them"
+            f"{code.name} has no dataclass fields for its options; decorate the class with "
+            "@dataclass(frozen=True) and declare each option as a field, such as 'beta: float = 1.0'"
         )
     own.accepted(kind, code.name, (), options)
     method: Method = own.call(kind, code.name, options)
@@ -138,5 +138,7 @@ def describe_method(method: Method) -> dict[str, Any]:
         return described | {"own": True}
     for key in (*own.RECORDED, "own"):
         if key in described:
-            raise HoldfastError(f"{method.name}: a run records its own '{key}'; give that field another name")
+            raise HoldfastError(
+                f"{method.name}: '{key}' is a reserved name in the records of a run; rename the field"
+            )
     return described | code.describe()

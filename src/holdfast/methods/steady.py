@@ -29,7 +29,7 @@ class Steady(Method):
     Local: CE(z + ¼ log π_k, y), π_k the client's class frequencies, at least 1e-8.
     Server: Δ = w^{t-1} - mean;  v ← 0.7 v + Δ;  w^t = w^{t-1} - v.
     Tested, and the final model: m^t = Σ_s 0.9^{t-s} w^s / Σ_s 0.9^{t-s}.
-    This library; chosen by a search whose rule was written down beforehand (docs/recipe.md).
+    This library; chosen by a search with a rule that was specified in advance (docs/recipe.md).
     """
 
     name: ClassVar[str] = "steady"

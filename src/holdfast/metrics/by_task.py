@@ -234,16 +234,14 @@ def _metric(task: Task, chosen: str | OwnMetric) -> Metric:
             raise unknown(f"metric of task '{task.name}'", chosen, task.metrics)
         return Metric(chosen, chosen in LESS_IS_BETTER)
     if not callable(chosen):
-        raise HoldfastError(f"a metric is {chosen!r}; it must be the name of one, or a function")
+        raise HoldfastError(f"a metric is {chosen!r}; it must be the name of a metric, or a function")
     name = getattr(chosen, "__name__", type(chosen).__name__)
     if name in task.metrics or not name.isidentifier():
-        raise HoldfastError(
-            f"a metric of your own is called {name}; give the function a name that no other metric has"
-        )
+        raise HoldfastError(f"a custom metric is called {name}, like another metric; rename the function")
     if task.name in ("sequence", "segmentation"):
         raise HoldfastError(
-            f"task '{task.name}' takes no metrics of your own, since the outputs for all positions are not kept; "
-            f"choose among {', '.join(task.metrics)}"
+            f"task '{task.name}' does not support custom metrics, because the outputs for all positions are not "
+            f"kept; choose from {', '.join(task.metrics)}"
         )
     return Metric(name, bool(getattr(chosen, "less_is_better", False)), chosen)
 

@@ -148,7 +148,7 @@ class Network:
                 _replace(self.net, name, BatchNorm(module, tracks=batchnorm != "drop"))
             elif batchnorm == "drop":
                 raise HoldfastError(
-                    f"batchnorm is 'drop', but the layer '{name}' is a BatchNorm of your own, whose statistics cannot "
+                    f"batchnorm is 'drop', but the layer '{name}' is a custom BatchNorm, whose statistics cannot "
                     "be dropped: use average or local"
                 )
         self.has_batch_norm = bool(norms)
@@ -199,8 +199,8 @@ class Network:
         head = _head(layer, linear, trained)
         if "weight" not in linear._parameters:
             raise HoldfastError(
-                f"the weight of the model's classifier '{layer}' is computed from other parameters, as by weight "
-                "normalisation; methods need a plain torch.nn.Linear there"
+                f"the weight of the model's classifier '{layer}' is computed from other parameters, for example "
+                "by weight normalisation; methods need a plain torch.nn.Linear there"
             )
         if head.weight not in self.params:
             raise HoldfastError(
@@ -359,8 +359,8 @@ class Network:
             return Output(logits.reshape(logits.shape[0], -1)[:, :0], logits)
         if not self._captured:
             raise HoldfastError(
-                f"the model does not call its layer '{self._classifier}', the last Linear (using its weight is not "
-                "enough); name its classifier: classifier='...'"
+                f"the model does not call its layer '{self._classifier}', the last Linear (using its weight is "
+                "not enough); pass the name of its classifier, classifier='...'"
             )
         features = self._captured.pop().flatten(1)
         return Output(features if self.autocast_dtype is None else features.to(self._dtype), logits)

@@ -47,7 +47,7 @@ class OwnModel:
             own.accepted(self.make, self.name, GIVEN, self.options)
         elif self.options:
             raise HoldfastError(
-                f"{self.name} is a module, which has no options; name a function that makes one"
+                f"{self.name} is a module, which has no options; name a function that returns one"
             )
 
     @property

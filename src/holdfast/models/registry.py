@@ -130,8 +130,8 @@ def as_model(model: object) -> ModelSpec | OwnModel | nn.Module:
         return OwnModel(model, {}, own.code_of(model))
     if isfunction(model) and (missing := _missing(model)):
         raise HoldfastError(
-            f"model is {named(model)}, which needs {missing[0]}; it is called with those of {', '.join(GIVEN)} that it "
-            "names, and its other arguments must have defaults"
+            f"model is {named(model)}, which requires {missing[0]}; a model function is called with those of the "
+            f"arguments {', '.join(GIVEN)} that it accepts, and its other arguments must have defaults"
         )
     raise HoldfastError(
         f"model is {named(model)}; it must be one of holdfast.models, such as models.mlp(64), a torch.nn.Module, a "

@@ -32,7 +32,7 @@ MICROSECONDS = {
 """Time to train a model on one image on a large GPU, a guess that is used until a run of the model is stored."""
 
 SITES = {"heart-disease": 4, "tcga-brca": 6}
-"""The clients of real federations, where the tables do not say how many there are."""
+"""The clients of real federations, where the tables do not state their number."""
 
 CPU_SLOWDOWN = 100  # a guess too: how many times longer a CPU takes than a GPU
 

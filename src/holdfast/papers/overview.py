@@ -1,4 +1,4 @@
-"""The figure of a paper on the first page of results: published numbers against ours, federation by federation."""
+"""The figure of a paper on the overview page: published numbers and ours for each federation."""
 
 from __future__ import annotations
 

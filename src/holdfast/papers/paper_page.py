@@ -23,13 +23,13 @@ from holdfast.papers.published import Paper, Setting, Table
 
 MARKS = ("†", "‡", "§", "¶")
 
-HEAD = """Each cell shows the published number first, then ours: 52.61 · **53.40**, or *not run*; for several seeds
-the mean, with their deviation and their number: **53.40 ± 1.20** (3). The number after that, without bold
-type, is the mean of the last ten rounds. A dash is a number that the paper does not print, or that a run
-did not record. † and ‡ mark published numbers that are not targets, for the reason given below their table.
-[How findings are judged](../results.md#findings)."""
+HEAD = """Each cell shows the published number, followed by ours in bold type: 52.61 · **53.40**, or *not run*. For
+several seeds our number is the mean, with the deviation and the number of seeds: **53.40 ± 1.20** (3). A third number,
+without bold type, is the mean of the last ten rounds. A dash marks a number that the paper does not print or that a run
+did not record. † and ‡ mark published numbers that are not used as targets; the reason is given below the table. See
+[how findings are judged](../results.md#findings)."""
 
-SEARCHES = "For settings that the paper does not state, and for causes of differences."
+SEARCHES = "Searches for settings that the paper does not state, and for the causes of differences."
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Section:
 
     Attributes:
         comparison: its published numbers and ours.
-        done, planned: the number of its cells with a stored run, and of all.
-        figures: the files of its figures.
+        done, planned: the number of cells with a stored run, and of all cells.
+        figures: the files of the figures.
     """
 
     comparison: TableComparison
@@ -57,7 +57,7 @@ class Section:
 
 
 def paper_page(paper: Paper, sections: Sequence[Section], folder: Path) -> str:
-    """The page of a paper in Markdown, for a file in ``folder``, to which links to figures are relative."""
+    """The page of a paper in Markdown; links to figures are relative to ``folder``."""
     title = paper.title if paper.title.startswith(paper.name) else f"{paper.name}: {paper.title}"
     tables = [section for section in sections if section.table.published]
     figures = [section for section in sections if section.table.drawing is not None]
@@ -137,7 +137,7 @@ def _search(section: Section, folder: Path) -> str:
 
 
 def _numbers(comparison: TableComparison) -> list[str]:
-    """The table and the notes on its numbers."""
+    """The table with the footnotes of its numbers."""
     table = comparison.table
     if len(table.columns) == 1:
         parts = [_grid(comparison, range(len(table.measures)))]
@@ -155,9 +155,9 @@ def _numbers(comparison: TableComparison) -> list[str]:
 
 
 def _findings(comparison: TableComparison) -> str:
-    """A line for each finding; the score that decides is in bold type."""
+    """A line for each finding; the score that is the criterion is in bold type."""
     lines = [
-        "| finding | published lead | last ten rounds | last round, or only score | judged by | verdict |",
+        "| finding | published lead | last ten rounds | last round, or only score | criterion | verdict |",
         "|---|---|---|---|---|---|",
     ]
     for finding in comparison.findings:
@@ -182,7 +182,7 @@ def _figures(section: Section, folder: Path) -> list[str]:
 
 
 def _marks(comparison: TableComparison) -> dict[str, str]:
-    """The reasons why numbers are not targets, each with the sign that marks them."""
+    """The reasons why numbers are not targets, each with its footnote mark."""
     reasons = dict.fromkeys(row.excluded for row in comparison.rows if row.excluded)
     return dict(zip(reasons, MARKS, strict=False))
 
@@ -196,7 +196,7 @@ def _not_measured(table: Table) -> list[str]:
 
 
 def _grid(comparison: TableComparison, positions: Sequence[int]) -> str:
-    """A line for each method, and a column for each federation or, of a table with one, for each measure."""
+    """A line for each method and a column for each federation, or for each measure if there is one federation."""
     table = comparison.table
     by_key = {(row.column, row.row): row for row in comparison.rows}
     marks = _marks(comparison)

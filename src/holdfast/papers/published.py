@@ -42,7 +42,7 @@ class Number:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table: a method. ``needs`` names what is missing to run it, if anything is."""
+    """A row of a table: a method. ``needs`` names the missing requirement, if any."""
 
     key: str
     label: str

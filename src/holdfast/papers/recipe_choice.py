@@ -28,12 +28,12 @@ class Scored:
     Attributes:
         accuracy: the mean of the last ten rounds.
         forgetting: at the end, as a fraction.
-        swing: the standard deviation of the change from one round to the next, over the second half of the rounds.
+        fluctuation: standard deviation of the change between consecutive rounds, in the second half of the rounds.
     """
 
     accuracy: float
     forgetting: float
-    swing: float
+    fluctuation: float
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,11 @@ def scored(entries: Sequence[Entry]) -> Scored:
     return Scored(
         accuracy=100 * fmean(accuracy),
         forgetting=fmean(entry["final"]["forgetting"] for entry in entries),
-        swing=fmean(map(swing, entries)),
+        fluctuation=fmean(map(fluctuation, entries)),
     )
 
 
-def swing(entry: Entry) -> float:
+def fluctuation(entry: Entry) -> float:
     """The standard deviation, in points, of the change in accuracy from one round to the next, in the second half."""
     curve = accuracies(entry)
     return float(100 * np.diff(curve[len(curve) // 2 :]).std())

@@ -1,4 +1,4 @@
-"""The page of the recipe: its choice, an ablation of its parts, fluctuation between rounds, and its losses."""
+"""The page of the recipe: selection, ablation, fluctuation between rounds, and comparison with other methods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.papers.results import Results
 if TYPE_CHECKING:
     from holdfast.report.panels import Lines
 
-FIGURE = "recipe-swing.svg"
+FIGURE = "recipe-fluctuation.svg"
 ABLATION = (
     ("FedAvg", "fedavg"),
     ("+ running mean", "ema"),
@@ -44,7 +44,7 @@ DRAWN = {
 
 NOT_RUN = "not run"
 
-HEAD = """# Which method to take: `steady`
+HEAD = """# Recommended method: `steady`
 
 <!-- not run: takes minutes to hours, and downloads data -->
 ```console
@@ -56,62 +56,67 @@ $ holdfast run --method steady --data cifar10 --partition dirichlet:0.1 --client
 run = hf.train(hf.Steady(), hf.models.cnn(), federation, rounds=30, clients_per_round=5)
 ```
 
-`steady` has no hyper-parameter. It is three parts with fixed strengths, each of which is a method of its own:
+`steady` has no hyper-parameters. It combines three methods with fixed strengths:
 
-- [`balanced`](methods.md#balanced), τ = 0.25, at the clients: adds τ log π_k to the logits, π_k the client's class
-  frequencies. The loss accounts for which classes the client holds, so that the model does not have to.
-- [`fedavgm`](methods.md#fedavgm), β = 0.7, on the server: keeps a velocity. A direction that the cohorts of several
-  rounds share adds up, one that they do not share averages out.
-- [`ema`](methods.md#ema), β = 0.9, on the server: the running mean of the global model over the rounds is what is
-  tested, and the final model.
+- [`balanced`](methods.md#balanced), τ = 0.25, on the clients: adds τ log π_k to the logits, where π_k are the class
+  frequencies of client k. The loss accounts for the classes that the client holds, so that the model does not have to
+  learn them.
+- [`fedavgm`](methods.md#fedavgm), β = 0.7, on the server: momentum over rounds. Directions that the sampled clients of
+  several rounds share accumulate; other directions average out.
+- [`ema`](methods.md#ema), β = 0.9, on the server: the running mean of the global model over the rounds. This mean is
+  tested, and it is the final model.
 
-A client computes and sends what it does in FedAvg. The server keeps two more tensors of the model's size. Other
-methods are added as to any method, `steady+ccvr`. It needs classes; for other tasks `fedavgm+ema` is what remains
-of it.
+The computation and the communication of a client are the same as in FedAvg. The server stores two more copies of the
+model. `steady` can be combined with other methods, for example `steady+ccvr`. It requires a classification task; for
+other tasks use `fedavgm+ema`.
 """
 
-RULE = """## How it was chosen
+RULE = """## Selection
 
-Candidates and rule were written down before the first run, in `src/holdfast/papers/recipe.yaml`:
+The candidates and the selection rule were specified before the first run, in `src/holdfast/papers/recipe.yaml`:
 
 - Each candidate is run on three federations with a split and a seed that no table reports.
-- Its score is its mean accuracy over the last ten rounds, averaged over the three federations.
+- Its score is the mean accuracy over the last ten rounds, averaged over the three federations.
 - The recipe is the candidate with the fewest parts among those within half a point of the best.
 - A candidate that needs a second pass in each step must be two points ahead to be chosen.
-- On CIFAR-10 without skew (IID) the recipe must not be more than half a point behind FedAvg.
+- On CIFAR-10 without skew (IID) the recipe must be at most half a point behind FedAvg.
 
-The rule left two things open, which were settled after the search. Between candidates with the same number of parts the
-score decides. And the bar without skew also holds on digits with all clients in every round (four seeds that no table
-reports), the case in which there is no swing to remove and a strong momentum can only cost.
+Two cases that the rule does not cover were decided after the search. Between candidates with the same number of parts,
+the one with the higher score is chosen. The limit without skew also applies to digits with all clients in every round
+(four seeds that no table reports). In this case there is no fluctuation to remove, and strong momentum can only reduce
+the accuracy.
 """
 
-ONE_SEED = """The search has one seed, so that differences of a point and less between candidates mean little: the rule
-decides, not the evidence. The candidates are of one family, which an earlier try had suggested."""
+ONE_SEED = """The search uses one seed, so differences of up to one point between candidates mean little. Among such
+candidates, the choice is determined by the rule and not by the measurements. All candidates belong to one family of
+methods, which a preliminary experiment had suggested."""
 
 WHY = """## Why it works
 
-A few clients take part in a round. Where each holds few classes, the round's mean is a model of the classes of these
-clients: it gains theirs and loses others, and the next round's clients turn it elsewhere. The swing below is the
-standard deviation of the change in accuracy from one round to the next, in points, over the second half of the rounds.
+Only a few clients take part in a round. If each client holds few classes, the mean of their models fits the classes of
+these clients: accuracy increases for their classes and decreases for others, and the next round changes it again. The
+fluctuation in the table is the standard deviation of the change in accuracy from one round to the next, in points, over
+the second half of the rounds.
 """
 
-WHY_AFTER = """The global models of neighbouring rounds err in different directions from a common centre, as the cohorts
-are drawn independently. Their mean is close to that centre, so that testing the mean removes the swing and gains
-accuracy at once; clients compute nothing for it. What a mean cannot remove is what all rounds have in common: the bias
-of local training towards the classes that a client holds, which the adjusted loss reduces, and slow progress, since
-cohorts that disagree cancel in the mean of the models; momentum adds up what they agree on.
+WHY_AFTER = """Clients are sampled independently in each round, so the global models of consecutive rounds deviate
+from a common centre in different directions. Their mean is close to this centre. Testing the mean removes the
+fluctuation and increases the accuracy, without computation by the clients. A mean cannot remove errors that all rounds
+have in common. There are two: local training is biased towards the classes that a client holds, and progress is
+slow, because the updates of different clients partly cancel in the mean. The adjusted loss reduces the bias, and
+momentum accumulates the directions that clients share.
 """
 
-PARTS = """On CIFAR-10 momentum and the adjusted loss need each other: without the adjusted loss, momentum adds up
-the bias of local training along with the progress. The stack without the running mean was not run."""
+PARTS = """On CIFAR-10 momentum is useful only with the adjusted loss: without the adjusted loss, momentum also
+accumulates the bias of local training. The combination without the running mean was not run."""
 
 COMMANDS = """## Commands
 
 <!-- not run: takes minutes to hours, and downloads data -->
 ```console
-$ holdfast reproduce recipe/search-cifar10           # candidates that have no result yet
-$ holdfast reproduce recipe --seeds 3                # every table of the papers with the recipe
-$ holdfast reproduce --page docs/results.md          # writes this page too
+$ holdfast reproduce recipe/search-cifar10           # runs the candidates without a result
+$ holdfast reproduce recipe --seeds 3                # runs every table of the papers with the recipe
+$ holdfast reproduce --page docs/results.md          # also writes this page
 ```
 """
 
@@ -119,8 +124,8 @@ $ holdfast reproduce --page docs/results.md          # writes this page too
 def recipe_page(stored: Results, folder: Path, images: Path) -> str:
     """The page in Markdown, for a file in ``folder``; its figure is drawn into the folder ``images``."""
     choice = choose(stored)
-    figure = _draw_swing(stored, images / FIGURE)
-    parts = [HEAD, RULE, _scores(choice), _outcome(choice), ONE_SEED, WHY, _swing(choice)]
+    figure = _draw_fluctuation(stored, images / FIGURE)
+    parts = [HEAD, RULE, _scores(choice), _outcome(choice), ONE_SEED, WHY, _fluctuation(choice)]
     if figure is not None:
         name = "Accuracy over the second half of the rounds"
         parts.append(f"![{name}]({figure.relative_to(folder).as_posix()})")
@@ -149,7 +154,7 @@ def _outcome(choice: Choice) -> str:
     missing = [one.method for one in choice.candidates if one.score is None]
     if missing:
         listed = ", ".join(f"`{method}`" for method in missing)
-        sentences = [f"Not run on all federations, and so not judged: {listed}."]
+        sentences = [f"Without a score, because not run on all federations: {listed}."]
     else:
         sentences = [
             f"All {len(choice.candidates)} candidates were run on all {len(choice.federations)} federations."
@@ -163,29 +168,31 @@ def _outcome(choice: Choice) -> str:
         if one.method in choice.near and not one.costs_nothing
     ]
     if costly:
-        sentences.append(f"Below the bar without skew, and so left out: {', '.join(costly)}.")
+        sentences.append(f"Excluded by the limit without skew: {', '.join(costly)}.")
     chosen = choice.chosen
     if chosen is None:
-        return " ".join([*sentences, "There is no choice yet."])
-    sentences.append(f"The choice is `{chosen.method}`, named `steady`.")
+        return " ".join([*sentences, "No candidate has been chosen yet."])
+    sentences.append(f"The rule selects `{chosen.method}`, named `steady`.")
     unknown = [name for name in choice.iid_federations if name not in chosen.iid]
     if unknown:
         sentences.append(
-            f"It was **not run** on {' and '.join(unknown)}, so that the bar there is open; the last columns have its "
-            "relatives."
+            f"It was **not run** on {' and '.join(unknown)}, so it is not known whether it is within the limit there; "
+            "the last columns contain similar candidates."
         )
     return " ".join(sentences)
 
 
-def _swing(choice: Choice) -> str:
+def _fluctuation(choice: Choice) -> str:
     by_method = {one.method: one for one in choice.candidates}
     lines = [
-        f"| swing, points | {' | '.join(choice.federations)} |",
+        f"| fluctuation, points | {' | '.join(choice.federations)} |",
         "|---|" + "---:|" * len(choice.federations),
     ]
     for label, method in ABLATION:
         runs = by_method[method].runs
-        cells = [NOT_RUN if name not in runs else f"{runs[name].swing:.2f}" for name in choice.federations]
+        cells = [
+            NOT_RUN if name not in runs else f"{runs[name].fluctuation:.2f}" for name in choice.federations
+        ]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -194,9 +201,9 @@ def _ablation(choice: Choice) -> str:
     """The ablation table: accuracy, and forgetting in brackets."""
     by_method = {one.method: one for one in choice.candidates}
     lines = [
-        "## What each part gives",
+        "## Ablation",
         "",
-        "Accuracy, the mean of the last ten rounds; forgetting in brackets.",
+        "Accuracy as the mean of the last ten rounds, and forgetting in brackets.",
         "",
         f"| | {' | '.join(choice.federations)} | mean |",
         "|---|" + "---:|" * (len(choice.federations) + 1),
@@ -212,7 +219,7 @@ def _ablation(choice: Choice) -> str:
 
 
 def _losses(choice: Choice) -> str:
-    """The federations of the search in which another candidate is further ahead than the margin."""
+    """The federations of the search in which another candidate leads by more than the margin."""
     chosen = choice.chosen
     if chosen is None:
         return ""
@@ -229,26 +236,26 @@ def _losses(choice: Choice) -> str:
         lines.append(f"- {name}: {', '.join(ahead) if ahead else 'none'}.")
     return "\n".join(
         [
-            "## Where it loses",
+            "## Limitations",
             "",
-            f"Candidates more than {MARGIN:g} points ahead of it in one federation of the search:",
+            f"Candidates that are more than {MARGIN:g} points ahead of `steady` in one federation of the search:",
             "",
             *lines,
             "",
-            "Over the first ten rounds or so the running mean contains models of the beginning and lags behind the "
-            "global model. A client with a single class learns almost nothing from its adjusted loss. On digits, with "
-            "every method tuned, others are ahead of it ([leaderboard](leaderboard.md)).",
+            "During about the first ten rounds the running mean contains early models and is less accurate than the "
+            "global model. A client with a single class learns almost nothing from the adjusted loss. On digits, with "
+            "every method tuned, other methods are ahead of `steady` ([leaderboard](leaderboard.md)).",
         ]
     )
 
 
 def _tables(stored: Results) -> str:
-    """The recipe in the papers' tables, beside the best of the other methods there."""
+    """The recipe in the papers' tables, compared with the best of the other methods."""
     lines = [
-        "## In the papers' tables",
+        "## Comparison in the papers' tables",
         "",
-        "The recipe with the settings of every table, beside the other method that is best there as we run it: means "
-        "of the last ten rounds.",
+        "`steady` with the settings of each table, and the best other method of our runs: means of the last ten "
+        "rounds.",
         "",
         "| table | federation | `steady` | best other method | lead |",
         "|---|---|---:|---:|---:|",
@@ -295,8 +302,8 @@ def _points(value: float | None) -> str:
     return NOT_RUN if value is None else f"{value:.2f}"
 
 
-def _draw_swing(stored: Results, out: Path) -> Path | None:
-    """Accuracy over the second half of the rounds, of FedAvg and of the parts; None if no candidate was run."""
+def _draw_fluctuation(stored: Results, out: Path) -> Path | None:
+    """Draw accuracy over the second half of the rounds for FedAvg and the parts; None if no candidate was run."""
     from holdfast.report.panels import Figure, Line, Lines
     from holdfast.report.printing import draw  # matplotlib is not loaded before it is needed
 
@@ -315,5 +322,5 @@ def _draw_swing(stored: Results, out: Path) -> Path | None:
                 panels.append(Lines(column.label, "round", "accuracy", lines))
     if not panels:
         return None
-    draw(Figure("swing", "Accuracy from round to round", "", RECIPE, panels, ""), out)
+    draw(Figure("fluctuation", "Accuracy from round to round", "", RECIPE, panels, ""), out)
     return out

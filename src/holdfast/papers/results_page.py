@@ -1,4 +1,4 @@
-"""The pages of results: a first page with a figure and a verdict for each paper, and a page for each paper."""
+"""The pages of results: an overview with a figure and a verdict for each paper, and a page for each paper."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from holdfast.papers.results import Results
 
 HEAD = """# Results
 
-The tables of five papers on federated learning with heterogeneous data, and of FLamby, reproduced with this library.
-In each figure hollow marks are published numbers and filled marks ours; the marks of the paper's method and of the
-method that it is compared with are joined, so the length of a line is the lead. Accuracies are of the last round
-where they are published, and means of the last ten rounds where they are ours. The name of a paper leads to all of
-its tables.
+This page summarises the reproduction of the tables of five papers on federated learning with heterogeneous data, and
+of FLamby. In each figure, hollow marks are published numbers and filled marks are ours. A line joins the method of the
+paper and its baseline, so the length of a line is the lead. Published accuracies are those of the last round; our
+accuracies are means of the last ten rounds. The links in the table lead to all tables of a paper.
 """
 
 FINDINGS = """<a id="findings"></a>
 
 ## How findings are judged
 
-A finding is that one method leads another in a column of a paper's table. It *holds* if the method leads here by at
-least 70 % of the published lead and its accuracy is at most 2 points below the published one; a speed-up holds if it
-is at least half of the published one. Methods are paired by seed: a lead is the mean difference over the seeds that
-both have.
+A finding states that one method leads another method in a column of a paper's table. It *holds* if our lead is at
+least 70 % of the published lead and our accuracy of the leading method is at most 2 points below the published one. A
+speed-up holds if it is at least half of the published one. Methods are paired by seed: a lead is the mean difference
+over the seeds that both methods have.
 
-An accuracy is scored twice: by the last round, which the papers print, and by the mean of the last ten rounds. The
-mean decides, because ten clients of a hundred take part in a round, and the accuracy after it swings with who they
-are (FedAvg's on CIFAR-10 with Dirichlet 0.1 deviates between seeds by 12 points in the last round, and by 1 in the
-mean of ten). The last round decides for runs of fewer than 20 rounds, whose accuracy still rises. The papers' pages
-show both scores, and which one decides. Forgetting, numbers of rounds and FedMLP's accuracies, which are means over
-ten global epochs themselves, have one score.
+Accuracies have two scores: the accuracy of the last round, which the papers print, and the mean of the last ten
+rounds. The mean is the criterion, because only ten of a hundred clients take part in a round, and the accuracy after a
+round depends on which clients these are. For example, FedAvg on CIFAR-10 with Dirichlet 0.1 has a deviation between
+seeds of 12 points in the last round and of 1 point in the mean of ten. For runs of fewer than 20 rounds, whose accuracy
+still increases, the last round is the criterion. The pages of the papers show both scores, with the criterion in bold
+type. Forgetting, numbers of rounds, and FedMLP's accuracies, which are means over ten global epochs, have one score.
 
-Every number in a table comes from `results/`, which holds each run's settings, versions, device and curves. Notes
-also mention runs that were not kept, and describe them as such.
+Every number in a table comes from `results/`, which contains the settings, versions, device and curves of each run.
+Some notes also cite runs that are not stored; the notes state this.
 """
 
 COMMANDS = """## Commands
 
-`holdfast reproduce TABLE` runs what is missing of a table, and can be stopped and repeated; `holdfast reproduce
---page docs/results.md` writes these pages. `--workers 12` runs twelve cells at a time; on one GPU this is fastest
-with CUDA's multi-process service (`nvidia-cuda-mps-control -d`), without which the processes take turns.
+`holdfast reproduce TABLE` runs the cells of a table that have no result. It can be interrupted and repeated.
+`holdfast reproduce --page docs/results.md` writes these pages. `--workers 12` runs twelve cells in parallel. On
+one GPU this is fastest with CUDA's multi-process service (`nvidia-cuda-mps-control -d`); without it, only one process
+uses the GPU at a time.
 """
 
 
 def write_page(results: str | Path, page: Path) -> Path:
-    """Write the first page, the papers' pages into a folder of its name, the recipe's page and the figures beside it.
+    """Write the overview, the pages of the papers in a folder of the same name, the recipe page and the figures.
 
-    Returns the figures' folder.
+    Returns the folder of the figures.
     """
     if page.is_dir():
-        raise HoldfastError(f"{page} is a folder; name a file for the page, such as docs/results.md")
+        raise HoldfastError(f"{page} is a folder; pass the name of a file, such as docs/results.md")
     stored, folder, images = Results(results), page.with_suffix(""), page.parent / "images" / "results"
     sections = _sections(stored, images)
     papers = list(dict.fromkeys(table.paper for table in load_tables().values()))
@@ -81,7 +81,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _sections(stored: Results, images: Path) -> list[Section]:
-    """Every table compared with its stored runs; its curves, once for tables of the same runs; and the figures."""
+    """Every table with its comparison, its curves (once for tables of the same runs) and the figures."""
     sections, drawn = [], set[frozenset[str]]()
     for table in load_tables().values():
         cells = stored.of_table(table)
@@ -100,7 +100,7 @@ def _sections(stored: Results, images: Path) -> list[Section]:
 
 def _summary(of_paper: Mapping[Paper, Sequence[Section]], folder: str) -> str:
     lines = [
-        "| paper | verdict | cells run | findings that hold | by the last round alone |",
+        "| paper | verdict | cells run | findings that hold | findings that hold by the last round |",
         "|---|---|---|---|---|",
     ]
     for paper, sections in of_paper.items():
@@ -116,7 +116,7 @@ def _summary(of_paper: Mapping[Paper, Sequence[Section]], folder: str) -> str:
 
 
 def _overview(paper: Paper, sections: Sequence[Section], images: Path, page: Path) -> str:
-    """The paper's figure, if it has one, under its name."""
+    """The section of a paper: its name, verdict and figure; empty for papers without a figure."""
     if paper.overview is None:
         return ""
     figure = draw_overview(paper, [s.comparison for s in sections], images / f"{paper.key}.svg")

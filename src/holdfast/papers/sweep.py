@@ -46,7 +46,7 @@ class Sweep:
         work = _Cells(self, cells, workers)
         complete = run_jobs(work, log)
         if work.too_long():
-            log("time is up: the same command continues with the remaining cells")
+            log("time limit reached; run the same command again to continue with the remaining cells")
         return complete
 
     def _check(self, cells: Sequence[Cell]) -> None:

@@ -68,7 +68,7 @@ def serve(
 
     app = create_app(root, host, token)
     if not 0 <= port <= 65535:
-        raise HoldfastError(f"there is no port {port}; choose one from 1 to 65535, or 0 for any free one")
+        raise HoldfastError(f"port is {port}; it must be from 1 to 65535, or 0 for any free port")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
@@ -97,9 +97,9 @@ def create_app(root: Path, host: str = "127.0.0.1", token: str | None = None) ->
     if not root.is_dir():
         raise HoldfastError(f"{root} is not a directory; give a directory that contains runs")
     if token is None and not _is_loopback(host):
-        raise HoldfastError(f"{host} can be reached by others: give a token, or listen on 127.0.0.1")
+        raise HoldfastError(f"{host} is reachable from other machines; set a token, or use 127.0.0.1")
     if token is not None and not token:
-        raise HoldfastError("an empty token gives no protection; give a longer one")
+        raise HoldfastError("the token is empty and gives no protection; set a longer one")
     pages = Pages(root)
     middleware = [Middleware(Guard, token=token)]
     if token is None:

@@ -118,7 +118,7 @@ FIGURES: dict[str, FigureKind] = {
     "features": FigureKind(
         "Feature space of the clients",
         "Each dot is a test sample as represented by one client's model (t-SNE preserves distances only "
-        "roughly). Samples of one class should be close together whatever the client; in the histogram, the "
+        "roughly). Samples of one class should be close together for all clients; in the histogram, the "
         "two curves should be apart.",
         "FedFA Fig. 2 and 6 to 9",
         drift_figures.features,

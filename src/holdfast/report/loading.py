@@ -226,7 +226,8 @@ def load_runs(given: Given | Sequence[Given]) -> list[StoredRun]:
             found |= dict(enumerate(one.stored_runs(), len(found)))
         else:
             raise HoldfastError(
-                f"{named(one)} is no run; give what train or compare returns, or the path of a run directory"
+                f"{named(one)} is not a run; pass the result of train or compare, or the path of a run "
+                "directory"
             )
     if places := [place.parent for place in found if isinstance(place, Path)]:
         common = commonpath(places)

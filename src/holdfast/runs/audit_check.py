@@ -87,7 +87,7 @@ def verify_audit(path: str | Path, head: str | None = None) -> AuditReport:
 
 def _content(log: Path) -> bytes:
     if not log.exists():
-        raise HoldfastError(f"{log.parent} has no {AUDIT}: no version before 0.2 wrote one")
+        raise HoldfastError(f"{log.parent} has no {AUDIT}; versions before 0.2 did not write one")
     return _bytes(log)
 
 

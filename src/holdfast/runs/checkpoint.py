@@ -172,8 +172,8 @@ class CheckpointFolder:
             return checkpoint
         if damage:
             raise HoldfastError(
-                f"no intact checkpoint is left: {'; '.join(damage)};"
-                " restore the damaged file from a copy, or move the run away and start it again"
+                f"no intact checkpoint is left: {'; '.join(damage)}; restore the damaged file from a copy, or "
+                "move the run directory away and start the run again"
             )
         self._generations = []
         self._newest_is_intact = False
@@ -267,5 +267,7 @@ def _read_manifest(path: Path) -> _Manifest:
             raise HoldfastError(f"{path} is damaged: '{client}' is not the number of a client")
     for client in map(str, manifest["changed"]):
         if client not in manifest["clients"]:
-            raise HoldfastError(f"{path} is damaged: it changes client {client} and has no file of it")
+            raise HoldfastError(
+                f"{path} is damaged: it changes client {client}, but has no file of this client"
+            )
     return manifest

@@ -120,7 +120,7 @@ class RunDirectory:
                 f"{run.path} holds no run: it is a file; name a directory, such as {run.path.parent}"
             )
         if not (run.path / EXPERIMENT).is_file():
-            raise HoldfastError(f"{run.path} holds no run: there is no {EXPERIMENT} in it")
+            raise HoldfastError(f"{run.path} holds no run: it contains no {EXPERIMENT}")
         return run
 
     @contextmanager

@@ -105,7 +105,8 @@ def run_jobs(work: Work, log: Log) -> bool:
     codes = {process.exitcode for process in started}
     if codes - {0, EXIT_JOB_FAILED}:
         raise HoldfastError(
-            "a worker process ended unexpectedly; finished runs are stored, and the same command continues"
+            "a worker process ended unexpectedly; finished runs are stored; run the same command again to "
+            "continue"
         )
     return EXIT_JOB_FAILED not in codes
 

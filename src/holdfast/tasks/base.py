@@ -196,7 +196,7 @@ def finite_numbers(y: Tensor, name: str) -> Tensor:
     bad = ~y.isfinite().reshape(len(y), -1).all(1)
     if bad.any():
         raise HoldfastError(
-            f"{name} holds NaN or infinite values in {int(bad.sum())} of {len(y)} targets, first in that of sample "
+            f"{name} holds NaN or infinite values in {int(bad.sum())} of {len(y)} targets, the first in sample "
             f"{int(bad.nonzero()[0])}; leave these samples out or fill in their targets"
         )
     return y.float()

@@ -34,7 +34,9 @@ class _Positions(Task):
     def check_labels(self, y: Tensor, name: str, labels: int) -> None:
         real = y[y != IGNORED]
         if not len(real):
-            raise HoldfastError(f"{name} has no position that counts: all of them are {IGNORED}")
+            raise HoldfastError(
+                f"all positions of {name} are {IGNORED}, which is ignored; at least one must have a label"
+            )
         low, high = int(real.min()), int(real.max())
         if low < 0 or high >= labels:
             raise HoldfastError(

@@ -32,7 +32,7 @@ def task_from(described: Mapping[str, Any]) -> Task:
     loss = described.get("loss")
     if isinstance(loss, Mapping):
         raise HoldfastError(
-            "the loss of this run is a function from Python, which a file cannot restore; continue it with "
+            "the loss of this run is a Python function, which is not stored in its file; continue the run with "
             "holdfast.train(..., resume=True)"
         )
     return build(TASKS, described, "task", "task='regression:loss=huber'")

@@ -82,8 +82,8 @@ def find_checkpoint(directory: RunDirectory, identity: Mapping[str, Any]) -> Che
     if checkpoint is None:
         if directory.finished:
             raise HoldfastError(
-                f"{directory.path} is finished, but its checkpoint is gone; restore the folder checkpoint/ "
-                "from a copy, or move the run away and begin it anew"
+                f"{directory.path} is finished, but its checkpoint is missing; restore the folder checkpoint/ "
+                "from a copy, or move the run away and start it again"
             )
         if rounds:
             text = f"{directory.path} has no checkpoint yet: it begins again with round 1"
@@ -96,8 +96,8 @@ def find_checkpoint(directory: RunDirectory, identity: Mapping[str, Any]) -> Che
         refuse_change(directory.path, unrecorded | made_of | {"rounds": identity["rounds"]}, identity)
     if rounds[: checkpoint.round] != list(range(1, checkpoint.round + 1)):
         raise HoldfastError(
-            f"{directory.path} has a checkpoint of round {checkpoint.round}, but not the records of all rounds up "
-            "to it; restore metrics.jsonl from a copy, or move the run away and begin it anew"
+            f"{directory.path} has a checkpoint of round {checkpoint.round}, but metrics.jsonl lacks records of "
+            "rounds up to it; restore metrics.jsonl from a copy, or move the run away and start it again"
         )
     return checkpoint
 

@@ -50,7 +50,8 @@ def misspelt_hooks(method: Method) -> list[str]:
         name: get_close_matches(name, known, 1, SIMILAR) for name in sorted(names - {*known, *options})
     }
     return [
-        f"{method.name} defines {name}, which is no hook and no attribute of a method; did you mean {found[0]}?"
+        f"{method.name} defines {name}, which is neither a hook nor an attribute of a method; did you mean "
+        f"{found[0]}?"
         for name, found in similar.items()
         if found
     ]
@@ -59,9 +60,7 @@ def misspelt_hooks(method: Method) -> list[str]:
 def check_method_kind(method: object) -> None:
     """Raise if a method has the wrong type, or fields that a run cannot store."""
     if isinstance(method, type) and issubclass(method, Method):
-        raise HoldfastError(
-            f"method is {named(method)}; it must be an object of it, {method.__name__}(), with its options"
-        )
+        raise HoldfastError(f"method is {named(method)}; it must be an instance, such as {method.__name__}()")
     if not isinstance(method, (Method, str)):
         raise HoldfastError(
             f"method is {named(method)}; it must be a method, such as holdfast.FedAvg(), or text such as "
@@ -118,8 +117,8 @@ def _check_fields(method: Method) -> None:
                 json.dumps(plain(value))
             except TypeError:
                 raise HoldfastError(
-                    f"{part.name}: {name} is {named(value)}; a run writes down what its method is, so fields must be "
-                    "numbers, texts, or lists of them; make anything else from such in a hook"
+                    f"{part.name}: {name} is {named(value)}; the fields of a method are stored with the run, so "
+                    "they must be numbers, texts, or lists of them; create other objects in a hook"
                 ) from None
 
 
@@ -132,16 +131,19 @@ def check_cohort(settings: Settings, clients: int) -> None:
     cohort = min(settings.clients_per_round or clients, clients)
     if settings.min_clients > cohort:
         raise HoldfastError(
-            f"min_clients is {settings.min_clients}, but a round has {cohort} clients; it must be at most that"
+            f"min_clients is {settings.min_clients}, but a round has {cohort} clients; it must be at most "
+            f"{cohort}"
         )
     if settings.sampling == "cyclic":
         if cohort == clients > 1:
             raise HoldfastError(
-                "sampling is cyclic, and all clients take part in every round; give clients_per_round, such as 1"
+                "sampling is cyclic, but all clients take part in every round; set clients_per_round, for "
+                "example to 1"
             )
         if settings.dp is not None:
             raise HoldfastError(
-                "sampling is cyclic, and the account of dp assumes that clients are sampled at random; leave one out"
+                "sampling is cyclic, but the privacy accounting of dp assumes random sampling of clients; "
+                "leave one of them out"
             )
 
 
@@ -154,12 +156,12 @@ def check_tests(settings: Settings, federation: Federation, test_samples: int, v
         given = f"patience is {settings.patience}, but"
         if not validates:
             raise HoldfastError(
-                f"{given} no client has validation samples, by which the best round is chosen; hold some out, such as "
-                "validation=0.1"
+                f"{given} no client has validation samples, which determine the best round; hold some out, for "
+                "example with validation=0.1"
             )
         if federation.schedule is not None:
             raise HoldfastError(
-                f"{given} the data of a stream arrives over all rounds, so a run on it does not stop early; leave "
+                f"{given} the data of a stream arrives over all rounds, so training cannot stop early; leave "
                 "patience out"
             )
     if not test_samples:
@@ -177,8 +179,8 @@ def check_tests(settings: Settings, federation: Federation, test_samples: int, v
     protections = [name for name in ("dp", "dp_samples", "secure") if getattr(settings, name) is not None]
     if validates and protections:
         warnings.warn(
-            "the clients' metrics on their validation samples reach the server one by one and without noise; "
-            f"{protections[0]} protects the updates alone",
+            "the server receives the validation metrics of each client individually and without noise; "
+            f"{protections[0]} protects only the updates",
             HoldfastWarning,
             stacklevel=4,
         )
@@ -199,7 +201,7 @@ def check_optimizer(method: Method, settings: Settings) -> None:
             )
     if method.overrides("step"):
         raise HoldfastError(
-            f"{method.name} computes its whole local step, by SGD with one learning rate in a round; use {use}"
+            f"{method.name} replaces the local step by SGD with one learning rate in a round; use {use}"
         )
 
 
@@ -214,7 +216,7 @@ def check_micro_batches(method: Method, network: Network, task: Task, settings: 
     elif task.compares_samples:
         cause = f"the loss of task '{task.name}' compares the samples of a batch"
     elif method.overrides("step"):
-        cause = f"{method.name} computes its whole local step"
+        cause = f"{method.name} replaces the local step"
     for part in method.parts if isinstance(method, Stack) else (method,):
         if part.compares_samples:
             cause = f"the loss of {part.name} compares the samples of a batch"
@@ -236,7 +238,11 @@ def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
             raise HoldfastError(
                 f"the model's last layer has {network.num_outputs} outputs, but {dataset.name} has {what}"
                 + ("; make them equal" if dataset.task.name == "multiclass" else f", which needs {wanted}")
-                + (f", or say which layer is the classifier: classifier='{fitting[-1]}'" if fitting else "")
+                + (
+                    f", or name the layer that is the classifier: classifier='{fitting[-1]}'"
+                    if fitting
+                    else ""
+                )
             )
         network.drop_head()
     try:
@@ -254,21 +260,22 @@ def check_model(network: Network, dataset: Dataset, data: DeviceData) -> None:
         if dataset.task.name != "multiclass":
             what = f", as task '{dataset.task.name}' needs it"
         raise HoldfastError(
-            f"the model turns one sample into {found}; it must be {either(map(str, shapes))}{what}"
+            f"the model's output for one sample is {found}; it must be {either(map(str, shapes))}{what}"
         )
     network.vector_features = network.has_head and out.features.shape[-1] == network.head.features
     if len(shapes[0]) > 2 or not network.has_head:
         return
     if not _ends_with_its_classifier(network, out):
         text = (
-            "something follows the model's classifier, such as a softmax, which the task's loss brings by itself; "
-            "methods that apply the classifier themselves leave it out: end the model with it, or name it by classifier"
+            "something follows the model's classifier, such as a softmax, which the task's loss already "
+            "includes; methods that apply the classifier themselves leave it out: end the model with it, or name "
+            "it by classifier"
         )
         warnings.warn(text, HoldfastWarning, stacklevel=4)  # where `train` was called
 
 
 def _returns_what_the_task_needs(network: Network, dataset: Dataset, data: DeviceData) -> bool:
-    """Whether the model's outputs have the right shape, whatever its last Linear layer is."""
+    """Whether the model's outputs have the right shape, independent of its last Linear layer."""
     try:
         out = network.apply(network.params, network.buffers, data.read(np.array([0])))
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, HoldfastError):
@@ -367,8 +374,8 @@ def warn_of_tiny_batches(network: Network, data: DeviceData, sizes: np.ndarray, 
     if tiny.any():
         whose, few = f"{tiny.any(0).sum()} of {sizes.shape[1]} clients", last[tiny].min()
         warnings.warn(
-            f"{whose} end an epoch with a batch of as few as {few} samples, over which this model's BatchNorm "
-            "may throw it off; drop_last leaves such batches out",
+            f"{whose} have a last batch of as few as {few} samples, on which this model's BatchNorm may make "
+            "training unstable; set drop_last to leave such batches out",
             HoldfastWarning,
             stacklevel=4,  # where `train` was called
         )

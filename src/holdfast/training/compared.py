@@ -102,7 +102,9 @@ class Comparison:
         runs: dict[str, list[StoredRun]] = {}
         for place in sorted(Path(path).glob("*/seed-*/experiment.yaml")):
             if not RunDirectory.open(place.parent).finished:
-                raise HoldfastError(f"{place.parent} is not finished; finish it by the same comparison again")
+                raise HoldfastError(
+                    f"{place.parent} is not finished; run the same comparison again to finish it"
+                )
             runs.setdefault(place.parent.parent.name, []).append(load_run(place.parent))
         if not runs:
             raise HoldfastError(

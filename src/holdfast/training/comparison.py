@@ -149,8 +149,7 @@ def _check_target(target: float | None, experiment: Experiment) -> None:
     most = 1.0 if experiment.task is None and experiment.metrics is None else float("inf")
     if target is not None and not 0 < target <= most:
         raise HoldfastError(
-            f"target is {target}; it is an accuracy, above 0 and at most 1, such as 0.5 for 50 %, or above 0 for "
-            "another metric that metrics names first"
+            f"target is {target}; it must be above 0, and at most 1 for an accuracy: 0.5 means 50 %"
         )
 
 
@@ -177,8 +176,8 @@ def _labelled(methods: Methods) -> dict[str, Method]:
         alike = [other for other in labelled if _folder(other) == _folder(label)]
         if alike:
             raise HoldfastError(
-                f"the methods '{alike[0]}' and '{label}' cannot be told apart by name; give them labels: "
-                "compare({'one': ..., 'other': ...}, ...)"
+                f"the methods '{alike[0]}' and '{label}' have the same name; give them labels: compare({{'one': "
+                "..., 'other': ...}, ...)"
             )
         labelled[label] = made
     return labelled
@@ -332,7 +331,9 @@ def _finished(path: Path, experiment: Experiment, federation: Federation | None)
         if key in ignored or found or is_same(there[key], value):
             continue
         if changed := changed_code(there[key], value):
-            raise HoldfastError(f"{path} holds a run with {changed} before it changed; choose another --out")
+            raise HoldfastError(
+                f"{path} holds a run with an earlier version of {changed}; choose another --out"
+            )
         if key == "hash":
             raise HoldfastError(f"{path} holds a run on another federation; choose another --out")
         raise HoldfastError(

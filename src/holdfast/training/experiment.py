@@ -94,7 +94,7 @@ class Experiment(ExperimentSettings):
         engine: ``auto``, ``sequential``, ``vectorized`` or ``ray``.
         device: ``auto``, ``cpu`` or ``cuda``.
         precision: ``auto``, ``float32``, ``tf32``, ``float64``, ``bfloat16`` or ``float16``.
-        parallel_clients: how many clients the vectorized engine trains side by side.
+        parallel_clients: how many clients the vectorized engine trains in parallel.
         ray_address: the address of the ``ray`` engine's cluster; by default one is started on this machine.
 
     Text is converted to a mapping and checked at once, so that two experiments with the same content are equal. Objects
@@ -179,15 +179,15 @@ class Experiment(ExperimentSettings):
                     else ""
                 )
                 raise HoldfastError(
-                    f"the {name} of this run came from Python, which a file cannot restore; continue it "
-                    f"with holdfast.train(..., resume=True){hint}"
+                    f"the {name} of this run is a Python object, which is not stored in its file; continue the "
+                    f"run with holdfast.train(..., resume=True){hint}"
                 )
 
         for metric in self.metrics if isinstance(self.metrics, list | tuple) else ():
             if isinstance(metric, Mapping):
                 raise HoldfastError(
-                    f"the metric {metric.get('name')} of this run is a function from Python, and no file can bring it "
-                    "back; continue it with holdfast.train(..., resume=True)"
+                    f"the metric {metric.get('name')} of this run is a Python function, which is not stored in "
+                    "its file; continue the run with holdfast.train(..., resume=True)"
                 )
 
     def _refuse_beside_federation(self, whole: str, allowed: Iterable[str] = ()) -> None:
@@ -273,7 +273,7 @@ class Experiment(ExperimentSettings):
             own = self._own_data()
             if self.preprocess != DEFAULTS["preprocess"]:
                 raise HoldfastError(
-                    f"preprocess is given together with {own.name}, whose data set has its own"
+                    f"preprocess is given together with {own.name}, whose data set already has one"
                 )
             return own.load(self._partition_seed)
         name, _, domains = self.data.partition(":")

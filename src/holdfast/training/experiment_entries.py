@@ -56,7 +56,7 @@ def place(values: dict[str, Any], path: str, value: Any) -> None:
         inside[key] = {} if inside[key] is None else inside[key]
         inside = inside[key]
         if not isinstance(inside, dict):
-            raise HoldfastError(f"'{path}' leads nowhere: {key} is {inside!r}")
+            raise HoldfastError(f"'{path}' is not a setting: {key} is {inside!r}")
     inside[last] = value
 
 

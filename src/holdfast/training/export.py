@@ -41,7 +41,8 @@ def export(what: Exported, path: str | Path, format: str | None = None) -> Path:
         if format is None:
             endings = ", ".join(ending for ending, _ in FORMATS.values())
             raise HoldfastError(
-                f"cannot tell what to export from '{path}'; it must end in {endings}, or a format must be given"
+                f"cannot infer the export format from '{path}'; the path must end in {endings}, or a format "
+                "must be given"
             )
     if format not in FORMATS:
         raise unknown("export format", format, FORMATS)

@@ -13,7 +13,7 @@ from types import FrameType
 from holdfast.report.progress_display import in_notebook, is_terminal
 from holdfast.training.run import Run
 
-NOTE = "stopping after this round; interrupt once more to stop at once"
+NOTE = "stopping after this round; interrupt again to stop immediately"
 
 
 class Interrupt:

@@ -98,7 +98,7 @@ def check_method(
 
     - two runs of engine ``sequential``, to the bit;
     - one that trains the clients of a round in the opposite order;
-    - one of engine ``vectorized``, which trains them side by side;
+    - one of engine ``vectorized``, which trains them in parallel;
     - one that stops after the first round and is resumed from its checkpoint, to the bit.
 
     In addition, the method must train on last batches of one sample, every upload must be usable, states must not grow
@@ -207,7 +207,7 @@ class _Checks:
             "engines sequential and vectorized agree",
             reference,
             lambda: self._results("vectorized"),
-            f"on engine vectorized, which trains clients side by side: {FUNCTIONS}{mask}",
+            f"on engine vectorized, which trains clients in parallel: {FUNCTIONS}{mask}",
         )
 
     def _compare_resumed(self) -> None:

@@ -111,8 +111,8 @@ def outputs_of(model: nn.Module, samples: Tensor, preprocess: Preprocess) -> Ten
             ]
     except IndexError:
         raise HoldfastError(
-            f"the model does not accept x: it holds numbers from {samples.min().item()} to {samples.max().item()}, "
-            "of which one is no valid index, such as a token that the model does not know"
+            f"the model does not accept x: it holds numbers from {samples.min().item()} to "
+            f"{samples.max().item()}, at least one of which is not a valid index, such as an unknown token"
         ) from None
     finally:
         model.train(training)

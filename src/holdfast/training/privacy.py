@@ -48,11 +48,13 @@ def client_privacy(
     sums = _side_sums(method, context, data, settings)
     if sums and dp.clip_sums is None:
         raise HoldfastError(
-            f"dp: {method.name} uploads sums besides the weights ({', '.join(sums)}), which have no bound yet; give "
-            "one by clip_sums, such as clip_sums=1.0, or choose a method that uploads weights alone"
+            f"dp: {method.name} uploads sums in addition to the weights ({', '.join(sums)}), which need a bound; "
+            "set clip_sums, such as clip_sums=1.0, or choose a method that uploads only weights"
         )
     if dp.clip_sums is not None and not sums:
-        raise HoldfastError(f"dp: clip_sums is given, but {method.name} uploads nothing besides the weights")
+        raise HoldfastError(
+            f"dp: clip_sums is given, but {method.name} uploads only weights; leave clip_sums out"
+        )
     clients = int(np.count_nonzero(federation.sizes(0)))
     if dp.delta >= 1 / clients:
         warnings.warn(
@@ -69,8 +71,8 @@ def _refuse_unprotected(method: Method, context: RunContext, federation: Federat
     """Raise an error if the run would publish values that are neither clipped nor noised."""
     if method.keeps_uploads:
         raise HoldfastError(
-            f"dp: {method.name} needs single uploads, and differential privacy gives the server "
-            "noisy sums alone; choose another method"
+            f"dp: {method.name} needs individual uploads, but differential privacy gives the server only noisy "
+            "sums; choose another method"
         )
     if method.overrides("final_statistics"):
         raise HoldfastError(
@@ -79,8 +81,8 @@ def _refuse_unprotected(method: Method, context: RunContext, federation: Federat
         )
     if federation.schedule is not None:
         raise HoldfastError(
-            "dp: the clients of a stream take part in all stages of an epoch, so that its rounds are not separate "
-            "samples of clients, as the account assumes; use a federation without stages"
+            "dp: the clients of a stream take part in all stages of an epoch, so its rounds are not separate "
+            "samples of clients, as the privacy accounting assumes; use a federation without stages"
         )
     averaged = set(context.network.buffers) - private_names(method, context) - context.network.kept_local
     if averaged:
@@ -140,12 +142,12 @@ def sample_privacy(
     refuse_unprotected_samples(method, context)
     if federation.schedule is not None:
         raise HoldfastError(
-            "dp_samples: the clients of a stream have other samples in each stage, and the account assumes the same in "
-            "every round; use a federation without stages"
+            "dp_samples: the clients of a stream have different samples in each stage, but the privacy "
+            "accounting assumes the same samples in every round; use a federation without stages"
         )
     if settings.drop_last:
         raise HoldfastError(
-            "drop_last is given, but with dp_samples every batch is drawn from all samples; leave it out"
+            "drop_last has no effect with dp_samples, which draws every batch from all samples; leave it out"
         )
     sample_upload(
         method, context, data, settings
@@ -191,9 +193,9 @@ def refuse_unprotected_samples(method: Method, context: RunContext) -> None:
         raise HoldfastError(f"dp_samples: {method.name} {reason}; choose another method")
     if context.network.has_batch_norm or not context.network.ignores_padding:
         raise HoldfastError(
-            "dp_samples: the model's output for a sample depends on the other samples of its batch, as with BatchNorm, "
-            "so that no single sample's gradient can be bounded; use a model with another norm, such as "
-            "resnet18:norm=group"
+            "dp_samples: the model's output for a sample depends on the other samples of its batch, as with "
+            "BatchNorm, so the gradient of a single sample cannot be bounded; use a model with another norm, "
+            "such as resnet18:norm=group"
         )
     if context.network.autocast_dtype == torch.float16:
         raise HoldfastError(
@@ -241,6 +243,6 @@ def _refuse_mixed_losses(method: Method, context: RunContext, data: DeviceData, 
         mean = sum(loss(slice(i, i + 1)) for i in range(len(x))) / len(x)
     if not math.isclose(whole, mean, rel_tol=1e-4, abs_tol=1e-6):
         raise HoldfastError(
-            f"dp_samples: the loss of {method.name} compares the samples of a batch with each other, so that it is not "
-            "the mean of losses of single samples; choose another method"
+            f"dp_samples: the loss of {method.name} compares the samples of a batch with each other, so it is not "
+            "a mean over samples; choose another method"
         )

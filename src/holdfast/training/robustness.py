@@ -34,13 +34,13 @@ def check_robustness(method: Method, context: RunContext, settings: Settings, fe
     robust.check(per_round)
     if settings.dp is not None:
         raise HoldfastError(
-            f"robust={robust.name} cannot be combined with dp, whose noise fits the sum of clipped updates alone; the "
-            "clipping of dp bounds every client's influence, too"
+            f"robust={robust.name} cannot be combined with dp, whose noise is calibrated for the sum of clipped "
+            "updates; the clipping of dp also bounds every client's influence"
         )
     if method.keeps_uploads:
         raise HoldfastError(
-            f"robust: {method.name} also uses single uploads, which a robust mean does not protect; "
-            "choose another method"
+            f"robust: {method.name} also uses individual uploads, which a robust mean does not protect; choose "
+            "another method"
         )
 
 
@@ -52,8 +52,8 @@ def _check_tolerance(settings: Settings, hostile: int, per_round: int) -> None:
     most = robust.tolerated(per_round)
     if hostile > most:
         warnings.warn(
-            f"about {hostile} attackers are expected among the {per_round} clients of a round, and "
-            f"{robust.name} withstands {most}",
+            f"about {hostile} attackers are expected among the {per_round} clients of a round, but {robust.name} "
+            f"tolerates {most}",
             HoldfastWarning,
             stacklevel=5,
         )
@@ -71,8 +71,8 @@ def poisoned(dataset: Dataset, settings: Settings, federation: Federation) -> Da
         )
     if isinstance(attack, Backdoor) and attack.target >= dataset.num_classes:
         raise HoldfastError(
-            f"attack: the backdoor's target is {attack.target}, but {dataset.name} has {dataset.num_classes} classes, "
-            "from 0"
+            f"attack: the backdoor's target is {attack.target}, but {dataset.name} has {dataset.num_classes} "
+            "classes, numbered from 0"
         )
     x, y = dataset.x_train.clone(), dataset.y_train.clone()
     highest = x.max()

@@ -137,8 +137,9 @@ class Run:
         validate_content(experiment, TrainedExperiment, f"{directory.path}/experiment.yaml")
         if model is None and experiment["model"].get("own"):
             raise HoldfastError(
-                f"{path} holds a model of your own, '{experiment['model']['name']}': make it in Python and give it, "
-                f"Run.open('{path}', model=...) (one that is given by reference, net.py:make_net, is made again here)"
+                f"{path} holds a custom model, '{experiment['model']['name']}'; create it in Python and pass it, "
+                f"Run.open('{path}', model=...) (models given by reference, such as net.py:make_net, are "
+                "created automatically)"
             )
         if model is not None and not isinstance(model, nn.Module):
             raise HoldfastError(f"model is {named(model)}; it must be a torch.nn.Module like that of the run")
@@ -154,7 +155,8 @@ class Run:
             except RuntimeError:
                 if model is not None:
                     raise HoldfastError(
-                        f"model does not have the tensors of the run in {path}; give one of the same architecture"
+                        f"model does not have the tensors of the run in {path}; pass a model of the same "
+                        "architecture"
                     ) from None
                 raise HoldfastError(
                     f"{path} is damaged: {name} does not have the tensors of the model in experiment.yaml; restore "
@@ -297,7 +299,7 @@ class Run:
                     "own model after training; define it"
                 )
             raise HoldfastError(
-                f"{method.name} trains one model for all clients and no personal ones; {NO_PERSONAL}"
+                f"{method.name} trains one model for all clients and no personal models; {NO_PERSONAL}"
             )
         validate("client", client, Count)
         if not any(client in record["participants"] for record in self.records):
@@ -309,8 +311,8 @@ class Run:
         stored = self._checkpoint.client(client)
         if stored is None and (method.overrides("init_client_state") or method.overrides("personal_logits")):
             raise HoldfastError(
-                f"the state of client {client} was not kept after the last round, so its model cannot be made; states "
-                "are kept by simulations, not by deployments or by earlier versions"
+                f"the state of client {client} was not kept after the last round, so its model cannot be "
+                "restored; only simulations keep states, and earlier versions did not"
             )
         state: Tree = unflatten(dict(stored or {}))
         server, own = self._server, state.get("method", {})
@@ -328,8 +330,8 @@ class Run:
         described = self.experiment["method"]
         if described.get("own"):
             raise HoldfastError(
-                f"{self.path} was trained with a method of your own, '{described['name']}', and predicts by its rule; "
-                f"give the method: Run.open('{self.path}', method=...)"
+                f"{self.path} was trained with a custom method, '{described['name']}', which defines its "
+                f"predictions; pass the method: Run.open('{self.path}', method=...)"
             )
         return method_from(described)
 
@@ -356,7 +358,8 @@ class Run:
         found = None if self.path is None else RunDirectory.open(self.path).load_checkpoint()
         if found is None:
             raise HoldfastError(
-                f"{self.path or 'this run'} has no checkpoint, which holds what clients keep and the server's state"
+                f"{self.path or 'this run'} has no checkpoint, which contains the states of the clients and "
+                "of the server"
             )
         return found
 

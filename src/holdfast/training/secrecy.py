@@ -21,8 +21,8 @@ def check_secrecy(method: Method, settings: Settings, federation: Federation) ->
     secure = parse_secure(settings.secure)
     if method.keeps_uploads:
         raise HoldfastError(
-            f"secure: {method.name} needs single uploads, and secure aggregation gives the server "
-            "only their sum; choose another method"
+            f"secure: {method.name} needs individual uploads, but secure aggregation gives the server only their "
+            "sum; choose another method"
         )
     for name, why in (
         ("robust", "a robust mean compares single updates"),
@@ -37,17 +37,18 @@ def check_secrecy(method: Method, settings: Settings, federation: Federation) ->
             raise HoldfastError(f"secure cannot be combined with {name}: {why}; leave one of them out")
     if settings.dp is not None and secure.neighbours is not None:
         raise HoldfastError(
-            "secure: neighbours cannot be combined with dp, whose shares of noise are counted over all clients of a "
+            "secure: neighbours cannot be combined with dp, which divides its noise among all clients of a "
             "round; leave neighbours out"
         )
     clients = min(int(np.count_nonzero(federation.sizes(stage))) for stage in range(federation.stages))
     per_round = min(settings.clients_per_round or clients, clients)
     if per_round < 2:
         raise HoldfastError(
-            "secure: a round has one client, whose upload would be the sum; set clients_per_round to 2 or more"
+            "secure: a round has one client, so the sum would reveal its upload; set clients_per_round to 2 "
+            "or more"
             if clients > 1
             else f"secure: {'a stage has' if federation.stages > 1 else 'there is'} {clients} client with samples, and "
-            "secure aggregation needs 2 or more, since one client's upload would be the sum"
+            "secure aggregation needs 2 or more, since the sum would reveal the upload of one client"
         )
     remaining = math.floor(per_round * (1 - settings.client_dropout))
     if remaining < secure.threshold_of(per_round):

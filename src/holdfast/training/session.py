@@ -147,8 +147,8 @@ class Training:
         if settings.withholds_counts:
             if getattr(dataset.task, "class_weights", None) == "balanced":
                 raise HoldfastError(
-                    "class_weights is balanced, which needs the federation's label counts, and dp, dp_samples and "
-                    "secure withhold them; give one number for each class"
+                    "class_weights is balanced, which needs the federation's label counts, but dp, dp_samples "
+                    "and secure do not reveal them; give one number for each class"
                 )
             self.context = replace(
                 self.context,

@@ -114,7 +114,7 @@ def train(
         sampling: ``"random"``, or ``"cyclic"``: every client takes part once, in random order, before any is sampled
             again. With one client per round this is cyclic weight transfer.
         local_epochs: the epochs of a client in a round; a fraction, such as 0.5, is a share of an epoch's batches.
-        local_steps: the steps of every client in a round, whatever its number of samples, instead of ``local_epochs``.
+        local_steps: the steps of every client in a round, for any number of samples, instead of ``local_epochs``.
         micro_batch_size: the samples per forward and backward pass. The gradient of a batch is accumulated over
             micro-batches, which needs less memory.
         lr: by default 0.1 for ``sgd``, 0.01 for ``adagrad`` and 0.001 for other optimisers.
@@ -169,7 +169,7 @@ def train(
             still computed for all ``rounds``.
     """
     if validate("stop_after", stop_after, PositiveCount | None) is not None and out is None:
-        raise HoldfastError("stop_after is given without out, the directory from which the run can go on")
+        raise HoldfastError("stop_after needs out, the directory from which the run can be resumed")
     check_kinds(method, federation)
     trackers = checked_trackers(trackers)
     check_options(
@@ -177,7 +177,7 @@ def train(
         resume=resume, on_round=on_round, progress=progress,
     )  # fmt: skip
     if resume and out is None:
-        raise HoldfastError("resume is given without out, the directory of the run that is to go on")
+        raise HoldfastError("resume needs out, the directory of the run to resume")
     settings = Settings(
         rounds=rounds,
         clients_per_round=clients_per_round,

@@ -258,13 +258,13 @@ def run_all(work: TrainingWork, log: Log) -> None:
             pickle.dumps(work)
         except Exception as error:
             raise HoldfastError(
-                f"workers is {work.workers}, and other processes cannot receive what is to be trained ({error}); name "
-                "methods, models and data by reference, such as net.py:make_net, or use 1 worker"
+                f"workers is {work.workers}, but the objects to train cannot be sent to other processes "
+                f"({error}); give methods, models and data by reference, such as net.py:make_net, or use 1 worker"
             ) from error
     if not run_jobs(work, log):
         raise HoldfastError(
-            "a run was not possible, for the reason in its line above; finished runs are stored, and the same "
-            "command continues"
+            "a run failed for the reason in its line above; finished runs are stored; run the same command again "
+            "to continue"
         )
 
 

@@ -296,6 +296,6 @@ def refuse_without_data(protocol: Protocol) -> None:
     data = protocol.settings["data"]
     if data not in available_data():
         raise HoldfastError(
-            f"{protocol.key} needs the data set {data}, which is not on this machine; `holdfast datasets` shows where "
-            "it is looked for"
+            f"{protocol.key} needs the data set {data}, which is not on this machine; `holdfast datasets` lists "
+            "the places that are searched"
         )

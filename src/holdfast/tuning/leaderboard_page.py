@@ -1,4 +1,4 @@
-"""The page of the leaderboard: the rule, and a table for each protocol."""
+"""The page of the leaderboard: the procedure, and a table for each protocol."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from holdfast.tuning.results import Results
 
 HEAD = """# Leaderboard
 
-Every method, tuned by the same rule, on the same federations.
+The leaderboard compares all methods on the same federations. Every method is tuned in the same way.
 
-- **Tuning.** Every method has the same number of settings to try. The first has the protocol's learning rate and the
-  method's defaults; the others vary the learning rate and the hyper-parameter of the method that matters most, in
-  ranges that `src/holdfast/tuning/leaderboard.yaml` lists. They are compared by successive halving on validation
-  samples, a tenth of each client's, as by [`holdfast tune`](tuning.md). No trial has the test set.
-- **Final runs.** The best settings are trained anew on all training samples, with seeds that the search has not used,
-  on the same federation. The numbers below are these runs' on the test set, mean ± deviation over the seeds.
-- **Order.** By the mean of the last ten rounds, or of the last quarter of them if that is fewer. The accuracy of the
-  last round depends on who took part in it.
-- **Forgetting** is the mean over classes of the best minus the final accuracy. **To FedAvg's** counts the rounds to
-  FedAvg's mean of the last ten rounds. **Seconds** are those of a whole run, with the runs beside it that the results
-  record. **MB** are sent in a run by all clients, in both directions.
-- A method without a result is *not run*.
+- **Tuning.** The same number of settings is tried for every method. The first setting has the learning rate of the
+  protocol and the default options of the method. The others vary the learning rate and the most important
+  hyper-parameter of the method, in the ranges of `src/holdfast/tuning/leaderboard.yaml`. Settings are compared by
+  successive halving on validation samples, a tenth of the samples of each client, as in [`holdfast tune`](tuning.md).
+  Trials do not use the test set.
+- **Final runs.** The best setting is trained again on all training samples, on the same federation, with seeds that the
+  search has not used. The numbers below are those of the final runs on the test set, mean ± deviation over the seeds.
+- **Order.** Methods are ranked by the mean of the last ten rounds, or of the last quarter of the rounds if that is
+  less. The accuracy of the last round depends on the clients that took part in it.
+- **Columns.** *Forgetting* is the best minus the final accuracy, averaged over classes. *To FedAvg's* is the number of
+  rounds to FedAvg's mean of the last ten rounds. *Seconds* is the time of a run; other runs may have run at the same
+  time, and the results record their number. *MB* is the traffic of all clients in a run, in both directions.
+- A method without a result is marked *not run*.
 
 <!-- not run: takes hours -->
 ```console
-$ holdfast leaderboard digits --workers 2                          # what is missing of one protocol
-$ holdfast leaderboard all --workers 12 --page docs/leaderboard.md  # what is missing of all, and this page
-$ holdfast leaderboard flsim-cifar10 --time-limit 3000              # goes on from its checkpoints next time
+$ holdfast leaderboard digits --workers 2                          # runs the missing parts of one protocol
+$ holdfast leaderboard all --workers 12 --page docs/leaderboard.md  # runs the missing parts of all, writes this page
+$ holdfast leaderboard flsim-cifar10 --time-limit 3000              # stops, and resumes at the next call
 ```
 """
 
@@ -110,13 +111,13 @@ def _rule(protocol: Protocol) -> str:
     seeds = f"{protocol.seeds} seed{'s' * (protocol.seeds > 1)}"
     if protocol.budget:
         spaces = ", ".join(f"`{space}`" for space in protocol.spaces[BASELINE])
-        return f"{protocol.budget} settings for each method, {spaces} and its own; {seeds}."
-    return f"Settings as published, without a search; {seeds}."
+        return f"{protocol.budget} settings for each method, {spaces} and its own space; {seeds}."
+    return f"Published settings, without a search; {seeds}."
 
 
 def _left_out() -> str:
     listed = "; ".join(f"`{method}`: {reason}" for method, reason in left_out().items())
-    return f"Left out, since the leaderboard judges global models: {listed}."
+    return f"The leaderboard compares global models. Methods that are not included: {listed}."
 
 
 def _mean(values: Sequence[float], digits: int) -> str:

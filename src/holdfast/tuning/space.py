@@ -88,7 +88,7 @@ def _values(text: str, key: str, values: str) -> Interval | Choice:
             raise HoldfastError(f"{end!r} in '{text}' is not a number; a range is written as 0.003..0.1")
     if low >= high:
         raise HoldfastError(
-            f"the range of {key} begins at {low} and ends at {high}; it must begin with the smaller"
+            f"the range of {key} begins at {low} and ends at {high}; it must begin with the smaller number"
         )
     if found["log"] and low <= 0:
         raise HoldfastError(f"the logarithmic range of {key} begins at {low}; it must begin above 0")

@@ -61,7 +61,8 @@ def noise_multiplier_for(epsilon: float, delta: float, sampling: Sampling, round
         high *= 2
         if high > MAX_NOISE:
             raise HoldfastError(
-                f"dp: no noise gives epsilon {epsilon:g} with delta {delta:g} over {rounds} rounds; raise epsilon"
+                f"dp: no amount of noise gives epsilon {epsilon:g} with delta {delta:g} over {rounds} rounds; "
+                "raise epsilon"
             )
     # First by Rényi's bound alone, which is quick and needs a little more noise.
     high = _smallest(lambda z: _renyi(rounds, delta, z, sampling) <= epsilon, MIN_NOISE, high, 0.05)

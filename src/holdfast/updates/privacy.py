@@ -72,7 +72,7 @@ class DP:
     def __post_init__(self) -> None:
         validate_fields(self, "dp")
         if not self.adaptive and self.count_noise is not None:
-            raise HoldfastError("dp: count_noise is given, which only adaptive=true uses")
+            raise HoldfastError("dp: count_noise has no effect without adaptive=true; leave it out")
 
     def describe(self) -> dict[str, Any]:
         """The options as plain values."""
@@ -147,7 +147,7 @@ class ClientPrivacy:
         """Raise an error if this round would exceed the budget."""
         if self.epsilon(round) > self.dp.epsilon:
             raise HoldfastError(
-                f"round {round} would spend epsilon {self.epsilon(round):.4g} in all, more than the budget of "
+                f"round {round} would spend a total epsilon of {self.epsilon(round):.4g}, more than the budget of "
                 f"{self.dp.epsilon:g}; the run ends with round {round - 1}"
             )
 

@@ -58,8 +58,8 @@ class RobustMean:
         """Raise an error if this number of clients is too small."""
         if clients < self.needed(clients):
             raise HoldfastError(
-                f"robust: {_written(self)} needs {self.needed(clients)} updates in a round, and there are {clients}; "
-                "sample more clients or assume fewer attackers"
+                f"robust: {_written(self)} needs {self.needed(clients)} updates in a round, but there are "
+                f"{clients}; sample more clients or assume fewer attackers"
             )
 
     def weights(self, updates: Tensor) -> Tensor:

@@ -57,7 +57,8 @@ class SecAggPlus:
         validate_fields(self, "secure")
         if self.neighbours is not None and self.neighbours % 2:
             raise HoldfastError(
-                f"secure: neighbours is {self.neighbours}; it must be even: a client has as many on either side"
+                f"secure: neighbours is {self.neighbours}; it must be even, because a client has the same "
+                "number on each side"
             )
 
     def describe(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def no_samples() -> np.ndarray:
     """Raise an error for a method that requests one sample of each class."""
     raise HoldfastError(
         "the method sends samples of the clients to others, which neither dp nor secure protects; choose another "
-        "method, or give the server's own samples by fedka:shared=..."
+        "method, or give samples of the server by fedka:shared=..."
     )
 
 

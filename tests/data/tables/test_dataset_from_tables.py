@@ -53,7 +53,7 @@ def test_new_rows_are_encoded_as_the_test_rows_were():
     del test["age"]
     with pytest.raises(HoldfastError, match="the table has no column 'age'; it must have age, sex, grade"):
         data.transform(test)
-    with pytest.raises(HoldfastError, match="custom was not made from a table"):
+    with pytest.raises(HoldfastError, match="custom was not created from a table"):
         Dataset.from_arrays(np.zeros((2, 2)), [0, 1], np.zeros((1, 2)), [0]).transform(test)
 
 
@@ -133,7 +133,7 @@ def test_a_transformer_fitted_on_a_frame_gets_frames():
 def test_a_category_that_only_test_rows_have():
     test = patients(8, seed=1)
     test["sex"] = ["x", *test["sex"][1:]]
-    with pytest.warns(HoldfastWarning, match="column 'sex' has the value 'x' in test rows only"):
+    with pytest.warns(HoldfastWarning, match="column 'sex' has the value 'x' only in test rows"):
         data = made(test=test)
     assert data.x_test[0, 2:].tolist() == [0, 0]
 
@@ -156,7 +156,7 @@ def mixed(value):
         (patients(), {"drop": "id"}, "drop must be a list of columns, such as ['id'], not 'id'"),
         (patients(), {"drop": ["ill"]}, "'ill' is the target; it cannot be in categorical or drop"),
         (patients(), {"drop": ["height"]}, "unknown column of the table 'height'; known: age"),
-        (patients(), {"drop": ["id", "age", "sex", "grade"]}, "the table has no column besides the target"),
+        (patients(), {"drop": ["id", "age", "sex", "grade"]}, "the table has no columns other than the target"),
         (mixed("old"), {}, "column 'age' holds 'old' in row 17 of the table, where other values are numbers"),
         (patients(ill=["no", None] * 20), {}, "the target 'ill' is missing in row 1 of the table"),
         (patients(ill=[1.5, np.nan] * 20), {}, "the target 'ill' is missing in row 1 of the table"),

@@ -159,7 +159,10 @@ def test_the_order_of_the_sites_does_not_matter():
 @pytest.mark.parametrize(
     ("transformer", "words"),
     [
-        (SimpleImputer(strategy="median"), "a median is not a sum over sites; use SimpleImputer with mean"),
+        (
+            SimpleImputer(strategy="median"),
+            "a median cannot be computed from sums over sites; use SimpleImputer with mean",
+        ),
         (
             QuantileTransformer(),
             "QuantileTransformer cannot be fitted on sums and counts of the sites; pass it fitted",

@@ -128,7 +128,7 @@ def test_damaged_files(tmp_path, text, words):
         ({"a": np.array([1j])}, "column 'a' of the table holds complex128 values"),
         (
             {"a": np.array(["2020-01-01"], "M8[D]")},
-            "column 'a' of the table holds dates or times; make them numbers",
+            "column 'a' of the table holds dates or times; convert them to numbers",
         ),
         ({"a": 1, "b": 2}, r"column 'a' of the table is 1; it must hold one value a row, such as \[1\]"),
         (
@@ -146,7 +146,7 @@ def test_other_things(given, words):
 
 def test_a_file_in_another_encoding(tmp_path):
     (tmp_path / "a.csv").write_bytes("a,b\n1,é\n".encode("latin-1"))
-    with pytest.raises(HoldfastError, match=r"a\.csv' is no text in UTF-8 .*; save it in this encoding"):
+    with pytest.raises(HoldfastError, match=r"a\.csv' is not UTF-8 text .*; save it in this encoding"):
         read_table(tmp_path / "a.csv")
 
 

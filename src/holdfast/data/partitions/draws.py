@@ -98,6 +98,6 @@ def dirichlet_counts(
                 drawn += len(smallest)
             blocks += cores
     raise HoldfastError(
-        f"none of {drawn} draws gave every client {min_size} samples (the best gave {best}); take "
-        f"min_size={best} or less, fewer clients, or a larger alpha"
+        f"none of {drawn} draws gave every client {min_size} samples (the best gave {best}); use min_size={best} "
+        "or less, fewer clients, or a larger alpha"
     )

@@ -143,8 +143,8 @@ class ClassesPerClient(Partition):
         short = np.flatnonzero(owners > counts)
         if len(short):
             raise HoldfastError(
-                f"a class of {counts[short[0]]} samples cannot be shared by {owners[short[0]]} clients; take "
-                f"fewer clients or fewer classes per client"
+                f"a class of {counts[short[0]]} samples cannot be shared by {owners[short[0]]} clients; use fewer "
+                "clients or fewer classes per client"
             )
         classes = np.flatnonzero(owners)
         sizes = [even_sizes(int(counts[c]), int(owners[c])) for c in classes]

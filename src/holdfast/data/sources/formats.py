@@ -364,8 +364,8 @@ def read_folder(path: Path, size: tuple[int, int] | None, seed: int, share: floa
     classes = list_classes(path / "train" if split else path)
     if not split and (part := next((name for name in classes if _is_part(path / name)), None)):
         raise HoldfastError(
-            f"{path} has a folder '{part}' with folders in it, but not both 'train' and 'test'; use these names, or "
-            "CLASS/*.png only, of which a share is for testing"
+            f"{path} has a folder '{part}' with folders in it, but not both 'train' and 'test'; use these names, "
+            "or only CLASS/*.png, from which a test share is drawn"
         )
     if split and (unknown := set(list_classes(path / "test")) - set(classes)):
         raise HoldfastError(f"{path / 'test'} has classes that train lacks: {', '.join(sorted(unknown))}")

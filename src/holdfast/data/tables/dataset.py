@@ -93,7 +93,7 @@ def dataset_from_tables(
     inputs = [c for c in columns if c not in (*targets, *drop, fold)]
     if not inputs:
         raise HoldfastError(
-            f"{everything[0].name} has no column besides the target and those that are dropped"
+            f"{everything[0].name} has no columns other than the target and the dropped columns"
         )
     encoder = fit_encoder(train, inputs, categorical, transformer)
     warn_of_unseen(encoder, list(train.values()), list(test_tables.values()))

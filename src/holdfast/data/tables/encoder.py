@@ -62,7 +62,7 @@ class TableEncoder:
         return np.asarray(encoded, np.float32)
 
     def matrix(self, table: Table) -> np.ndarray:
-        """The columns side by side: float64, or objects (float or text) where some are categorical."""
+        """All columns as one array: float64, or objects (float or text) where some are categorical."""
         return _matrix(table, self.columns, self.categorical)
 
     def _input(self, table: Table) -> Any:
@@ -129,8 +129,8 @@ def warn_of_unseen(encoder: TableEncoder, train: Collection[Table], test: Collec
         )
         if unseen := sorted(tested - known):
             warnings.warn(
-                f"column '{column}' has the value '{unseen[0]}' in test rows only; a category that no training row has "
-                "is encoded as none of them",
+                f"column '{column}' has the value '{unseen[0]}' only in test rows; a category without training "
+                "rows is encoded as zeros",
                 HoldfastWarning,
                 stacklevel=2,
             )
@@ -178,8 +178,8 @@ def _warn_of_names(tables: Sequence[Table], column: str) -> None:
     texts = [text for table in tables for text in as_texts(table, column) if text is not None]
     if len(texts) >= 20 and len(set(texts)) > MANY_CATEGORIES * len(texts):
         warnings.warn(
-            f"column '{column}' has {len(set(texts))} different texts in {len(texts)} rows, each of which becomes a "
-            "feature; name it in drop if it is no category, or in categorical if it is",
+            f"column '{column}' has {len(set(texts))} different texts in {len(texts)} rows, and each text becomes "
+            "a feature; name the column in categorical if it is a category, or else in drop",
             HoldfastWarning,
             stacklevel=2,
         )

@@ -87,8 +87,8 @@ def summarise(transformer: Transformer, rows: np.ndarray) -> Summary:
     if kind == "SimpleImputer":
         if transformer.strategy == "median" or callable(transformer.strategy):
             raise HoldfastError(
-                "a median is not a sum over sites; use SimpleImputer with mean, most_frequent or constant, or hand it "
-                "in fitted"
+                "a median cannot be computed from sums over sites; use SimpleImputer with mean, most_frequent or "
+                "constant, or pass it fitted"
             )
         missing = _missing(transformer, rows)
         if transformer.strategy != "mean":

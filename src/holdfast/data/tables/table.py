@@ -80,7 +80,7 @@ def read_table(source: TableSource, name: str = "the table") -> Table:
     lengths = {len(values) for values in columns.values()}
     if len(lengths) > 1:
         raise HoldfastError(
-            f"the columns of {name} have {min(lengths)} to {max(lengths)} rows; they must be equally long"
+            f"the columns of {name} have {min(lengths)} to {max(lengths)} rows; they must have the same length"
         )
     return Table(columns, name)
 
@@ -178,8 +178,8 @@ def _column(given: Any, column: str, table: str) -> np.ndarray:
     kind = values.dtype.kind
     if kind in "mM":
         raise HoldfastError(
-            f"column '{column}' of {table} holds dates or times; make them numbers, such as the days since a date, or "
-            "name it in drop"
+            f"column '{column}' of {table} holds dates or times; convert them to numbers, such as the days since "
+            "a date, or name it in drop"
         )
     if kind in "biuf":
         return values.astype(np.float64)
@@ -248,7 +248,7 @@ def _read_csv(path: Path, name: str) -> Table:
                     lines.append(reader.line_num)
                     rows.append(row)
     except UnicodeDecodeError as error:
-        raise HoldfastError(f"'{path}' is no text in UTF-8 ({error}); save it in this encoding") from None
+        raise HoldfastError(f"'{path}' is not UTF-8 text ({error}); save it in this encoding") from None
     except (OSError, csv.Error) as error:
         raise HoldfastError(f"'{path}' cannot be read as a CSV file: {error}") from None
     if not names:

@@ -1,4 +1,4 @@
-"""The step of one lane: the method's own code as pure functions, for ``torch.func.vmap``."""
+"""The step of one lane: the method's code as pure functions, for ``torch.func.vmap``."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ClientStep:
                 method, self.context.network, batch, key, Local(point, self.global_params), buffers, carry,
                 self.sample_clip, *lane[8:],
             )  # fmt: skip
-            features = logits = loss  # which no method may read
+            features = logits = loss  # placeholders that no method may read
             changed: Tensors = {}
         else:
             grads, loss, (features, logits, _), changed = accumulated(point, carry)
@@ -165,7 +165,7 @@ class ClientStep:
     def whole_step(
         self, params: Tensors, buffers: Tensors, carry: Tree, scaling: Tensors, *lane: Any
     ) -> tuple[Tensors, Tensor, Tensors, Tree, Tensors]:
-        """The step of a method with a ``step`` of its own.
+        """The step of a method that defines ``step``.
 
         Returns new weights, loss, the buffers and the carry that changed, and ``taken`` as `gradient` does.
         """

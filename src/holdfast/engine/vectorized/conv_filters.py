@@ -1,7 +1,7 @@
-"""Optimisations of convolution filters in a client's steps, if its method permits them.
+"""Optimisations of convolution filters in a client's steps, if the method permits them.
 
-Filter taps that meet only padding are updated once for all of a client's steps, and filters that convolutions read in
-fp16 get copies that the optimiser writes. The first step determines these filters.
+Filter taps that overlap only padding are updated once for all steps of a client. For filters that convolutions read in
+fp16, the optimiser also writes an fp16 copy. The first step determines these filters.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ConvFilters:
         self.method, self.settings, self.optimizer = method, settings, optimizer
         self.proximal_mu = proximal_mu_of(method, settings)
         self.params, self.global_params = params, global_params
-        # What the optimiser keeps for each value of a parameter.
+        # The state that the optimiser keeps for each value of a parameter.
         self.moments = [
             moment
             for name, by_name in optimizer_state.items()
@@ -66,7 +66,7 @@ class ConvFilters:
     def update(
         self, gradients: FilterGradients, fp16: Fp16Filters, grads: Tensors, loss_reads_weights: bool
     ) -> None:
-        """Decide in the first step which filters to optimise, from what was recorded."""
+        """In the first step, select the filters to optimise from the records."""
         used_taps = self._find_used_taps(gradients, grads, loss_reads_weights)
         if self.used_taps is None:
             self.used_taps = used_taps

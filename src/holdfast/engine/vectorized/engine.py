@@ -1,10 +1,10 @@
 """The vectorized engine: one batched step trains one batch of every lane.
 
-The parameters of L clients are stacked, ``[L, ...]``; the step is the method's own code under ``torch.func.vmap``; on a
-GPU it is captured in a CUDA graph and replayed, on a CPU it is recorded. Clients differ in size: a lane that has
-finished one client continues with the next. Batches differ in size too. They are padded for a method that respects the
-mask; the active lanes are then always the first n. For other methods, lanes whose batches have the same size take
-part in a step, and their weights are gathered before it and written back after it.
+The parameters of L clients are stacked, ``[L, ...]``. The step is the method's code under ``torch.func.vmap``. On a GPU
+it is captured in a CUDA graph and replayed; on a CPU it is recorded and replayed. Clients differ in size: when a lane
+has finished one client, it continues with the next. Batches also differ in size. For a method that respects the mask
+they are padded, and the active lanes are always the first n. For other methods, only lanes whose batches have the same
+size take part in a step; their weights are gathered before the step and written back after it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class VectorizedEngine:
         self.teachers: dict[str, Tensors] = {}
         self.tables: Tensors = {}
         self.schedule_arrays: dict[str, Tensor] = {}
-        # Capacities for the largest clients, so that buffers seldom move, which would invalidate compiled steps.
+        # Capacities for the largest clients, so that buffers are rarely reallocated, which would invalidate compiled
+        # steps.
         batches = -(-int(sizes.max()) // settings.batch_size)
         self.min_steps = local_steps(batches, settings.local_epochs, settings.local_steps)
         cohort = settings.clients_per_round or sizes.shape[1]
@@ -172,7 +173,7 @@ class VectorizedEngine:
         last_step = np.zeros(self.lanes, np.int64) - 1  # of each lane; decreases with the lane's number
         for slot in slots:
             last_step[slot.lane] = max(last_step[slot.lane], slot.last)
-        # Reading a result makes the host wait for the GPU, so results in lanes that are not reused are read at the end.
+        # Reading a result blocks the host until the GPU is done, so lanes that are not reused are read at the end.
         may_defer, deferred = self.settings.deadline is None, []  # type: bool, list[LaneSlot]
         final = max(ends)
         for step in range(final + 1):
@@ -196,13 +197,13 @@ class VectorizedEngine:
         yield from self._finish_clients(deferred, lr)
 
     def _prefetch(self, round: int, overlap: Overlap) -> None:
-        """Prepare the next round, and start the last model's test, while the GPU has much of this round queued."""
+        """Prepare the next round and start the test of the last model while the GPU computes the queued steps."""
         jobs = overlap.next_jobs()
         self.next_schedule = self._new_schedule(round, jobs) if jobs else None
         overlap.test_last_model()
 
     def _schedule(self, round: int, jobs: Sequence[Job]) -> RoundSchedule:
-        """The schedule of a round: the prefetched one if it fits, otherwise a new one."""
+        """The schedule of a round: the prefetched one if it is for the same jobs, otherwise a new one."""
         prefetched, self.next_schedule = self.next_schedule, None
         if prefetched is None or prefetched.round != round:
             return self._new_schedule(round, jobs)
@@ -230,7 +231,7 @@ class VectorizedEngine:
             if name in schedule.arrays:
                 schedule.arrays[name] = schedule.arrays[name].to(dtype)
         if self.graphs:
-            device = self.context.device  # copied from pinned memory, so that the host does not wait
+            device = self.context.device  # a copy from pinned memory does not block the host
             schedule.arrays = {
                 name: values.pin_memory().to(device, non_blocking=True)
                 for name, values in schedule.arrays.items()
@@ -238,7 +239,7 @@ class VectorizedEngine:
         return schedule
 
     def _load_noise(self, round: int, steps: Sequence[tuple[LaneSlot, int]]) -> None:
-        """Draw the noise of this step of the lanes that take part; ``steps`` are the clients' own numbers of it."""
+        """Draw the noise of this step of the lanes that take part; ``steps`` are its numbers within each client."""
         assert self.noise is not None
         for slot, number in steps:
             samples = len(slot.planned.ids)
@@ -247,7 +248,7 @@ class VectorizedEngine:
                 self.expected[slot.lane] = self.runner.expected_batch(samples)
 
     def _load_schedule_array(self, name: str, values: Tensor) -> None:
-        """Copy an array of the schedule to a buffer on the device, which keeps its address unless it must grow."""
+        """Copy an array of the schedule to a buffer on the device, which keeps its address unless it is too small."""
         buffer = self.schedule_arrays.get(name)
         if buffer is None or len(buffer) < len(values):
             self.step_cache.clear()  # its steps contain the old addresses
@@ -260,7 +261,7 @@ class VectorizedEngine:
     def _epoch_ends(
         self, slots: Sequence[LaneSlot], chosen: Callable[[int], bool] = lambda epoch: True
     ) -> dict[int, list[int]]:
-        """The lanes of which a ``chosen`` local epoch ends with a step, by step."""
+        """By step, the lanes in which a ``chosen`` local epoch ends with this step."""
         ends: dict[int, list[int]] = {}
         for slot in slots:
             plan = slot.planned.plan
@@ -301,20 +302,20 @@ class VectorizedEngine:
         self.conv_filters.refresh_fp16_copies(slice(min(lanes), max(lanes) + 1))
 
     def _load_optimizer_state(self, states: Sequence[Tree], lanes: Sequence[int]) -> None:
-        """Write these states of the optimiser to their lanes; an empty one stands for the initial state."""
+        """Write these states of the optimiser to their lanes; an empty state is the initial state."""
         zeros = tree_map(lambda _: self.zero, self.optimizer_state)
         write_lanes(self.optimizer_state, [state or zeros for state in states], lanes)
 
     def _allocate(self, prepared: PreparedClient, slot: LaneSlot, first: bool) -> None:
         """Allocate the lanes' carry, teachers and tables as this client needs; shapes are the same for all clients.
 
-        The ``first`` client of a round may have other shapes than those of the last round.
+        The ``first`` client of a round may have different shapes from those of the previous round.
         """
         if not _fits(prepared.carry, self.carry):
             if not first:
                 raise HoldfastError(
-                    f"{self.method.name}: client_init returns tensors of other shapes for client "
-                    f"{prepared.client.id} than for others; a carry needs the same shapes for every client"
+                    f"{self.method.name}: client_init returns tensors of different shapes for client "
+                    f"{prepared.client.id} than for other clients; the shapes must be the same for every client"
                 )
             self.step_cache.clear()  # its steps contain the old addresses
             self.carry = stack_like(prepared.carry, self.lanes)
@@ -332,8 +333,9 @@ class VectorizedEngine:
             if table is not None and table.shape[1:] != values.shape[1:]:
                 if not first:
                     raise HoldfastError(
-                        f"{self.method.name}: tables returns '{name}' with other shapes for client "
-                        f"{prepared.client.id} than for others; rows need the same shape for every client"
+                        f"{self.method.name}: tables returns '{name}' with different shapes for client "
+                        f"{prepared.client.id} than for other clients; the shapes must be the same for every "
+                        "client"
                     )
                 table = None
             if table is None or len(table) < rows:
@@ -357,7 +359,7 @@ class VectorizedEngine:
         carries = copies_of_lanes(
             self.carry, [slot.lane for slot in slots]
         )  # may be used after the lane is reused
-        finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # here the host waits for the GPU
+        finite, losses = torch.isfinite(sums).tolist(), self.loss.tolist()  # the host waits for the GPU here
         taken = self.scaling["steps"].tolist() if self.scaling else None
         for slot, carry in zip(slots, carries, strict=True):
             assert slot.prepared is not None
@@ -466,7 +468,7 @@ class VectorizedEngine:
         return tree_map(lambda value: value.index_select(0, rows), stacked)
 
     def _write_back(self, rows: Tensor | None, *pairs: tuple[Tree, Tree]) -> None:
-        """Write what a step has changed to its lanes, unless it worked on views of them."""
+        """Write the changed tensors back to their lanes, unless the step worked on views."""
         for stacked, values in pairs if rows is not None else ():
             tree_map(lambda target, value: target.index_copy_(0, rows, value), stacked, values)
 

@@ -1,9 +1,9 @@
-"""Steps recorded once and replayed without Python's overhead: a counterpart to CUDA graphs for the CPU.
+"""Steps that are recorded once and replayed without Python's overhead: the equivalent of CUDA graphs on a CPU.
 
-``vmap``, ``grad`` and autograd determine in every step which operations to compute, though they are always the same.
-A `RecordedStep` records them below these layers, as plain tensor operations, and assigns memory to their results. A
-replay thus allocates nothing and makes no views. Tensors that existed before (weights, tables,
-counters) are read and written in place, with the values that they have at the time.
+In every step, ``vmap``, ``grad`` and autograd determine which operations to compute, although these are always the
+same. A `RecordedStep` records the plain tensor operations below these layers and assigns memory to their results. A
+replay therefore allocates no memory and creates no views. Tensors that existed before the recording (weights, tables,
+counters) are read and written in place, with their current values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TENSOR_OPTIONS = {
 
 
 class NotReplayable(Exception):
-    """A step cannot be recorded: it uses a value in Python, draws random numbers or takes too much memory."""
+    """A step cannot be recorded, because it uses a value in Python, draws random numbers or needs too much memory."""
 
 
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -163,13 +163,15 @@ def _write_to(
 
 
 def _out_variant(func: Any) -> Any:
-    """The overload with the same arguments and an ``out``, if torch has a genuine one."""
+    """The overload with the same arguments and an ``out``, if torch implements one."""
     signature = _signature(func)
     for name in func.overloadpacket.overloads():
         other = getattr(func.overloadpacket, name)
         arguments = other._schema.arguments
         outs = sum(a.is_out for a in arguments)
-        genuine = torch.Tag.generated not in other.tags  # generated ones copy the usual results
+        genuine = (
+            torch.Tag.generated not in other.tags
+        )  # generated overloads copy the results of the usual one
         if genuine and outs == len(func._schema.returns) and _signature(other) == signature:
             return other
     return None
@@ -181,7 +183,7 @@ def _signature(func: Any) -> dict[str, str]:
 
 
 def _without_constants(operations: Sequence[_Operation]) -> list[_Operation]:
-    """Drop the operations that would compute the same constants again."""
+    """Drop the operations whose results are the same constants in every step."""
     writers = Counter(storage for operation in operations for storage in operation.writes)
     constant: set[int] = set()
     kept = []
@@ -209,7 +211,7 @@ def _assign_blocks(
 ) -> list[_Call]:
     """The calls of these operations, with their results in blocks of the pool.
 
-    A block is reused after the last use of its result, so that more of the memory is in the CPU's caches.
+    A block is reused after the last use of its result, so that more of the memory stays in the CPU's caches.
     """
     last_use = {storage: i for i, op in enumerate(operations) for storage in op.reads | op.writes}
     free, blocks = list(pool.blocks), dict[int, torch.UntypedStorage]()

@@ -1,7 +1,7 @@
-"""The schedule of a round: which client trains in which lane at which steps, and every lane's batches.
+"""The schedule of a round: the lane and the steps of each client, and the batches of each lane.
 
-A step trains batches of several lanes in one program, so they have one width. Either shorter batches are padded, or
-only lanes whose batches have the same number of samples take part in a step; the others wait.
+A step trains batches of several lanes in one program, so all of them have the same width. Either shorter batches are
+padded, or only lanes whose batches have the same number of samples take part in a step, and the other lanes wait.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LaneSlot:
 
 
 def assign_lanes(planned: Sequence[PlannedClient], lanes: int) -> list[LaneSlot]:
-    """Assign clients to lanes, longest first to the least loaded; busier lanes get lower numbers."""
+    """Assign clients to lanes: the longest client first, to the least loaded lane. Busier lanes have lower numbers."""
     order = sorted(range(len(planned)), key=lambda i: -planned[i].plan.steps)
     queues: list[list[int]] = [[] for _ in range(min(lanes, len(planned)))]
     loads = [(0, queue) for queue in range(len(queues))]  # a heap: the least loaded comes first
@@ -67,7 +67,7 @@ def assign_lanes(planned: Sequence[PlannedClient], lanes: int) -> list[LaneSlot]
 class RoundSchedule:
     """A round's clients in their lanes, and every lane's batches, step by step.
 
-    ``arrays`` has up to five entries: ``indices`` (the batch's sample ids and table rows, the epoch and the dropout
+    ``arrays`` has at most five entries: ``indices`` (the batch's sample ids and table rows, the epoch and the dropout
     key), ``mask`` (0 for padding; only if a batch is padded), ``draws`` (the random choices of augmentation),
     ``lanes`` (the lanes of the step's batches; without this entry, the first ones in order) and ``lr_factors`` (only
     if the learning rate varies within a round).
@@ -94,12 +94,12 @@ def schedule_round(
     lr_factors: Callable[[int], Sequence[float]] | None = None,
     granularity: int | None = None,
 ) -> RoundSchedule:
-    """Assign the clients to lanes and lay out every lane's batches, each of at most ``width`` samples.
+    """Assign the clients to lanes and arrange the batches of each lane, of at most ``width`` samples each.
 
-    With ``allow_half_width`` a step takes half as many samples per lane if no lane has more, which is often so at the
-    end of an epoch. Without ``pad``, all batches of a step have the same number of samples. ``lr_factors`` are those of
-    the learning rate in a client's steps, by their number. With ``granularity``, a step takes the smallest multiple of
-    it that suffices.
+    With ``allow_half_width`` a step has half as many samples per lane if no lane needs more, as is common at the end of
+    an epoch. Without ``pad``, all batches of a step have the same number of samples. ``lr_factors`` are those of the
+    learning rate in a client's steps, by their number. With ``granularity``, the width of a step is the smallest
+    sufficient multiple of it.
     """
     slots = assign_lanes(planned, lanes)
     where: list[Any]  # the steps and places of each slot's batches
@@ -112,7 +112,7 @@ def schedule_round(
     for slot, at in zip(slots, where, strict=True):
         sizes[at], taken[at] = slot.planned.plan.sizes, True
     real = np.arange(width) < sizes[..., None]
-    # Sample ids, table rows, epoch and dropout key are side by side, so that a step reads them at once.
+    # Sample ids, table rows, epoch and dropout key are stored together, so that a step reads them in one operation.
     indices = np.zeros((steps, lanes, 2 * width + 2), np.int64)
     draws = np.zeros((steps, lanes, width, 5) if augments else (0, 0, 0, 5), np.int16)
     lane_numbers = np.zeros((steps, lanes), np.int64)
@@ -154,10 +154,11 @@ def schedule_round(
 
 
 def _synchronise(slots: Sequence[LaneSlot], lanes: int) -> list[np.ndarray]:
-    """Move the slots' batches to steps in which all batches have the same size, in the order of each lane.
+    """Move the batches of the slots to steps in which all batches have the same size; each lane keeps its order.
 
-    A step trains the size that the fewest lanes have next: the others wait until these lanes have caught up, for
-    example with a short last batch. Returns the place of each batch among those of its step, by slot: ``[K]``.
+    A step trains the batch size that the fewest lanes need next. The other lanes wait, for example until these lanes
+    have trained a short last batch. Returns, by slot, the position of each batch among the batches of its step:
+    ``[K]``.
     """
     queues: list[list[tuple[int, int, int]]] = [
         [] for _ in range(lanes)

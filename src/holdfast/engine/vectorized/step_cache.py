@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.engine.vectorized.recorded_step import BlockPool, NotReplayable, RecordedStep
 from holdfast.kernels.building import current_trial
 
-# The memory limit of recorded steps; larger models spend their time in arithmetic, and gain little by recording.
+# The memory limit of recorded steps; larger models are limited by arithmetic and gain little from recording.
 MAX_RECORDED_BYTES = 256 * 2**20
 
 CompiledStep = Callable[[], None]
@@ -23,14 +23,14 @@ class StepCache:
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
-        self.compiled: dict[Hashable, CompiledStep | None] = {}  # None: the step runs as it is
+        self.compiled: dict[Hashable, CompiledStep | None] = {}  # None: the step is not compiled
         self._seen: set[Hashable] = set()
         self._pool = self._new_pool()
 
     def get(self, key: Hashable, step: CompiledStep, state: Callable[[], list[Tensor]]) -> CompiledStep:
         """The compiled step; on a CPU steps are compiled when they are requested for the second time.
 
-        ``state`` returns all tensors that the step changes; compiling it leaves their values as they were.
+        ``state`` returns all tensors that the step changes; compilation does not change their values.
         """
         trial = current_trial()
         if trial is not None:
@@ -52,7 +52,7 @@ class StepCache:
         return torch.cuda.graph_pool_handle() if self.cuda else BlockPool(MAX_RECORDED_BYTES)
 
     def _record(self, step: CompiledStep, state: list[Tensor]) -> CompiledStep | None:
-        """The recorded step, or None if its replay does not give the same bits."""
+        """The recorded step, or None if its replay does not compute identical values."""
         before = [t.clone() for t in state]
         try:
             recorded = RecordedStep(step, self._pool)
@@ -76,7 +76,7 @@ class StepCache:
             _restore(state, before)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        gc.disable()  # collecting another run's graph during a capture would break it
+        gc.disable()  # garbage collection of another graph would break the capture
         try:
             with torch.cuda.graph(graph, pool=self._pool):
                 step()
