@@ -12,11 +12,10 @@ import socket
 import sys
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -31,12 +30,14 @@ from holdfast.core.settings import Settings
 from holdfast.core.trees import Tree, tree_map
 from holdfast.data.preprocess import Preprocess
 from holdfast.engine.base import NO_OVERLAP, Overlap
+from holdfast.engine.chunks import Pace, choose_chunk, split_into_chunks
 from holdfast.engine.clients import Broadcast, ClientResult, DeviceData, Incident, Job
 from holdfast.methods.base import Method
 from holdfast.methods.context import RunContext
 from holdfast.updates.withheld import no_samples
 
 START_SECONDS = 120.0  # timeout for workers to start while none is training
+CHOICE_SECONDS = 1.0  # timeout after which waiting chunks are assigned anew
 MAX_DEATHS = 3  # failed workers for one chunk, after which its clients are lost for the round
 CHUNKS_PER_WORKER = 4  # balances fast and slow workers
 
@@ -146,6 +147,16 @@ class WorkerHandle:
 
     actor: Any
     starting: Any  # a reference that becomes ready when the worker has started; None from then on
+    run: str = ""  # the last run that it trained a chunk of
+    pace: Pace = field(default_factory=Pace)
+
+
+class Running(NamedTuple):
+    """A chunk that a worker trains, since ``start``."""
+
+    worker: WorkerHandle
+    chunk: int
+    start: float
 
 
 @dataclass(eq=False)
@@ -230,6 +241,7 @@ class RayEngine:
         address: str | None,
     ) -> None:
         self.device, self.deadline = context.device, settings.deadline
+        self.fixed_steps = settings.local_steps is not None
         self.pool = worker_pool(address, "GPU" if context.device.type == "cuda" else "CPU")
         clients = sizes.shape[1]
         cohort = min(settings.clients_per_round or clients, clients)
@@ -268,41 +280,48 @@ class RayEngine:
         """Train each client; results come in the order of ``jobs``."""
         model = {"params": sent.params, "buffers": sent.buffers, "payload": sent.payload}
         broadcast = ray.put({"round": sent.round} | to_arrays(model))
-        chunks = [jobs[start : start + self.chunk] for start in range(0, len(jobs), self.chunk)]
+        chunks = split_into_chunks(jobs, self.pool.size, self.chunk)
+        work = [
+            float(len(chunk) if self.fixed_steps else sum(len(job.ids) for job in chunk)) for chunk in chunks
+        ]
         deadline = None if self.deadline is None else time.monotonic() + self.deadline
-        waiting, deaths = deque(range(len(chunks))), [0] * len(chunks)
-        running: dict[Any, tuple[WorkerHandle, int]] = {}  # worker and chunk, by the reference to its results
+        waiting, deaths = list(range(len(chunks))), [0] * len(chunks)
+        running: dict[Any, Running] = {}  # by the reference to its results
         finished: dict[int, list[ClientResult | Incident]] = {}
         next_chunk = 0
         while next_chunk < len(chunks):
-            busy = [worker for worker, _ in running.values()]
-            for worker in self.pool.workers:
-                if waiting and worker.starting is None and worker not in busy:
-                    chunk = waiting.popleft()
+            for worker in self._free_workers(running):
+                place = self._choose(worker, waiting, work, running)
+                if place is not None:
+                    chunk = waiting.pop(place)
                     packed = [_map_job(to_arrays, job) for job in chunks[chunk]]
                     ref = worker.actor.train.remote(self.run, [self.setup], broadcast, packed)
-                    running[ref] = worker, chunk
-            ready = self._wait(list(running), deadline)
+                    running[ref] = Running(worker, chunk, time.monotonic())
+            ready = self._wait(list(running), deadline, bool(waiting))
             if ready is None:  # the deadline has passed
-                for worker, _ in running.values():
-                    self.pool.replace(worker)
-                late = [*waiting, *(chunk for _, chunk in running.values())]
+                for one in running.values():
+                    self.pool.replace(one.worker)
+                late = [*waiting, *(one.chunk for one in running.values())]
                 finished |= {
                     chunk: _incidents(chunks[chunk], "late", f"after {self.deadline:g} s") for chunk in late
                 }
                 waiting.clear()
                 running.clear()
             for ref in ready or ():
-                worker, chunk = running.pop(ref)
+                one = running.pop(ref)
+                worker, chunk = one.worker, one.chunk
                 try:
                     finished[chunk] = ray.get(ref)
+                    if worker.run == self.run:
+                        worker.pace.add(work[chunk], time.monotonic() - one.start)
+                    worker.run = self.run  # its first chunk includes the preparation of the run
                 except RayTaskError as error:
                     raise error.cause if isinstance(error.cause, HoldfastError) else error from None
                 except RayError:  # the worker or its machine has failed
                     self.pool.replace(worker)
                     deaths[chunk] += 1
                     if deaths[chunk] < MAX_DEATHS:
-                        waiting.appendleft(chunk)
+                        waiting.insert(0, chunk)
                         yield from _incidents(chunks[chunk], "worker died", "trained again by another")
                     else:
                         detail = f"{MAX_DEATHS} times; given up"
@@ -312,10 +331,50 @@ class RayEngine:
                     yield result if isinstance(result, Incident) else _unpack(result, self.device)
                 next_chunk += 1
 
-    def _wait(self, running: list[Any], deadline: float | None) -> list[Any] | None:
-        """References to finished work (none if only a worker has started); None if the deadline has passed."""
+    def _free_workers(self, running: Mapping[Any, Running]) -> list[WorkerHandle]:
+        """The workers that have started and do nothing, the fastest first."""
+        busy = [one.worker for one in running.values()]
+        free = [worker for worker in self.pool.workers if worker.starting is None and worker not in busy]
+        return sorted(free, key=self._speed, reverse=True)
+
+    def _speed(self, worker: WorkerHandle) -> float:
+        """The worker's speed; that of an average worker until it is measured."""
+        known = [speed for w in self.pool.workers if (speed := w.pace.speed) is not None]
+        return worker.pace.speed or (sum(known) / len(known) if known else 1.0)
+
+    def _choose(
+        self,
+        worker: WorkerHandle,
+        waiting: Sequence[int],
+        work: Sequence[float],
+        running: Mapping[Any, Running],
+    ) -> int | None:
+        """The place in ``waiting`` of the chunk that this worker should train now, if any.
+
+        In the order of the clients, since results are returned in this order, until few chunks are left.
+        """
+        if not waiting or len(waiting) > 2 * self.pool.size:
+            return 0 if waiting else None
+        now, others = time.monotonic(), []
+        for other in self.pool.workers:
+            if other is not worker and other.starting is None:
+                speed = self._speed(other)
+                # A worker that is late is expected to need as long again.
+                left = [
+                    abs(work[r.chunk] - speed * (now - r.start))
+                    for r in running.values()
+                    if r.worker is other
+                ]
+                others.append((sum(left), speed))
+        return choose_chunk([work[chunk] for chunk in waiting], self._speed(worker), others)
+
+    def _wait(self, running: list[Any], deadline: float | None, waits: bool) -> list[Any] | None:
+        """References to finished work (none if only a worker has started); None if the deadline has passed.
+
+        ``waits``: whether chunks wait for a worker, so that the choice of the worker is soon repeated.
+        """
         starting = {w.starting: w for w in self.pool.workers if w.starting is not None}
-        left = START_SECONDS
+        left = CHOICE_SECONDS if waits and running else START_SECONDS
         if deadline is not None:
             left = min(left, max(0.0, deadline - time.monotonic()))
         ready, _ = ray.wait([*running, *starting], num_returns=1, timeout=left, fetch_local=False)
