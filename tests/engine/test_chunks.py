@@ -1,6 +1,7 @@
 """Chunks of clients and their assignment to workers, against simulated rounds."""
 
 import heapq
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ def test_chunks_are_consecutive_and_become_smaller(clients, workers, largest):
     sizes = [len(chunk) for chunk in chunks]
     assert max(sizes) <= largest
     # The last chunk holds what the others leave.
-    assert all(a >= b for a, b in zip(sizes, sizes[1:-1], strict=False))
+    assert all(a >= b for a, b in pairwise(sizes[:-1]))
 
 
 def test_the_latest_chunk_has_half_of_the_weight():
@@ -80,7 +81,9 @@ def test_the_assignment_is_better_than_first_come_first_served_on_average():
 
 
 def test_a_slow_worker_leaves_the_last_chunk_to_a_fast_one():
-    assert choose_chunk([10.0], 1.0, [(5.0, 10.0)]) is None  # the other ends it after 1.5 s, this one after 10
+    assert (
+        choose_chunk([10.0], 1.0, [(5.0, 10.0)]) is None
+    )  # the other ends it after 1.5 s, this one after 10
     assert choose_chunk([10.0], 1.0, [(95.0, 10.0)]) == 0
     assert choose_chunk([10.0, 30.0], 10.0, [(0.0, 1.0)]) == 1  # the largest that fits
     assert choose_chunk([], 1.0, []) is None
