@@ -18,7 +18,7 @@ from holdfast.data.diagnosis import diagnose
 from holdfast.metrics.summary import mean_and_deviation
 from holdfast.papers.measures import measure
 from holdfast.papers.published import load_tables
-from holdfast.papers.rankings import FILE, Ranking, Score
+from holdfast.papers.rankings import FILE, MethodScore, Ranking
 from holdfast.training.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,14 +89,14 @@ def measures_of(settings: Mapping[str, Any]) -> dict[str, float]:
     return diagnose(Experiment(**settings).build_federation().label_counts())
 
 
-def ranked(values: Mapping[str, Sequence[float | None]]) -> tuple[Score, ...]:
+def ranked(values: Mapping[str, Sequence[float | None]]) -> tuple[MethodScore, ...]:
     """The methods by their mean over seeds, the best first."""
     scores = []
     for method, found in values.items():
         mean, deviation = mean_and_deviation(found)
         if mean is not None:
             spread = None if deviation is None else round(deviation, 2)
-            scores.append(Score(method, round(mean, 2), spread, len(found)))
+            scores.append(MethodScore(method, round(mean, 2), spread, len(found)))
     return tuple(sorted(scores, key=lambda score: -score.mean))
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from holdfast.metrics.summary import format_mean, mean_and_deviation
 from holdfast.papers.cells import Cell, plan
 from holdfast.papers.measures import Entry, measure
-from holdfast.papers.published import Table, load_tables
+from holdfast.papers.published import PaperTable, load_tables
 from holdfast.papers.results import Results
 from holdfast.papers.sweep import Sweep
 
@@ -125,7 +125,7 @@ def _mean(entries: Sequence[Entry], name: str) -> float:
     return float("-inf") if mean is None else mean
 
 
-def _table() -> Table:
+def _table() -> PaperTable:
     return load_tables()["fedmlp/table1"]
 
 

@@ -1,4 +1,4 @@
-"""Imports go one way: a package imports only packages below it, within functions too."""
+"""Imports go one way: a package imports only packages below it, within functions too. Class names are unique."""
 
 import ast
 from collections.abc import Iterator
@@ -83,6 +83,15 @@ def test_modules_of_a_package_make_no_cycle() -> None:
 
     for module in graph:
         visit(module, ())
+
+
+def test_class_names_are_unique() -> None:
+    modules_of: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules_of.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in modules_of.items() if len(found) > 1} == {}
 
 
 def at_run_time(path: Path) -> Iterator[tuple[str, int]]:

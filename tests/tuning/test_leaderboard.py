@@ -20,7 +20,7 @@ from holdfast.tuning import leaderboard
 from holdfast.tuning.jobs import TrainingWork
 from holdfast.tuning.leaderboard import Protocol, board, left_out, load_protocols, standings
 from holdfast.tuning.leaderboard_page import write_leaderboard
-from holdfast.tuning.results import Results
+from holdfast.tuning.results import StoredRuns
 from holdfast.tuning.space import parse_space
 
 pytestmark = pytest.mark.filterwarnings("ignore::holdfast.HoldfastWarning")
@@ -43,14 +43,14 @@ SMALL = Protocol(
 )
 
 
-def run(protocol: Protocol, folder: Path) -> Results:
+def run(protocol: Protocol, folder: Path) -> StoredRuns:
     work = TrainingWork(board(protocol), folder / "results", folder / "work", "cpu")
     assert run_jobs(work, lambda line: None)
-    return Results(folder / "results")
+    return StoredRuns(folder / "results")
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StoredRuns]:
     folder = tmp_path_factory.mktemp("board")
     return folder, run(SMALL, folder)
 
@@ -75,7 +75,9 @@ def test_every_method_is_compared_or_left_out_with_a_reason() -> None:
         assert not compared & left_out().keys()
 
 
-def test_final_runs_have_the_best_settings_other_seeds_and_the_test_set(small: tuple[Path, Results]) -> None:
+def test_final_runs_have_the_best_settings_other_seeds_and_the_test_set(
+    small: tuple[Path, StoredRuns],
+) -> None:
     _, results = small
     for method in SMALL.methods:
         trials = [run for run in results.of("trials") if run["search"] == method]
@@ -87,7 +89,7 @@ def test_final_runs_have_the_best_settings_other_seeds_and_the_test_set(small: t
         assert all(run["validation"] == 0.1 and run["seed"] == 0 for run in trials)
 
 
-def test_standings_are_the_numbers_of_the_final_runs(small: tuple[Path, Results]) -> None:
+def test_standings_are_the_numbers_of_the_final_runs(small: tuple[Path, StoredRuns]) -> None:
     _, results = small
     rows = {row.method: row for row in standings(SMALL, results)}
     target = fmean(run["curve"][-1] for run in results.of("final") if run["method"] == "fedavg")
@@ -102,7 +104,7 @@ def test_standings_are_the_numbers_of_the_final_runs(small: tuple[Path, Results]
         assert row.state == ""
 
 
-def test_repeated_it_runs_nothing(small: tuple[Path, Results]) -> None:
+def test_repeated_it_runs_nothing(small: tuple[Path, StoredRuns]) -> None:
     folder, results = small
     assert board(SMALL).jobs(results) == []
     before = (folder / "results" / "final.json").read_bytes()

@@ -20,7 +20,7 @@ from holdfast.methods import parse_method
 from holdfast.papers.rankings import load_rankings
 from holdfast.tuning.candidates import BASELINE, RECIPE, Candidate, candidates
 from holdfast.tuning.recommend import Recommendation, Trials, judge, recommend
-from holdfast.tuning.results import Results
+from holdfast.tuning.results import StoredRuns
 
 pytestmark = pytest.mark.filterwarnings("ignore::holdfast.HoldfastWarning")
 
@@ -35,7 +35,7 @@ def federation(partition: str = "dirichlet:0.3") -> hf.Federation:
 def judged(tmp_path: Path, values: dict[str, list[float | None]], less: bool = False) -> Recommendation:
     """The recommendation from these values by method and seed; None for a run that diverged."""
     trials = Trials(hf.Experiment(rounds=4), list(values), range(len(next(iter(values.values())))))
-    results = Results(tmp_path)
+    results = StoredRuns(tmp_path)
     for method, of_seeds in values.items():
         for seed, value in zip(trials.seeds, of_seeds, strict=True):
             entry: dict[str, Any] = {"hash": trials.job(method, seed).hash, "rounds": 4, "seconds": 1.0}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from holdfast.core.errors import HoldfastError
-from holdfast.tuning.space import Choice, Interval, draw_settings, parse_space
+from holdfast.tuning.space import Interval, OneOf, draw_settings, parse_space
 
 
 def test_spaces_are_read() -> None:
@@ -23,7 +23,7 @@ def test_spaces_are_read() -> None:
         "method.beta": Interval(0.1, 10, True),
         "lr": Interval(0.003, 0.1, True),
         "local_epochs": Interval(1, 5),
-        "optimizer": Choice(("sgd", "adam")),
+        "optimizer": OneOf(("sgd", "adam")),
         "x": Interval(-1, 1),
     }
     assert [parse_space([f"a={values.describe()}"])["a"] for values in space.values()] == list(space.values())

@@ -108,11 +108,11 @@ def _run(
 
 def _print_list(results: Path) -> None:
     from holdfast.tuning.leaderboard import load_protocols, standings
-    from holdfast.tuning.results import Results
+    from holdfast.tuning.results import StoredRuns
 
     rows = []
     for protocol in load_protocols().values():
-        table = standings(protocol, Results(results / protocol.key))
+        table = standings(protocol, StoredRuns(results / protocol.key))
         done = [row for row in table if row.averaged]
         first = done[0].method if done else ""
         rows.append([protocol.key, protocol.title, f"{len(done)} of {len(table)}", first])
@@ -123,12 +123,12 @@ def _print_standings(protocol: Protocol, results: Path) -> None:
     from holdfast.metrics.summary import UNKNOWN
     from holdfast.tuning.leaderboard import standings
     from holdfast.tuning.leaderboard_page import COLUMNS, cells, settings_text
-    from holdfast.tuning.results import Results
+    from holdfast.tuning.results import StoredRuns
 
     rows = [
         [row.method, *cells(row), UNKNOWN if row.published is None else f"{row.published:.2f}", settings_text(row),
          row.state]
-        for row in standings(protocol, Results(results / protocol.key))
+        for row in standings(protocol, StoredRuns(results / protocol.key))
     ]  # fmt: skip
     columns = ["method", *(f" {name}" for name in COLUMNS), " published %", "settings", ""]
     print_table(f"{protocol.key}: {protocol.title}", columns, rows)
@@ -136,13 +136,13 @@ def _print_standings(protocol: Protocol, results: Path) -> None:
 
 def _as_dicts(protocols: list[Protocol], results: Path) -> list[dict[str, object]]:
     from holdfast.tuning.leaderboard import standings
-    from holdfast.tuning.results import Results
+    from holdfast.tuning.results import StoredRuns
 
     return [
         {
             "protocol": protocol.key,
             "title": protocol.title,
-            "methods": [asdict(row) for row in standings(protocol, Results(results / protocol.key))],
+            "methods": [asdict(row) for row in standings(protocol, StoredRuns(results / protocol.key))],
         }
         for protocol in protocols
     ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.papers.cells import Cell
     from holdfast.papers.cost import Estimates
     from holdfast.papers.findings import ResultRow, TableComparison
-    from holdfast.papers.published import Table
+    from holdfast.papers.published import PaperTable
     from holdfast.papers.results import Results
     from holdfast.papers.sweep import Sweep
     from holdfast.sweeps.queue import Lease
@@ -136,7 +136,7 @@ def _print_list(results: Path, work: Path, seeds: int, status: bool, as_json: bo
 
 
 def _overview(
-    table: Table, seeds: int, stored: Results, available: set[str], estimates: Estimates
+    table: PaperTable, seeds: int, stored: Results, available: set[str], estimates: Estimates
 ) -> dict[str, Any]:
     """A table's data sets, estimated time and number of runs: all, done and blocked."""
     from holdfast.papers.cells import plan

@@ -49,7 +49,7 @@ class Kernel:
 
 
 @dataclass
-class Trial:
+class KernelTrial:
     """The recorded kernel launches, and the steps that have been run."""
 
     kernels: dict[Hashable, Kernel] = field(default_factory=dict)
@@ -67,10 +67,10 @@ class Trial:
         return lambda: None
 
 
-_trial: Trial | None = None
+_trial: KernelTrial | None = None
 
 
-def current_trial() -> Trial | None:
+def current_trial() -> KernelTrial | None:
     """The active trial."""
     return _trial
 
@@ -85,7 +85,7 @@ def can_build() -> bool:
 
 
 @contextmanager
-def trial() -> Iterator[Trial]:
+def trial() -> Iterator[KernelTrial]:
     """Within this context, kernels that are not loaded are recorded and not launched.
 
     Their outputs are zeros, so that no value derived from them is an invalid index.
@@ -96,7 +96,7 @@ def trial() -> Iterator[Trial]:
 
     current = driver.active.get_current_target()
     target = (current.backend, current.arch, current.warp_size)
-    outer, _trial = _trial, Trial()
+    outer, _trial = _trial, KernelTrial()
 
     def record(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         kernel = _kernel(fn, compile, target)

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.papers.published import Table, TableColumn
+from holdfast.papers.published import PaperTable, TableColumn
 from holdfast.papers.recorded_curves import needed_curves
 
 
@@ -51,7 +51,7 @@ def hash_of(settings: Mapping[str, Any], seed: int) -> str:
 
 
 def plan(
-    table: Table,
+    table: PaperTable,
     columns: Collection[str] | None = None,
     rows: Collection[str] | None = None,
     seeds: int = 1,

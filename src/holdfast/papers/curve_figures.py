@@ -11,7 +11,7 @@ import numpy as np
 from holdfast.papers.cells import Cell
 from holdfast.papers.formatting import anchor
 from holdfast.papers.measures import Entry, accuracies
-from holdfast.papers.published import Table
+from holdfast.papers.published import PaperTable
 from holdfast.papers.results import Results
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_PANELS = 6  # columns of one table that are drawn
 
 
-def draw_curves(table: Table, cells: Sequence[Cell], stored: Results, folder: Path) -> list[Path]:
+def draw_curves(table: PaperTable, cells: Sequence[Cell], stored: Results, folder: Path) -> list[Path]:
     """Draw a table's accuracy over rounds by column and, if any run recorded it, the distributions of forgetting."""
     runs: dict[str, dict[str, list[Entry]]] = {}  # by column and row
     for cell in cells:
@@ -64,7 +64,7 @@ def _score(runs: Mapping[str, Sequence[Entry]]) -> str:
     return f"{name}, mean of sites" if "site_mean" in entries[0]["curves"] else name
 
 
-def _accuracy_lines(table: Table, runs: Mapping[str, Sequence[Entry]]) -> list[Line]:
+def _accuracy_lines(table: PaperTable, runs: Mapping[str, Sequence[Entry]]) -> list[Line]:
     from holdfast.report.curves import mean_line
 
     lines: list[Line] = []
@@ -75,7 +75,7 @@ def _accuracy_lines(table: Table, runs: Mapping[str, Sequence[Entry]]) -> list[L
     return lines
 
 
-def _distribution_lines(table: Table, runs: Mapping[str, Sequence[Entry]], name: str) -> list[Line]:
+def _distribution_lines(table: PaperTable, runs: Mapping[str, Sequence[Entry]], name: str) -> list[Line]:
     """Cumulative distributions: the share of rounds (or of local models) that forget at most a given amount."""
     from holdfast.report.panels import Line
 
@@ -87,7 +87,7 @@ def _distribution_lines(table: Table, runs: Mapping[str, Sequence[Entry]], name:
     return lines
 
 
-def _coloured(table: Table, runs: Iterable[str]) -> list[tuple[int, str]]:
+def _coloured(table: PaperTable, runs: Iterable[str]) -> list[tuple[int, str]]:
     """The rows with runs, the paper's method and its baseline first, each with its colour in the table's figures."""
     with_runs, main = set(runs), (table.paper.baseline, table.paper.proposed)
     rows = sorted(table.rows, key=lambda row: row not in main)

@@ -13,7 +13,7 @@ from holdfast.metrics.forgetting import forgetting_degree
 from holdfast.papers.cells import Cell
 from holdfast.papers.formatting import anchor
 from holdfast.papers.measures import Entry, accuracies, mean_of_last_rounds
-from holdfast.papers.published import Drawing, Table
+from holdfast.papers.published import FigureContent, PaperTable
 from holdfast.papers.recorded_curves import LABEL_COUNTS
 from holdfast.papers.results import Results
 
@@ -35,7 +35,7 @@ CURVES = {
 """The axes of the panels that show a stored curve of each method."""
 
 
-def draw_figure(table: Table, cells: Sequence[Cell], stored: Results, folder: Path) -> Path | None:
+def draw_figure(table: PaperTable, cells: Sequence[Cell], stored: Results, folder: Path) -> Path | None:
     """Draw a figure of a paper as ``folder/PAPER-FIGURE.svg``; None if it has no run."""
     panels = figure_panels(table, cells, stored)
     if not panels:
@@ -48,7 +48,7 @@ def draw_figure(table: Table, cells: Sequence[Cell], stored: Results, folder: Pa
     return path
 
 
-def figure_panels(table: Table, cells: Sequence[Cell], stored: Results) -> list[Panel]:
+def figure_panels(table: PaperTable, cells: Sequence[Cell], stored: Results) -> list[Panel]:
     """The panels of a figure of a paper, column by column; none if it has no run."""
     drawing = table.drawing
     assert drawing is not None
@@ -65,10 +65,10 @@ def figure_panels(table: Table, cells: Sequence[Cell], stored: Results) -> list[
     return panels + (list(_swept_panels(table, drawing, columns)) if columns else [])
 
 
-def _curve_panel(name: str) -> Callable[[Table, Drawing, str, Runs], Panel]:
+def _curve_panel(name: str) -> Callable[[PaperTable, FigureContent, str, Runs], Panel]:
     """A panel with one line for each method: a stored curve over rounds, epochs or tasks."""
 
-    def panel(table: Table, drawing: Drawing, column: str, runs: Runs) -> Panel:
+    def panel(table: PaperTable, drawing: FigureContent, column: str, runs: Runs) -> Panel:
         from holdfast.report.panels import Lines
 
         x_label, y_label = CURVES[name]
@@ -82,7 +82,7 @@ def _stored_curve(entry: Entry, name: str) -> Floats:
     return accuracies(entry) if name == "accuracy" else np.array(entry["curves"][name], float)
 
 
-def _row_lines(table: Table, runs: Runs, curve: Callable[[Entry], Floats]) -> Iterator[Line]:
+def _row_lines(table: PaperTable, runs: Runs, curve: Callable[[Entry], Floats]) -> Iterator[Line]:
     """The mean over seeds of each method with runs, always in the same colour."""
     from holdfast.report.curves import mean_line
 
@@ -95,22 +95,22 @@ def _row_lines(table: Table, runs: Runs, curve: Callable[[Entry], Floats]) -> It
 # One client, class by class -------------------------------------------------------------------------------
 
 
-def _forgetting_panel(table: Table, drawing: Drawing, column: str, runs: Runs) -> Panel:
+def _forgetting_panel(table: PaperTable, drawing: FigureContent, column: str, runs: Runs) -> Panel:
     """Eq. 1 of FedKA: the share of the accuracy on a class that is lost in local training."""
     return _class_panel(table, drawing, column, runs, "forgetting degree", _degrees)
 
 
-def _local_accuracy_panel(table: Table, drawing: Drawing, column: str, runs: Runs) -> Panel:
+def _local_accuracy_panel(table: PaperTable, drawing: FigureContent, column: str, runs: Runs) -> Panel:
     return _class_panel(table, drawing, column, runs, "accuracy of the local model", _local_accuracies)
 
 
 def _class_panel(
-    table: Table,
-    drawing: Drawing,
+    table: PaperTable,
+    drawing: FigureContent,
     column: str,
     runs: Runs,
     y_label: str,
-    values: Callable[[Entry, Drawing], Floats],
+    values: Callable[[Entry, FigureContent], Floats],
 ) -> Panel:
     """A line for each method if the column is about one class, else a line for each class of the first method."""
     from holdfast.report.panels import Lines
@@ -126,7 +126,7 @@ def _class_panel(
 
 
 def _class_lines(
-    entry: Entry, drawing: Drawing, values: Callable[[Entry, Drawing], Floats]
+    entry: Entry, drawing: FigureContent, values: Callable[[Entry, FigureContent], Floats]
 ) -> Iterator[Line]:
     """A line for each class with the client's number of samples; dashed for a class that it does not have."""
     from holdfast.report.panels import Line
@@ -137,7 +137,7 @@ def _class_lines(
         yield Line(f"class {number} ({samples:,})", rounds, line, number, dashed=samples == 0)
 
 
-def _degrees(entry: Entry, drawing: Drawing) -> Floats:
+def _degrees(entry: Entry, drawing: FigureContent) -> Floats:
     """Forgetting degrees [rounds, classes], at least `LOWEST_DEGREE`."""
     before, after = (
         np.array(entry["curves"][f"{which}@{drawing.client}"], float) for which in ("before", "after")
@@ -147,11 +147,11 @@ def _degrees(entry: Entry, drawing: Drawing) -> Floats:
     return degrees
 
 
-def _local_accuracies(entry: Entry, drawing: Drawing) -> Floats:
+def _local_accuracies(entry: Entry, drawing: FigureContent) -> Floats:
     return np.array(entry["curves"][f"after@{drawing.client}"], float)
 
 
-def _label_counts_panel(table: Table, drawing: Drawing, column: str, runs: Runs) -> Panel:
+def _label_counts_panel(table: PaperTable, drawing: FigureContent, column: str, runs: Runs) -> Panel:
     from holdfast.report.panels import Bubbles
 
     counts = np.array(next(iter(runs.values()))[0]["curves"][LABEL_COUNTS], np.int64)
@@ -159,7 +159,7 @@ def _label_counts_panel(table: Table, drawing: Drawing, column: str, runs: Runs)
     return Bubbles(f"{table.columns[column].label}: samples", clients, classes, counts[None])
 
 
-PANELS: dict[str, Callable[[Table, Drawing, str, Runs], Panel]] = {
+PANELS: dict[str, Callable[[PaperTable, FigureContent, str, Runs], Panel]] = {
     **{name: _curve_panel(name) for name in CURVES},
     "forgetting": _forgetting_panel,
     "local-accuracy": _local_accuracy_panel,
@@ -171,7 +171,7 @@ PANELS: dict[str, Callable[[Table, Drawing, str, Runs], Panel]] = {
 # Over the values of a setting -----------------------------------------------------------------------------
 
 
-def _swept_panels(table: Table, drawing: Drawing, columns: Mapping[str, Runs]) -> Iterator[Panel]:
+def _swept_panels(table: PaperTable, drawing: FigureContent, columns: Mapping[str, Runs]) -> Iterator[Panel]:
     """For each swept setting a panel with the mean of the last ten rounds over the values that the columns have."""
     from holdfast.report.panels import Line, Lines
 
@@ -195,7 +195,7 @@ def _swept_panels(table: Table, drawing: Drawing, columns: Mapping[str, Runs]) -
         yield Lines(setting.replace("_", " "), setting.replace("_", " "), "accuracy", lines)
 
 
-def _swept_values(table: Table, drawing: Drawing, column: str) -> dict[str, float]:
+def _swept_values(table: PaperTable, drawing: FigureContent, column: str) -> dict[str, float]:
     row = next(iter(table.rows.values()))
     settings = table.settings_of(table.columns[column], row)
     return {name: float(settings[name].value) for name in drawing.swept}

@@ -14,12 +14,12 @@ from holdfast.papers.cells import Cell
 from holdfast.papers.measures import (
     Compute,
     Entry,
-    Measure,
+    TableMeasure,
     accuracies,
     final_accuracy,
     measure,
 )
-from holdfast.papers.published import Number, Table, Target
+from holdfast.papers.published import Number, PaperTable, Target
 from holdfast.papers.results import Results
 
 MIN_LEAD = 0.7  # share of the published lead that ours must reach
@@ -192,13 +192,13 @@ class TableComparison:
     ``targets`` maps the key of a column to the accuracy, a fraction, to which its rounds are counted.
     """
 
-    table: Table
+    table: PaperTable
     rows: Sequence[ResultRow]
     findings: Sequence[Finding]
     targets: dict[str, float]
 
 
-def compare(table: Table, cells: Sequence[Cell], results: Results) -> TableComparison:
+def compare(table: PaperTable, cells: Sequence[Cell], results: Results) -> TableComparison:
     """Compare the given cells of a table with their stored runs.
 
     A column's target accuracy is computed from all stored runs of the column, whichever cells are given.
@@ -233,7 +233,7 @@ def _completed(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if "failed" not in entry]
 
 
-def _target_accuracy(table: Table, column: str, entries: dict[str, list[Entry]]) -> float | None:
+def _target_accuracy(table: PaperTable, column: str, entries: dict[str, list[Entry]]) -> float | None:
     """The accuracy, a fraction, to which the rounds of a column are counted; None if it is not known yet."""
     completed = {row: _completed(runs) for row, runs in entries.items()}
     if table.target is None or not any(completed.values()):
@@ -254,11 +254,11 @@ def _share_of_mean(target: Target, values: Sequence[float]) -> float | None:
 
 
 def _result_row(
-    table: Table,
+    table: PaperTable,
     column: str,
     row: str,
     entries: Sequence[Entry],
-    measures: Sequence[Measure],
+    measures: Sequence[TableMeasure],
     target: float | None,
 ) -> ResultRow:
     published = table.published.get((row, column), [None] * len(measures))
@@ -283,7 +283,9 @@ def _by_seed(entries: Sequence[Entry], compute: Compute, target: float | None) -
     return {seed: value for seed, value in values.items() if value is not None}
 
 
-def _findings(table: Table, rows: Sequence[ResultRow], measures: Sequence[Measure]) -> list[Finding]:
+def _findings(
+    table: PaperTable, rows: Sequence[ResultRow], measures: Sequence[TableMeasure]
+) -> list[Finding]:
     by_key = {(row.column, row.row): row for row in rows}
     findings = []
     for column in table.columns:
@@ -308,7 +310,7 @@ Lead = tuple[Literal["lead", "speed-up"], float, Score, Score | None]
 """Kind, published lead, and our scores: of the last round and of the mean of the last ten."""
 
 
-def _lead(one: Measure, a: Value, b: Value, table: Table) -> Lead | None:
+def _lead(one: TableMeasure, a: Value, b: Value, table: PaperTable) -> Lead | None:
     """The lead of ``a`` over ``b``.
 
     None if the measure has no criterion, a number is missing, no seed is shared, or ``a`` does not lead in the paper.

@@ -6,23 +6,23 @@ import math
 
 from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
 from holdfast.papers.findings import Finding, ResultRow, Score, Value
-from holdfast.papers.measures import Measure
-from holdfast.papers.published import Table
+from holdfast.papers.measures import TableMeasure
+from holdfast.papers.published import PaperTable
 
 
-def anchor(table: Table) -> str:
+def anchor(table: PaperTable) -> str:
     """The name of a table in links and in the names of its files."""
     return table.id.replace("/", "-")
 
 
-def format_published(value: Value, measure: Measure) -> str:
+def format_published(value: Value, measure: TableMeasure) -> str:
     """``52.61 ± 1.20``, ``never``, or a dash if the paper has no number."""
     if value.published is None:
         return UNKNOWN
     return _number(value.published.value, value.published.deviation, measure.digits)
 
 
-def format_ours(value: Value, measure: Measure, row: ResultRow) -> str:
+def format_ours(value: Value, measure: TableMeasure, row: ResultRow) -> str:
     """The same for our runs, or ``not measured``, ``failed`` if training diverged, a dash if there is no run."""
     if measure.not_measured:
         return "not measured"
@@ -31,13 +31,13 @@ def format_ours(value: Value, measure: Measure, row: ResultRow) -> str:
     return _number(value.ours, value.deviation, measure.digits)
 
 
-def format_averaged(value: Value, measure: Measure) -> str:
+def format_averaged(value: Value, measure: TableMeasure) -> str:
     """The mean of the last ten rounds, or nothing where it is not computed."""
     mean, deviation = mean_and_deviation(value.averaged.values())
     return "" if mean is None else _number(mean, deviation, measure.digits)
 
 
-def format_difference(value: Value, measure: Measure) -> str:
+def format_difference(value: Value, measure: TableMeasure) -> str:
     """Ours minus published with its sign, or nothing if either is missing."""
     return "" if value.difference is None else f"{value.difference:+.{measure.digits}f}"
 

@@ -31,7 +31,7 @@ Returns None if the run did not record what the number needs.
 
 
 @dataclass(frozen=True)
-class Measure:
+class TableMeasure:
     """A number that a table prints.
 
     Attributes:
@@ -53,7 +53,7 @@ class Measure:
     not_measured: str | None = None
 
 
-def measure(name: str) -> Measure:
+def measure(name: str) -> TableMeasure:
     """The measure with this name in a table's YAML.
 
     ``accuracy@30`` is the accuracy at round 30, ``rounds@0.9`` the rounds to 0.9 of the target accuracy, ``site@va``
@@ -61,10 +61,10 @@ def measure(name: str) -> Measure:
     """
     kind, _, number = name.partition("@")
     if number and kind == "site":
-        return Measure(number, 1, None, lambda entry, _: _percent(entry["final"]["sites"].get(number)))
+        return TableMeasure(number, 1, None, lambda entry, _: _percent(entry["final"]["sites"].get(number)))
     if number and kind == "accuracy":
         at = int(number)
-        return Measure(
+        return TableMeasure(
             f"accuracy % at round {at}",
             1,
             "points",
@@ -73,7 +73,7 @@ def measure(name: str) -> Measure:
         )
     if number and kind == "rounds":
         share = float(number)
-        return Measure(
+        return TableMeasure(
             f"rounds to {number} A",
             0,
             "rounds",
@@ -148,35 +148,39 @@ def _final(name: str) -> Compute:
     return compute
 
 
-def _published_only(label: str, digits: int, reason: str) -> Measure:
-    return Measure(label, digits, None, lambda entry, target: None, not_measured=reason)
+def _published_only(label: str, digits: int, reason: str) -> TableMeasure:
+    return TableMeasure(label, digits, None, lambda entry, target: None, not_measured=reason)
 
 
 SECOND_LAYER = "the released network does not have the second layer of 128 units that these numbers are about"
 
-MEASURES: dict[str, Measure] = {
-    "accuracy": Measure(
+MEASURES: dict[str, TableMeasure] = {
+    "accuracy": TableMeasure(
         "accuracy %",
         2,
         "points",
         lambda entry, _: _percent(final_accuracy(entry)),
         averaged=lambda entry, _: _percent(mean_of_last_rounds(entry)),
     ),
-    "site-mean": Measure("mean of sites %", 2, "points", lambda entry, _: _percent(final_accuracy(entry))),
-    "own-site": Measure("own site %", 2, None, lambda entry, _: _percent(entry["final"].get("own_site"))),
-    "forgetting": Measure("forgetting", 2, "lower", _final("forgetting")),
-    "rounds": Measure("rounds to target", 0, "rounds", _rounds, basis=FIRST_ROUND),
-    "rounds-to-baseline": Measure("rounds to FedAvg's last accuracy", 0, None, _rounds),
-    "speedup": Measure("speed-up", 1, "speed-up", _speedup, basis=FIRST_ROUND),
-    "accuracy-at-target": Measure("accuracy % at that round", 2, None, _at_target),
-    "A_sel": Measure("A_sel %", 2, "points", _stream("A_sel"), basis=EPOCHS),
-    "A_loc": Measure("A_loc %", 2, "points", _stream("A_loc"), basis=EPOCHS),
-    "A_glo": Measure("A_glo %", 2, "points", _stream("A_glo"), basis=EPOCHS),
-    "A_pro": Measure("A_pro %", 2, "points", _stream("A_pro"), basis=EPOCHS),
-    "A_loc_t": Measure("A_loc-t %", 2, "points", _stream("A_loc_t"), basis=EPOCHS),
-    "A_glo_t": Measure("A_glo-t %", 2, "points", _stream("A_glo_t"), basis=EPOCHS),
-    "alignment-local": Measure("fc 512, local", 3, "higher", _final("alignment_local")),
-    "alignment-global": Measure("fc 512, global", 3, "higher", _final("alignment_global")),
+    "site-mean": TableMeasure(
+        "mean of sites %", 2, "points", lambda entry, _: _percent(final_accuracy(entry))
+    ),
+    "own-site": TableMeasure(
+        "own site %", 2, None, lambda entry, _: _percent(entry["final"].get("own_site"))
+    ),
+    "forgetting": TableMeasure("forgetting", 2, "lower", _final("forgetting")),
+    "rounds": TableMeasure("rounds to target", 0, "rounds", _rounds, basis=FIRST_ROUND),
+    "rounds-to-baseline": TableMeasure("rounds to FedAvg's last accuracy", 0, None, _rounds),
+    "speedup": TableMeasure("speed-up", 1, "speed-up", _speedup, basis=FIRST_ROUND),
+    "accuracy-at-target": TableMeasure("accuracy % at that round", 2, None, _at_target),
+    "A_sel": TableMeasure("A_sel %", 2, "points", _stream("A_sel"), basis=EPOCHS),
+    "A_loc": TableMeasure("A_loc %", 2, "points", _stream("A_loc"), basis=EPOCHS),
+    "A_glo": TableMeasure("A_glo %", 2, "points", _stream("A_glo"), basis=EPOCHS),
+    "A_pro": TableMeasure("A_pro %", 2, "points", _stream("A_pro"), basis=EPOCHS),
+    "A_loc_t": TableMeasure("A_loc-t %", 2, "points", _stream("A_loc_t"), basis=EPOCHS),
+    "A_glo_t": TableMeasure("A_glo-t %", 2, "points", _stream("A_glo_t"), basis=EPOCHS),
+    "alignment-local": TableMeasure("fc 512, local", 3, "higher", _final("alignment_local")),
+    "alignment-global": TableMeasure("fc 512, global", 3, "higher", _final("alignment_global")),
     "alignment-local-2": _published_only("fc 128, local", 3, SECOND_LAYER),
     "alignment-global-2": _published_only("fc 128, global", 3, SECOND_LAYER),
 }

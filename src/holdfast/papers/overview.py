@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.metrics.summary import mean_and_deviation
 from holdfast.papers.findings import TableComparison, Value
-from holdfast.papers.measures import Measure, measure
+from holdfast.papers.measures import TableMeasure, measure
 from holdfast.papers.published import Overview, Paper
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ TOO_MANY_TIMES = 8  # a measure whose largest value is so many times its smalles
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FederationResult:
     """Published numbers and ours in one federation, each of the baseline and of the paper's method."""
 
     label: str
@@ -33,9 +33,9 @@ class Comparison:
 
 def compared(
     paper: Paper, overview: Overview, name: str, tables: Sequence[TableComparison]
-) -> list[Comparison]:
+) -> list[FederationResult]:
     """The federations of the overview's tables in which the two methods have this measure, published and ours."""
-    found: dict[str, Comparison] = {}
+    found: dict[str, FederationResult] = {}
     for comparison in tables:
         table = comparison.table
         if table.key not in overview.tables or table.paper is not paper:
@@ -49,7 +49,7 @@ def compared(
             published = tuple(value.published.value for value in values if value.published is not None)
             ours = tuple(number for value in values if (number := _ours(value)) is not None)
             if len(published) == len(ours) == 2 and all(map(math.isfinite, (*published, *ours))):
-                found.setdefault(column.label, Comparison(column.label, published, ours))
+                found.setdefault(column.label, FederationResult(column.label, published, ours))
     return list(found.values())
 
 
@@ -93,7 +93,7 @@ def _labels(paper: Paper, tables: Sequence[TableComparison]) -> tuple[str, str]:
 
 
 def _draw_panel(
-    axes: Axes, shown: Measure, federations: Sequence[Comparison], names: tuple[str, str]
+    axes: Axes, shown: TableMeasure, federations: Sequence[FederationResult], names: tuple[str, str]
 ) -> None:
     from matplotlib.ticker import LogLocator
 

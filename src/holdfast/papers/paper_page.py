@@ -19,7 +19,7 @@ from holdfast.papers.formatting import (
     format_score,
 )
 from holdfast.papers.measures import measure
-from holdfast.papers.published import Paper, Setting, Table
+from holdfast.papers.published import Paper, PaperTable, Setting
 
 MARKS = ("†", "‡", "§", "¶")
 
@@ -48,7 +48,7 @@ class Section:
     figures: Sequence[Path]
 
     @property
-    def table(self) -> Table:
+    def table(self) -> PaperTable:
         return self.comparison.table
 
     @property
@@ -187,7 +187,7 @@ def _marks(comparison: TableComparison) -> dict[str, str]:
     return dict(zip(reasons, MARKS, strict=False))
 
 
-def _not_measured(table: Table) -> list[str]:
+def _not_measured(table: PaperTable) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for one in map(measure, table.measures):
         if one.not_measured:
@@ -226,7 +226,7 @@ def _grid(comparison: TableComparison, positions: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def _settings(table: Table) -> str:
+def _settings(table: PaperTable) -> str:
     """A list of the settings that the paper does not print."""
     settings = list(table.settings.items())
     settings += [(row.label, row.method) for row in table.rows.values() if row.method is not None]

@@ -96,7 +96,7 @@ class Exclusion:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class FigureContent:
     """What a figure of a paper shows.
 
     Attributes:
@@ -117,7 +117,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table of a paper, or a figure or a search for settings, which have no published numbers.
 
     Attributes:
@@ -141,7 +141,7 @@ class Table:
     target: Target | None = None
     exclusions: Sequence[Exclusion] = ()
     notes: Sequence[str] = ()
-    drawing: Drawing | None = None
+    drawing: FigureContent | None = None
 
     @property
     def id(self) -> str:
@@ -218,14 +218,14 @@ class Paper:
 
 
 @cache
-def load_tables() -> Mapping[str, Table]:
+def load_tables() -> Mapping[str, PaperTable]:
     """The tables and figures of the papers and of the recipe by id, followed by the searches."""
     tables = [table for paper in (*PAPERS, RECIPE) for table in _read(paper)]
     tables.sort(key=lambda table: table.is_search)
     return {table.id: table for table in tables}
 
 
-def select_tables(name: str) -> list[Table]:
+def select_tables(name: str) -> list[PaperTable]:
     """The table or figure with this id, or all that a prefix names: ``fedntd``, ``fedntd/table1``."""
     tables = load_tables()
     if name in tables:
@@ -260,7 +260,7 @@ def _matches(name: str, key: str) -> bool:
     return key == name or key.startswith(f"{name}:")
 
 
-def _read(key: str) -> list[Table]:
+def _read(key: str) -> list[PaperTable]:
     content = _content(key)
     rows = _rows(content["rows"])
     paper = Paper(
@@ -344,7 +344,7 @@ def _table(
     columns: Mapping[str, TableColumn],
     rows: Mapping[str, TableRow],
     settings: Settings,
-) -> Table:
+) -> PaperTable:
     column_keys, measures = table["columns"], table["measures"]
     published = {
         (row, column): _numbers(cell, len(measures), f"{paper.key}/{key}, {row}, {column}")
@@ -353,7 +353,7 @@ def _table(
     }
     main = (paper.proposed, paper.baseline)
     default = [main] if set(main) <= set(table["published"]) else []
-    return Table(
+    return PaperTable(
         paper=paper,
         key=key,
         title=table["title"],
@@ -379,8 +379,8 @@ def _figure(
     columns: Mapping[str, TableColumn],
     rows: Mapping[str, TableRow],
     settings: Settings,
-) -> Table:
-    return Table(
+) -> PaperTable:
+    return PaperTable(
         paper=paper,
         key=key,
         title=figure["title"],
@@ -391,7 +391,9 @@ def _figure(
         findings=(),
         settings=settings,
         notes=figure.get("notes", ()),
-        drawing=Drawing(**{one.name: figure[one.name] for one in fields(Drawing) if one.name in figure}),
+        drawing=FigureContent(
+            **{one.name: figure[one.name] for one in fields(FigureContent) if one.name in figure}
+        ),
     )
 
 
@@ -401,9 +403,9 @@ def _search(
     table: dict[str, Any],
     columns: Mapping[str, TableColumn],
     settings: Settings,
-) -> Table:
+) -> PaperTable:
     rows = {text: TableRow(text, text, Setting(text, "tuned-by-us"), {}) for text in table["candidates"]}
-    return Table(
+    return PaperTable(
         paper=paper,
         key=key,
         title=table["title"],

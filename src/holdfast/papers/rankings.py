@@ -16,7 +16,7 @@ SAME_REGIME = 0.05  # largest distance of two settings in one regime: about what
 
 
 @dataclass(frozen=True)
-class Score:
+class MethodScore:
     """A method's mean over seeds, in percent, with its deviation unless there is one seed only."""
 
     method: str
@@ -41,7 +41,7 @@ class Ranking:
     score: str
     measures: Mapping[str, float]
     streaming: bool
-    scores: tuple[Score, ...]
+    scores: tuple[MethodScore, ...]
 
 
 @cache
@@ -49,7 +49,7 @@ def load_rankings() -> tuple[Ranking, ...]:
     """Every ranking, as ``benchmarks/rankings.py`` collected them from the stored results."""
     rows: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
     return tuple(
-        Ranking(**row | {"scores": tuple(Score(**score) for score in row["scores"])}) for row in rows
+        Ranking(**row | {"scores": tuple(MethodScore(**score) for score in row["scores"])}) for row in rows
     )
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from holdfast.papers.measures import Entry, accuracies, mean_of_last_rounds
-from holdfast.papers.published import RECIPE, Table, load_tables
+from holdfast.papers.published import RECIPE, PaperTable, load_tables
 from holdfast.papers.results import Results
 
 SEARCHES = (f"{RECIPE}/search-cifar10", f"{RECIPE}/search-fashion-mnist")
@@ -79,7 +79,7 @@ class CandidateScores:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RecipeChoice:
     """The result of the rule on the stored searches.
 
     Attributes:
@@ -97,7 +97,7 @@ class Choice:
     chosen: CandidateScores | None
 
 
-def choose(stored: Results) -> Choice:
+def choose(stored: Results) -> RecipeChoice:
     """Apply the rule to the stored runs."""
     runs, federations = _runs(SEARCHES, stored)
     without_skew, iid_federations = _runs(IID_SEARCHES, stored)
@@ -120,7 +120,9 @@ def choose(stored: Results) -> Choice:
     near = _near(candidates)
     fewest = min((one.parts for one in near), default=0)
     chosen = next((one for one in near if one.parts == fewest and one.costs_nothing), None)
-    return Choice(federations, iid_federations, tuple(candidates), tuple(one.method for one in near), chosen)
+    return RecipeChoice(
+        federations, iid_federations, tuple(candidates), tuple(one.method for one in near), chosen
+    )
 
 
 def _runs(searches: Sequence[str], stored: Results) -> tuple[dict[str, dict[str, Scored]], tuple[str, ...]]:
@@ -161,7 +163,7 @@ def fluctuation(entry: Entry) -> float:
     return float(100 * np.diff(curve[len(curve) // 2 :]).std())
 
 
-def search_entries(table: Table, stored: Results) -> dict[tuple[str, str], list[Entry]]:
+def search_entries(table: PaperTable, stored: Results) -> dict[tuple[str, str], list[Entry]]:
     """The stored runs of a search by column and candidate."""
     found: dict[tuple[str, str], list[Entry]] = {}
     for cell in stored.of_table(table):

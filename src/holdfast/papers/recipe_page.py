@@ -10,11 +10,11 @@ import numpy as np
 
 from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
 from holdfast.papers.measures import accuracies, mean_of_last_rounds
-from holdfast.papers.published import RECIPE, Table, load_tables
+from holdfast.papers.published import RECIPE, PaperTable, load_tables
 from holdfast.papers.recipe_choice import (
     MARGIN,
     SEARCHES,
-    Choice,
+    RecipeChoice,
     choose,
     search_entries,
 )
@@ -133,7 +133,7 @@ def recipe_page(stored: Results, folder: Path, images: Path) -> str:
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
-def _scores(choice: Choice) -> str:
+def _scores(choice: RecipeChoice) -> str:
     """Every candidate, the best first."""
     iid = [f"{name}, against FedAvg" for name in choice.iid_federations]
     columns = [*choice.federations, "score", *iid]
@@ -149,7 +149,7 @@ def _scores(choice: Choice) -> str:
     return "\n".join(lines)
 
 
-def _outcome(choice: Choice) -> str:
+def _outcome(choice: RecipeChoice) -> str:
     """The result of the rule, in sentences."""
     missing = [one.method for one in choice.candidates if one.score is None]
     if missing:
@@ -182,7 +182,7 @@ def _outcome(choice: Choice) -> str:
     return " ".join(sentences)
 
 
-def _fluctuation(choice: Choice) -> str:
+def _fluctuation(choice: RecipeChoice) -> str:
     by_method = {one.method: one for one in choice.candidates}
     lines = [
         f"| fluctuation, points | {' | '.join(choice.federations)} |",
@@ -197,7 +197,7 @@ def _fluctuation(choice: Choice) -> str:
     return "\n".join(lines)
 
 
-def _ablation(choice: Choice) -> str:
+def _ablation(choice: RecipeChoice) -> str:
     """The ablation table: accuracy, and forgetting in brackets."""
     by_method = {one.method: one for one in choice.candidates}
     lines = [
@@ -218,7 +218,7 @@ def _ablation(choice: Choice) -> str:
     return "\n".join(lines) + f"\n\n{PARTS}"
 
 
-def _losses(choice: Choice) -> str:
+def _losses(choice: RecipeChoice) -> str:
     """The federations of the search in which another candidate leads by more than the margin."""
     chosen = choice.chosen
     if chosen is None:
@@ -283,7 +283,7 @@ def _tables(stored: Results) -> str:
     return "\n".join(lines)
 
 
-def _means(table: Table, stored: Results) -> dict[tuple[str, str], list[float]]:
+def _means(table: PaperTable, stored: Results) -> dict[tuple[str, str], list[float]]:
     """The means of the last ten rounds of every run of a table, in percent, by column and row."""
     means: dict[tuple[str, str], list[float]] = {}
     for cell in stored.of_table(table):

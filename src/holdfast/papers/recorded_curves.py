@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.metrics.summary import mean_and_deviation
 from holdfast.papers.measures import LAST_EPOCHS
-from holdfast.papers.published import Drawing
+from holdfast.papers.published import FigureContent
 
 OF_LOCALS = {"local-in": "local_in", "local-out": "local_out"}  # keys of a record
 BY_TASK = {"A_sel-by-task": "A_sel", "A_sel_t-by-task": "A_sel_t"}  # keys of a record of a stream
@@ -22,7 +22,7 @@ LABEL_COUNTS = "label-counts"
 Record = Mapping[str, Any]
 
 
-def needed_curves(drawing: Drawing) -> tuple[str, ...]:
+def needed_curves(drawing: FigureContent) -> tuple[str, ...]:
     """The names of what a figure needs of each of its runs."""
     of_panels = [name for name in drawing.panels if name in OF_LOCALS or name in BY_TASK]
     if drawing.client is not None:

@@ -17,7 +17,7 @@ from holdfast.core.schema import validate_content
 from holdfast.core.settings import with_current_names
 from holdfast.papers.cells import Cell, hash_of, plan
 from holdfast.papers.measures import Entry
-from holdfast.papers.published import Table, TableColumn
+from holdfast.papers.published import PaperTable, TableColumn
 from holdfast.papers.recorded_curves import record_curves
 from holdfast.report.loading import read_federation
 from holdfast.runs import RunDirectory
@@ -67,7 +67,7 @@ class Results:
                     file.write(b"test")
 
     def of_table(
-        self, table: Table, columns: Collection[str] | None = None, rows: Collection[str] | None = None
+        self, table: PaperTable, columns: Collection[str] | None = None, rows: Collection[str] | None = None
     ) -> list[Cell]:
         """The cells of a table for the first seed, and those for further seeds that have been run.
 

@@ -22,7 +22,7 @@ from holdfast.papers.cells import Cell, plan
 from holdfast.papers.cost import MICROSECONDS, SITES, data_sets
 from holdfast.papers.figure_panels import draw_figure
 from holdfast.papers.findings import compare
-from holdfast.papers.published import Table
+from holdfast.papers.published import PaperTable
 from holdfast.papers.results import Results
 from holdfast.papers.results_page import write_page
 from holdfast.papers.sweep import Sweep
@@ -45,7 +45,7 @@ TWO_PHASES = (
 )  # methods that need an epoch for the classifier and one for the body
 
 
-def smoke(folder: Path, tables: Sequence[Table]) -> Iterator[str]:
+def smoke(folder: Path, tables: Sequence[PaperTable]) -> Iterator[str]:
     """Run a few small cells of each table in an empty folder, and yield a line for each table.
 
     Results, the comparison with the published numbers and the page are produced as for the real runs.
@@ -67,7 +67,9 @@ def smoke(folder: Path, tables: Sequence[Table]) -> Iterator[str]:
         yield "the page"
 
 
-def select_cells(tables: Sequence[Table], paths: Mapping[str, Path]) -> list[tuple[Table, list[Cell]]]:
+def select_cells(
+    tables: Sequence[PaperTable], paths: Mapping[str, Path]
+) -> list[tuple[PaperTable, list[Cell]]]:
     """Small cells that cover every table, every method of a paper and every kind of column, small models first."""
     planned = []
     for table in tables:

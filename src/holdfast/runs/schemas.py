@@ -9,7 +9,7 @@ Numbers = list[Number]
 Matrix = Annotated[list[Numbers], RECTANGULAR]
 
 
-class Incident(TypedDict, total=False):
+class IncidentEntry(TypedDict, total=False):
     """A client's failure in a round, and its cause."""
 
     client: int
@@ -77,7 +77,7 @@ class Seconds(TypedDict, total=False):
     total: Number
 
 
-class Validation(TypedDict, total=False):
+class ValidationEntry(TypedDict, total=False):
     """Tests of the global model, or of local models, by K clients on their own validation samples.
 
     Further keys are the metrics' names: the mean over the clients, weighted by their samples.
@@ -111,7 +111,7 @@ class Record(TypedDict, total=False):
     out_local: Number
     bytes_down: int
     bytes_up: int
-    incidents: list[Incident] | None
+    incidents: list[IncidentEntry] | None
     stream: Stream | None
     probe: ProbeMetrics
     accuracy: Number
@@ -119,8 +119,8 @@ class Record(TypedDict, total=False):
     class_accuracy: Numbers | None  # [C]
     domain_accuracy: dict[str, Number] | None
     forgetting: Number
-    validation: Validation  # of the global model
-    local_validation: Validation  # of each participant's local model
+    validation: ValidationEntry  # of the global model
+    local_validation: ValidationEntry  # of each participant's local model
     stopped_early: bool  # after this round
     seconds: Seconds
 
@@ -162,13 +162,13 @@ class StoredProbe(TypedDict, total=False):
     pairs: Pairs
 
 
-class Task(TypedDict, total=False):
+class TaskEntry(TypedDict, total=False):
     """The task of a run, with its options."""
 
     name: str
 
 
-class Metric(TypedDict, total=False):
+class MetricEntry(TypedDict, total=False):
     """A user-defined metric, given as a function."""
 
     name: Required[str]
@@ -187,8 +187,8 @@ class StoredExperiment(TypedDict, total=False):
     shape: list[int]
     hash: str
     engine: str
-    task: Task | None
-    metrics: list[str | Metric] | None
+    task: TaskEntry | None
+    metrics: list[str | MetricEntry] | None
     versions: dict[str, Any]
 
 

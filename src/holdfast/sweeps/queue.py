@@ -25,7 +25,7 @@ HEARTBEAT = 5.0  # seconds between two renewals
 STALE = 60.0  # seconds without a renewal after which a lease has expired
 
 
-class Job(Protocol):
+class QueuedJob(Protocol):
     """A piece of work: ``hash`` identifies it, ``label`` is its name in messages."""
 
     @property
@@ -70,7 +70,7 @@ class Queue:
             self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def lease(self, job: Job) -> Iterator[bool]:
+    def lease(self, job: QueuedJob) -> Iterator[bool]:
         """Hold a job inside the context; yields False if another process holds it."""
         path = self.folder / f"{job.hash}.json"
         if not self._acquire(path, job):
@@ -92,7 +92,7 @@ class Queue:
         leases = (_read(path) for path in sorted(self.folder.glob("*.json")))
         return [lease for lease in leases if lease is not None]
 
-    def _acquire(self, path: Path, job: Job) -> bool:
+    def _acquire(self, path: Path, job: QueuedJob) -> bool:
         with locks.hold(self.folder / ".lock"):  # between reading a lease, removing it and writing a new one
             lease = _read(path)
             if lease is not None and not lease.alive:

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from holdfast.core.errors import HoldfastError, warning_printer
-from holdfast.sweeps.queue import Job, Queue
+from holdfast.sweeps.queue import Queue, QueuedJob
 
 EXIT_JOB_FAILED = 20  # exit code of a worker that could not run a job and has logged why
 POLL_SECONDS = 0.2  # between two polls for new jobs while other workers are running
@@ -64,7 +64,7 @@ class Work(Protocol):
         """Where jobs are leased."""
         ...
 
-    def pending(self) -> Sequence[Job]:
+    def pending(self) -> Sequence[QueuedJob]:
         """The jobs without a result on the disk that can be run now, the most urgent first."""
         ...
 

@@ -24,7 +24,7 @@ from holdfast.sweeps.queue import Queue
 from holdfast.sweeps.workers import DIVERGED, Log, ProgressLog, run_jobs
 from holdfast.training.experiment import Experiment
 from holdfast.tuning import results as stored
-from holdfast.tuning.results import Results
+from holdfast.tuning.results import StoredRuns
 from holdfast.tuning.validation import judged_on_validation
 
 CACHED_FEDERATIONS = 4
@@ -74,11 +74,11 @@ class TrainingJob:
 class Plan(Protocol):
     """The runs of a search; later ones may depend on the results of earlier ones."""
 
-    def jobs(self, results: Results) -> list[TrainingJob]:
+    def jobs(self, results: StoredRuns) -> list[TrainingJob]:
         """The jobs without a result that can be run now, the most urgent first."""
         ...
 
-    def discarded(self, results: Results) -> list[str]:
+    def discarded(self, results: StoredRuns) -> list[str]:
         """The folders of runs that are not continued, whose checkpoints can be deleted."""
         ...
 
@@ -212,8 +212,8 @@ class TrainingWork:
         return self.deadline is not None and time.time() >= self.deadline
 
     @cached_property
-    def _results(self) -> Results:
-        return Results(self.results)
+    def _results(self) -> StoredRuns:
+        return StoredRuns(self.results)
 
     @cached_property
     def _federations(self) -> dict[str, Federation]:

@@ -17,7 +17,7 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.training.experiment import Experiment
 from holdfast.tuning import halving
 from holdfast.tuning.jobs import TrainingJob
-from holdfast.tuning.results import Entry, Results, last_value, mean_of_last
+from holdfast.tuning.results import Entry, StoredRuns, last_value, mean_of_last
 from holdfast.tuning.search import Search
 from holdfast.tuning.space import parse_space
 from holdfast.tuning.tune import final_jobs
@@ -118,11 +118,11 @@ class Board:
     protocol: Protocol
     methods: tuple[str, ...]
 
-    def jobs(self, results: Results) -> list[TrainingJob]:
+    def jobs(self, results: StoredRuns) -> list[TrainingJob]:
         """The jobs without a result that can be run now, method by method."""
         return [job for method in self.methods for job in self._jobs_of(method, results)]
 
-    def discarded(self, results: Results) -> list[str]:
+    def discarded(self, results: StoredRuns) -> list[str]:
         """The folders of trials that are not continued."""
         return [folder for search in self.searches.values() for folder in search.discarded(results)]
 
@@ -141,7 +141,7 @@ class Board:
             if protocol.budget
         }
 
-    def final(self, method: str, results: Results) -> list[TrainingJob]:
+    def final(self, method: str, results: StoredRuns) -> list[TrainingJob]:
         """The final runs of a method; none as long as its search is not complete, or if all settings diverged."""
         protocol = self.protocol
         if not protocol.budget:
@@ -165,7 +165,7 @@ class Board:
             for job in final_jobs(search, results, protocol.seeds)
         ]
 
-    def _jobs_of(self, method: str, results: Results) -> list[TrainingJob]:
+    def _jobs_of(self, method: str, results: StoredRuns) -> list[TrainingJob]:
         if self.protocol.budget:
             trials = self.searches[method].jobs(results)
             if trials:
@@ -231,7 +231,7 @@ class Standing:
     state: str
 
 
-def standings(protocol: Protocol, results: Results) -> list[Standing]:
+def standings(protocol: Protocol, results: StoredRuns) -> list[Standing]:
     """Every method of a protocol, the best mean of the last rounds first; those without a run come last."""
     tried = {run["search"] for run in results.of("trials")} | {run["method"] for run in results.of("final")}
     whole = board(protocol, tried & protocol.methods.keys())
@@ -242,13 +242,13 @@ def standings(protocol: Protocol, results: Results) -> list[Standing]:
     return sorted(rows, key=lambda row: -fmean(row.averaged) if row.averaged else math.inf)
 
 
-def _final_entries(whole: Board, method: str, results: Results) -> list[Entry]:
+def _final_entries(whole: Board, method: str, results: StoredRuns) -> list[Entry]:
     found = (results.get(job.hash) for job in whole.final(method, results))
     return [entry for entry in found if entry is not None]
 
 
 def _standing(
-    whole: Board, method: str, entries: Sequence[Entry], target: float | None, results: Results
+    whole: Board, method: str, entries: Sequence[Entry], target: float | None, results: StoredRuns
 ) -> Standing:
     protocol = whole.protocol
     learnt = [entry for entry in entries if "failed" not in entry]
@@ -271,7 +271,7 @@ def _first_round(entry: Entry, target: float) -> float:
     return math.inf if reached is None else float(reached)
 
 
-def _state(whole: Board, method: str, entries: Sequence[Entry], learnt: int, results: Results) -> str:
+def _state(whole: Board, method: str, entries: Sequence[Entry], learnt: int, results: StoredRuns) -> str:
     """The missing runs of a method, as text."""
     protocol = whole.protocol
     if not entries:

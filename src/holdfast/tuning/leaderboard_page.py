@@ -10,7 +10,7 @@ from statistics import fmean
 from holdfast.core import files
 from holdfast.metrics.summary import UNKNOWN, format_mean, mean_and_deviation
 from holdfast.tuning.leaderboard import BASELINE, Protocol, Standing, left_out, load_protocols, standings
-from holdfast.tuning.results import Results
+from holdfast.tuning.results import StoredRuns
 
 HEAD = """# Leaderboard
 
@@ -43,7 +43,7 @@ COLUMNS = ("mean of last ten %", "last round %", "forgetting", "to FedAvg's", "s
 
 def write_leaderboard(results: Path, page: Path) -> None:
     """Write the page from the stored results, a folder for each protocol."""
-    sections = (_section(protocol, Results(results / key)) for key, protocol in load_protocols().items())
+    sections = (_section(protocol, StoredRuns(results / key)) for key, protocol in load_protocols().items())
     parts = [HEAD, _left_out(), *sections]
     with files.writing(page):
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def settings_text(row: Standing) -> str:
     )
 
 
-def _section(protocol: Protocol, results: Results) -> str:
+def _section(protocol: Protocol, results: StoredRuns) -> str:
     rows = standings(protocol, results)
     columns = list(COLUMNS)
     if protocol.published:

@@ -27,7 +27,7 @@ from holdfast.training.experiment import Experiment
 from holdfast.tuning.candidates import BASELINE, Candidate, candidates
 from holdfast.tuning.folder import claim
 from holdfast.tuning.jobs import TrainingJob, TrainingWork, run_all, silent
-from holdfast.tuning.results import Results, mean_of_last, measure_of
+from holdfast.tuning.results import StoredRuns, mean_of_last, measure_of
 from holdfast.tuning.search import judged, validation_share
 
 ROUNDS, SEEDS = 30, 5
@@ -99,12 +99,12 @@ class Trials:
             note={"method": method},
         )
 
-    def jobs(self, results: Results) -> list[TrainingJob]:
+    def jobs(self, results: StoredRuns) -> list[TrainingJob]:
         """The runs without a result, seed by seed."""
         made = [self.job(method, seed) for seed in self.seeds for method in self.methods]
         return [job for job in made if results.get(job.hash) is None]
 
-    def discarded(self, results: Results) -> list[str]:
+    def discarded(self, results: StoredRuns) -> list[str]:
         """None: all runs are whole."""
         return []
 
@@ -157,11 +157,11 @@ def recommend(
         work.refuse_early([trials.job(method, experiment.seed) for method in methods])
         claim(folder, "recommendation", replace(experiment, method=BASELINE), {}, whole)
         run_all(work, log or (log_line if progress else silent))
-        return judge(trials, chosen, Results(folder), left_out)
+        return judge(trials, chosen, StoredRuns(folder), left_out)
 
 
 def judge(
-    trials: Trials, chosen: Sequence[Candidate], results: Results, left_out: Sequence[str] = ()
+    trials: Trials, chosen: Sequence[Candidate], results: StoredRuns, left_out: Sequence[str] = ()
 ) -> Recommendation:
     """The recommendation that follows from the results of all runs."""
     entries = {

@@ -26,7 +26,7 @@ Entry = Mapping[str, Any]
 """A stored run."""
 
 
-class Results:
+class StoredRuns:
     """The stored runs in a folder, by their hash; ``refresh`` reads what other processes have added."""
 
     def __init__(self, folder: str | Path) -> None:

@@ -16,8 +16,8 @@ from holdfast.training.experiment import Experiment
 from holdfast.training.experiment_entries import place
 from holdfast.tuning import halving
 from holdfast.tuning.jobs import TrainingJob
-from holdfast.tuning.results import Entry, Results, score
-from holdfast.tuning.space import Choice, Interval, Space, draw_settings
+from holdfast.tuning.results import Entry, StoredRuns, score
+from holdfast.tuning.space import Interval, OneOf, Space, draw_settings
 
 FIXED = (
     *settings_with(Role.SOURCE, Role.FEDERATION, Role.MACHINE, Role.LIMIT),
@@ -101,7 +101,7 @@ class Search:
             note={"search": self.label, "trial": trial.number, "changes": dict(trial.changes)},
         )
 
-    def entries(self, results: Results) -> list[list[Entry | None]]:
+    def entries(self, results: StoredRuns) -> list[list[Entry | None]]:
         """``[rungs][trials]``: the stored results."""
         return [[results.get(hash) for hash in of_rung] for of_rung in self._hashes]
 
@@ -109,22 +109,22 @@ class Search:
     def _hashes(self) -> list[list[str]]:
         return [[self.job(trial, rung).hash for trial in self.trials] for rung in range(len(self.stops))]
 
-    def scores(self, results: Results) -> list[list[float | None]]:
+    def scores(self, results: StoredRuns) -> list[list[float | None]]:
         """``[rungs][trials]``: the scores that are known."""
         return [
             [None if entry is None else score(entry) for entry in of_rung]
             for of_rung in self.entries(results)
         ]
 
-    def jobs(self, results: Results) -> list[TrainingJob]:
+    def jobs(self, results: StoredRuns) -> list[TrainingJob]:
         """The trials that can be run now, each up to its next rung."""
         return [self.job(self.trials[t], rung) for rung, t in halving.remaining(self.scores(results))]
 
-    def discarded(self, results: Results) -> list[str]:
+    def discarded(self, results: StoredRuns) -> list[str]:
         """The folders of discarded trials."""
         return [self.job(self.trials[t], 0).folder for t in halving.discarded(self.scores(results))]
 
-    def best(self, results: Results) -> Trial:
+    def best(self, results: StoredRuns) -> Trial:
         """The trial with the best score at the last rung of a complete search."""
         scores = self.scores(results)
         trial, rung = halving.ranking(scores)[0]
@@ -166,8 +166,8 @@ def _check_space(experiment: Experiment, space: Space) -> None:
                 raise HoldfastError(f"{key}={values.describe()} is not possible: {error}") from None
 
 
-def _extremes(values: Interval | Choice) -> Sequence[Any]:
-    return values.values if isinstance(values, Choice) else (values.low, values.high)
+def _extremes(values: Interval | OneOf) -> Sequence[Any]:
+    return values.values if isinstance(values, OneOf) else (values.low, values.high)
 
 
 def _with(experiment: Experiment, changes: Mapping[str, Any]) -> Experiment:

@@ -41,7 +41,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """One of several values."""
 
     values: tuple[Any, ...]
@@ -54,13 +54,13 @@ class Choice:
         return f"[{','.join(map(str, self.values))}]"
 
 
-Space = Mapping[str, Interval | Choice]
+Space = Mapping[str, Interval | OneOf]
 """Settings, as in ``--set``, and the values they may have."""
 
 
-def parse_space(written: Sequence[str]) -> dict[str, Interval | Choice]:
+def parse_space(written: Sequence[str]) -> dict[str, Interval | OneOf]:
     """The space written as ``["lr=0.003..0.1:log", "method.beta=[0.5,1,2]"]``."""
-    space: dict[str, Interval | Choice] = {}
+    space: dict[str, Interval | OneOf] = {}
     for text in written:
         key, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not key or not values:
@@ -73,7 +73,7 @@ def parse_space(written: Sequence[str]) -> dict[str, Interval | Choice]:
     return space
 
 
-def _values(text: str, key: str, values: str) -> Interval | Choice:
+def _values(text: str, key: str, values: str) -> Interval | OneOf:
     found = _RANGE.match(values)
     if found is None:
         choices = parse_value(values, f"'{text}'")
@@ -81,7 +81,7 @@ def _values(text: str, key: str, values: str) -> Interval | Choice:
             raise HoldfastError(
                 f"the values of {key} are '{values}'; they must be a range or a list, such as {EXAMPLE}"
             )
-        return Choice(tuple(choices))
+        return OneOf(tuple(choices))
     low, high = (parse_value(found[end].strip(), f"'{text}'") for end in ("low", "high"))
     for end in (low, high):
         if isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end):

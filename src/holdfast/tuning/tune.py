@@ -27,16 +27,16 @@ from holdfast.training.experiment import Experiment
 from holdfast.tuning import halving
 from holdfast.tuning.folder import claim
 from holdfast.tuning.jobs import TrainingJob, TrainingWork, run_all, silent
-from holdfast.tuning.results import Entry, Results, last_value, mean_of_last, measure_of
+from holdfast.tuning.results import Entry, StoredRuns, last_value, mean_of_last, measure_of
 from holdfast.tuning.search import Search, Trial
-from holdfast.tuning.space import Choice, Interval, parse_space
+from holdfast.tuning.space import Interval, OneOf, parse_space
 
 if TYPE_CHECKING:
     import pandas
 
 BEST = "best.yaml"
 
-Given = Sequence[str] | Mapping[str, str | Sequence[Any] | Interval | Choice]
+Given = Sequence[str] | Mapping[str, str | Sequence[Any] | Interval | OneOf]
 """A space as the command line has it, ``["lr=0.01..1:log"]``, or as a mapping, ``{"lr": "0.01..1:log"}``."""
 
 
@@ -115,23 +115,23 @@ class TuningPlan:
     search: Search
     final_seeds: int
 
-    def jobs(self, results: Results) -> list[TrainingJob]:
+    def jobs(self, results: StoredRuns) -> list[TrainingJob]:
         """The jobs without a result that can be run now."""
         remaining = self.search.jobs(results)
         if remaining or not self.final_seeds or not _is_complete(self.search, results):
             return remaining
         return [job for job in self.final_jobs(results) if results.get(job.hash) is None]
 
-    def final_jobs(self, results: Results) -> list[TrainingJob]:
+    def final_jobs(self, results: StoredRuns) -> list[TrainingJob]:
         """The runs with the best settings."""
         return final_jobs(self.search, results, self.final_seeds)
 
-    def discarded(self, results: Results) -> list[str]:
+    def discarded(self, results: StoredRuns) -> list[str]:
         """The folders of discarded trials."""
         return self.search.discarded(results)
 
 
-def final_jobs(search: Search, results: Results, seeds: int) -> list[TrainingJob]:
+def final_jobs(search: Search, results: StoredRuns, seeds: int) -> list[TrainingJob]:
     """The runs with the best settings of a complete search, with new seeds, on the same federation."""
     given, best = search.experiment, search.best(results)
     experiment = as_given(best.experiment, given)
@@ -153,7 +153,7 @@ def final_jobs(search: Search, results: Results, seeds: int) -> list[TrainingJob
     ]
 
 
-def _is_complete(search: Search, results: Results) -> bool:
+def _is_complete(search: Search, results: StoredRuns) -> bool:
     return not halving.remaining(search.scores(results))
 
 
@@ -252,17 +252,17 @@ def _written(space: Given) -> list[str]:
         return list(space)
     texts = []
     for key, values in space.items():
-        if isinstance(values, (Interval, Choice)):
+        if isinstance(values, (Interval, OneOf)):
             texts.append(f"{key}={values.describe()}")
         elif isinstance(values, str):
             texts.append(f"{key}={values}")
         else:
-            texts.append(f"{key}={Choice(tuple(values)).describe()}")
+            texts.append(f"{key}={OneOf(tuple(values)).describe()}")
     return texts
 
 
 def _summary(plan: TuningPlan, work: TrainingWork, kept: bool) -> Tuning:
-    results, search = Results(work.results), plan.search
+    results, search = StoredRuns(work.results), plan.search
     entries = search.entries(results)
     best = search.best(results)
     table = [
