@@ -77,10 +77,10 @@ def test_an_experiment_trains_with_fewer_samples_and_its_file_repeats_it(tmp_pat
     [
         ({"client": 4}, "client is 4; it must be from 0 to 3"),
         ({"label": -1}, "label is -1; it must be from 0 to 5"),
-        ({"keeps": [3, 5]}, r"keeps is \[3, 5\]; it must descend, to 0 at the least, from at most"),
-        ({"keeps": [500, 0]}, "the samples of class 0 that client 1 holds"),
-        ({"keeps": [1, -1]}, "to 0 at the least"),
-        ({"keeps": []}, "it must descend"),
+        ({"keeps": [3, 5]}, r"keeps is \[3, 5\]; its numbers must not increase, and must be from 0 to"),
+        ({"keeps": [500, 0]}, "of samples of class 0 that client 1 holds"),
+        ({"keeps": [1, -1]}, "must be from 0 to"),
+        ({"keeps": []}, "its numbers must not increase"),
         ({"keeps": "all"}, "keeps is 'all'; it must be a list of whole numbers"),
     ],
 )
@@ -106,3 +106,29 @@ def test_a_stream_loses_no_samples(federation):
 def test_an_experiment_with_an_incomplete_removal_is_refused(stream, sentence):
     with pytest.raises(HoldfastError, match=sentence):
         Experiment.from_mapping({"data": "digits", "stream": stream})
+
+
+def test_validation_samples_leave_every_stage(federation):
+    from holdfast.data.validation import hold_out
+
+    less = hf.remove_samples(federation, client=1, label=0, keeps=[20, 5, 0])
+    held = hold_out(less, 0.2, seed=0)
+    assert not np.isin(held.validation, held.indices).any()
+    assert len(np.unique(held.validation)) == len(held.validation)
+    for client in range(4):
+        own = held.validation[held.validation_offsets[client] : held.validation_offsets[client + 1]]
+        assert np.isin(own, federation.client(client)).all()
+        assert len(own) == round(0.2 * len(less.client(client, 0)))
+        for stage in range(3):
+            kept = np.setdiff1d(less.client(client, stage), own)
+            np.testing.assert_array_equal(np.sort(held.client(client, stage)), kept)
+
+
+def test_numbers_of_numpy_and_schedules_as_text(federation, tmp_path):
+    numbers = {"client": np.int64(1), "label": np.int64(0), "keeps": np.array([7, 2])}
+    made = hf.remove_samples(federation, **numbers, schedule="every-n:3")
+    assert made.schedule == hf.EveryN(3, 2)
+    made.save(tmp_path / "less.json")
+    assert Federation.load(tmp_path / "less.json", federation.dataset).hash == made.hash
+    with pytest.raises(HoldfastError, match="its numbers must not increase, and must be from 0 to"):
+        hf.remove_samples(federation, client=1, label=0, keeps=[2, 7])

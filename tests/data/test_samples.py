@@ -172,7 +172,7 @@ def test_types_that_numpy_lacks(dtype, kept):
     ("make", "words"),
     [
         (lambda: Dataset.from_arrays(X, Y, X), "x_test and y_test must be given together, or both be left out"),
-        (lambda: Dataset.from_arrays(X, Y, test=1), "test is 1; it must be a share below 1, such as 0.2"),
+        (lambda: Dataset.from_arrays(X, Y, test=1), "test is 1; it must be a share of at least 0 and below 1"),
         (lambda: Dataset.from_arrays(X, Y[:3]), "x has 20 samples, but y has 3 targets"),
         (
             lambda: Dataset.from_arrays(X, list("ab") * 10),

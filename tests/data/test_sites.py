@@ -1,6 +1,7 @@
 """Federations from data at several sites: one client each, statistics gathered by site, sentences for what differs."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, HoldfastWarning
 from holdfast.data.dataset import Dataset
 from holdfast.data.sites import concatenate, federation_from_sites
 from holdfast.training.train import train
@@ -49,6 +50,15 @@ def assert_same(one, other):
     assert one.hash == other.hash
 
 
+def test_a_site_without_the_first_class_is_not_reported():
+    x, y = np.ones((20, 3), np.float32), np.arange(20) % 3
+    with warnings.catch_warnings(action="error"):
+        federation_from_sites({"a": (x, np.maximum(y, 1)), "b": (x, y)})
+    with pytest.warns(HoldfastWarning, match="the labels begin at 1") as seen:
+        federation_from_sites({"a": (x, np.maximum(y, 1)), "b": (x, np.maximum(y, 1))})
+    assert len(seen) == 1
+
+
 def test_sites_without_test_samples_train_on_validation_samples():
     federation = federation_from_sites(clinics(), target="ill", test=0)
     assert not len(federation.dataset.y_test)
@@ -59,12 +69,12 @@ def test_sites_without_test_samples_train_on_validation_samples():
     with pytest.raises(
         HoldfastError, match="has no test samples, and no client has validation samples; give test"
     ):
-        train("fedavg", "linear", federation, **options, evaluate_locals=False)
-    with pytest.raises(
-        HoldfastError, match=r"evaluate_locals needs test samples, .* use evaluate_locals=False"
-    ):
-        train("fedavg", "linear", federation, **options, validation=0.3)
-    run = train("fedavg", "linear", federation, **options, validation=0.3, evaluate_locals=False)
+        train("fedavg", "linear", federation, **options)
+    run = train("fedavg", "linear", federation, **options, validation=0.3)
+    assert not run.experiment["evaluate_locals"]
+    with pytest.raises(HoldfastError, match="this run has no test on a test set"):
+        run.class_accuracy
+    assert run.domain_accuracy == {}
     assert "accuracy" not in run.records[-1]
     assert 0 <= run.records[-1]["validation"]["accuracy"] <= 1
 
@@ -249,7 +259,7 @@ X, Y = arrays(0, 10)
         ({"a": (X, Y)}, TABLES, "target is an option for tables, but the sites' data are not tables"),
         ({"a": (X, Y)}, {"drop": ["x"]}, "drop is an option for tables"),
         ({"a": (X, Y)}, {"test": "fold"}, "test is 'fold'; for data other than tables it must be a share"),
-        ({"a": (X, Y)}, {"test": 2}, "site 'a': test is 2; it must be a share below 1, such as 0.2"),
+        ({"a": (X, Y)}, {"test": 2}, "site 'a': test is 2; it must be a share of at least 0 and below 1"),
         ({"a": (X, Y[:3])}, {}, "site 'a': x has 10 samples, but y has 3 targets"),
         ({"a": (X, Y), "b": (X[:, :3], Y)}, {}, "site 'a' has samples of shape (4,), site 'b' (3,); they must be"),
         ({"a": (X, Y), "b": ((X * 9).astype(int), Y)}, {}, "samples of type torch.float32, site 'b' torch.int64"),

@@ -348,3 +348,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         failed = CliRunner().invoke(app, [*words, *more])
         assert failed.exit_code == 2
         assert told in failed.output + failed.stderr
+
+
+def test_data_without_test_samples_is_tuned_on_validation_samples():
+    x = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)
+    federation = hf.federate(hf.Dataset.from_arrays(x, np.arange(90) % 3, test=0), "iid", clients=3)
+    options = {"rounds": 2, "progress": False}
+    tuned = hf.tune(
+        "fedavg",
+        "linear",
+        federation,
+        space={"lr": [0.1, 0.2]},
+        budget=2,
+        validation=0.2,
+        final_seeds=1,
+        **options,
+    )
+    assert len(tuned.final) == 1
+    assert 0 <= tuned.final[0].value <= 1
+    assert hf.train(**tuned_arguments(tuned)).validation().shape == (2,)
+    recommended = hf.recommend("linear", federation, lr=0.1, seeds=2, **options)
+    assert not recommended.left_out
+
+
+def tuned_arguments(tuned):
+    return {"method": "fedavg", "model": "linear", "federation": tuned.experiment.build_federation(), "rounds": 2,
+            "validation": tuned.experiment.validation, "progress": False}  # fmt: skip

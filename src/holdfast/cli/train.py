@@ -159,6 +159,8 @@ def _train(
 def _summary(run: Run) -> dict[str, Any]:
     from holdfast.core.measures import measures, score_measure
 
+    if not any(measure.name in record for record in run.records for measure in measures(run.experiment)):
+        return _validation_summary(run)
     domains, score = run.domain_accuracy, score_measure(run.experiment).name
     return {
         "run": str(run.path),
@@ -168,6 +170,25 @@ def _summary(run: Run) -> dict[str, Any]:
         "forgetting": run.forgetting if len(run.class_score) > 1 else None,
         f"class_{score}": run.class_score[-1].tolist(),
         **({"domain_accuracy": {k: float(v[-1]) for k, v in domains.items()}} if domains else {}),
+        **_costs(run),
+    }
+
+
+def _validation_summary(run: Run) -> dict[str, Any]:
+    """The summary of a run without a test set."""
+    from holdfast.core.measures import measures
+
+    return {
+        "run": str(run.path),
+        "method": run.experiment["method"]["name"],
+        "rounds": len(run.records),
+        "validation": {m.name: float(run.validation(m.name)[-1]) for m in measures(run.experiment)},
+        **_costs(run),
+    }
+
+
+def _costs(run: Run) -> dict[str, Any]:
+    return {
         "seconds": sum(record["seconds"]["total"] for record in run.records),
         "engine": run.experiment["engine"],
         "peak_bytes": run.peak_bytes,
@@ -179,9 +200,10 @@ def _print_run(run: Run) -> None:
     from holdfast.core.measures import measures, score_measure
 
     summary = _summary(run)
-    tested = "  ".join(f"{m.name} {m.text(summary[m.name])}" for m in measures(run.experiment))
+    prefix, values = ("validation ", summary["validation"]) if "validation" in summary else ("", summary)
+    tested = "  ".join(f"{prefix}{m.name} {m.text(values[m.name])}" for m in measures(run.experiment))
     forgetting = ""
-    if summary["forgetting"] is not None:
+    if summary.get("forgetting") is not None:
         forgetting = f"  forgetting {score_measure(run.experiment).text(summary['forgetting'])}"
     peak = "" if run.peak_bytes is None else f", {run.peak_bytes / 2**30:.1f} GiB at most"
     out = console()

@@ -82,6 +82,11 @@ def _use_onednn(use: bool) -> None:
         _onednn_off = not use
 
 
+def restore_onednn() -> None:
+    """Switch oneDNN on again after a run in half precision."""
+    _use_onednn(True)
+
+
 def bfloat16_unavailable(device: torch.device) -> str | None:
     """The reason why the device does not compute in bfloat16, or None if it does, as every CPU."""
     if device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False):

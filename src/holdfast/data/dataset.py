@@ -184,8 +184,7 @@ class Dataset:
         the numbers from 0 to the largest label. ``preprocess`` defaults to scaling images to 0..1.
 
         Without ``x_test`` and ``y_test``, a share ``test`` of each class, or of each quarter of the numbers, becomes
-        the test set, drawn by ``seed``; with ``test=0`` it is empty, as it may also be
-        given, and runs on the data set need validation samples.
+        the test set, drawn by ``seed``. An empty test set is allowed (``test=0``); runs then need validation samples.
         """
         if x_test is None and y_test is None:
             from holdfast.data.samples import draw_test_share
@@ -221,16 +220,8 @@ class Dataset:
         fields: dict[str, Any] = samples | _targets(**raw, task=chosen, names=names, groups=known)
         dataset = cls(name, **fields, preprocess=preprocess or Preprocess(), groups=known)
         dataset.preprocess.check(dataset.shape)
-        if names is None and dataset.task.name == "multiclass":
-            lowest = min(int(y.min()) for y in (dataset.y_train, dataset.y_test) if len(y))
-            if lowest:
-                warnings.warn(
-                    f"the labels begin at {lowest}, and labels count classes from 0: the data set has "
-                    f"{dataset.num_classes} classes, {lowest} of them without samples; subtract {lowest} from the "
-                    "labels, or pass the names as classes",
-                    HoldfastWarning,
-                    stacklevel=2,
-                )
+        if names is None:
+            warn_of_first_label(dataset)
         return dataset
 
     @classmethod
@@ -382,6 +373,21 @@ def _names(given: Sequence[str] | np.ndarray, what: str) -> tuple[str, ...]:
         twice = next(name for name in names if names.count(name) > 1)
         raise HoldfastError(f"{what} must differ, but '{twice}' occurs more than once")
     return names
+
+
+def warn_of_first_label(dataset: Dataset) -> None:
+    """Warn if the labels do not begin at 0, since the classes before the first label then have no samples."""
+    if dataset.task.name != "multiclass":
+        return
+    lowest = min(int(y.min()) for y in (dataset.y_train, dataset.y_test) if len(y))
+    if lowest:
+        warnings.warn(
+            f"the labels begin at {lowest}, and labels count classes from 0: the data set has {dataset.num_classes} "
+            f"classes, {lowest} of them without samples; subtract {lowest} from the labels, or pass the names as "
+            "classes",
+            HoldfastWarning,
+            stacklevel=3,
+        )
 
 
 def _is_empty(values: ArrayLike | Tensor) -> bool:

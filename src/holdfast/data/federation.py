@@ -222,7 +222,7 @@ class Federation:
         chosen = _as_ids(ids, "validation data")
         _need_once(chosen, "validation data", len(self.dataset.y_train))
         held = np.isin(self.indices, chosen)
-        if int(held.sum()) != len(chosen):
+        if not np.isin(chosen, self.indices).all():
             stray = np.setdiff1d(chosen, self.indices)
             raise HoldfastError(
                 f"sample {stray[0]} of the validation data is not among the training samples of any client"
@@ -246,12 +246,14 @@ class Federation:
                     f"client {found[0]} would have no {kind} samples; of its {sizes[found[0]]} samples, "
                     f"{held_sizes[found[0]]} are validation data"
                 )
+        ids = self.indices[held]
+        once = np.sort(np.unique(ids, return_index=True)[1])  # a stream may repeat samples
         return replace(
             self,
             indices=self.indices[~held],
             offsets=offsets_of(np.bincount(cell[~held], minlength=len(self.offsets) - 1)),
-            validation=self.indices[held],
-            validation_offsets=offsets_of(held_sizes),
+            validation=ids[once],
+            validation_offsets=offsets_of(np.bincount(owner[held][once], minlength=self.clients)),
         )
 
     def save(self, path: str | Path) -> None:

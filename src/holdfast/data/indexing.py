@@ -55,7 +55,7 @@ def draw_per_class(labels: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
 def check_test_share(share: object) -> None:
     """Raise unless it is a share of samples that leaves some for training; 0 leaves all."""
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
-        raise HoldfastError(f"test is {share!r}; it must be a share below 1, such as 0.2 or 0")
+        raise HoldfastError(f"test is {share!r}; it must be a share of at least 0 and below 1, such as 0.2")
 
 
 def stratified_split(

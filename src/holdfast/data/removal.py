@@ -13,7 +13,7 @@ from holdfast.core.random import generator
 from holdfast.core.spec import validate
 from holdfast.data.federation import Federation
 from holdfast.data.indexing import offsets_of
-from holdfast.data.schedules import EveryN, StageSchedule
+from holdfast.data.schedules import EveryN, StageSchedule, given_schedule
 
 REMOVAL = "removal"
 """The name of this kind of stream in files."""
@@ -25,7 +25,7 @@ def remove_samples(
     client: int,
     label: int,
     keeps: Sequence[int],
-    schedule: StageSchedule | None = None,
+    schedule: StageSchedule | str | None = None,
 ) -> Federation:
     """A stream in which one client keeps fewer samples of a class at each stage; everything else stays the same.
 
@@ -41,26 +41,26 @@ def remove_samples(
     Args:
         federation: the data before any removal, which is not a stream.
         client: the client that loses samples.
-        label: the class of these samples.
+        label: the class of these samples; for tasks without classes, their stratum.
         keeps: for each stage the number of them that the client has, in descending order; at most those it holds.
         schedule: the stage that each round trains; one round for each by default, and the last one to the end.
     """
     if federation.schedule is not None:
         raise HoldfastError("samples cannot be removed from a stream; give a federation without stages")
+    client, label = (_integer(name, value) for name, value in (("client", client), ("label", label)))
+    keeps = validate("keeps", np.asarray(keeps).tolist(), tuple[int, ...])
     for name, value, count in (
         ("client", client, federation.clients),
         ("label", label, federation.dataset.num_classes),
     ):
-        validate(name, value, int)
         if not 0 <= value < count:
             raise HoldfastError(f"{name} is {value}; it must be from 0 to {count - 1}")
-    keeps = validate("keeps", keeps, tuple[int, ...])
     own = federation.client(client)
     of_class = np.flatnonzero(federation.dataset.strata_train[own] == label)
     if not keeps or list(keeps) != sorted(keeps, reverse=True) or keeps[-1] < 0 or keeps[0] > len(of_class):
         raise HoldfastError(
-            f"keeps is {list(keeps)}; it must descend, to 0 at the least, from at most {len(of_class)}, the samples of "
-            f"class {label} that client {client} holds"
+            f"keeps is {list(keeps)}; its numbers must not increase, and must be from 0 to {len(of_class)}, the number "
+            f"of samples of class {label} that client {client} holds"
         )
     order = generator(federation.partition.get("seed", 0), REMOVAL).permutation(of_class)
     remaining = [np.delete(own, order[count:]) for count in keeps]
@@ -76,5 +76,9 @@ def remove_samples(
         offsets=offsets_of(np.array([len(part) for part in parts])),
         stages=len(keeps),
         partition=federation.partition | {"stream": described},
-        schedule=schedule or EveryN(1, len(keeps)),
+        schedule=given_schedule(schedule, len(keeps)) or EveryN(1, len(keeps)),
     )
+
+
+def _integer(name: str, value: object) -> int:
+    return int(validate(name, value.item() if isinstance(value, np.integer) else value, int))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.spec import PositiveCount, build, validate_fields
+from holdfast.core.spec import PositiveCount, build, parse_text, validate_fields
 
 
 class StageSchedule(Protocol):
@@ -94,6 +94,13 @@ def describe_schedule(schedule: StageSchedule) -> dict[str, Any]:
 def schedule_from(description: Mapping[str, Any]) -> StageSchedule:
     """The built-in schedule that `describe_schedule` described."""
     return build(SCHEDULES, description, "stage schedule", "every-n:10")
+
+
+def given_schedule(schedule: StageSchedule | str | None, stages: int) -> StageSchedule | None:
+    """A schedule, or that of a text such as ``every-n:10``."""
+    if isinstance(schedule, str):
+        return schedule_from({"stages": stages, **parse_text(schedule, "stage schedule", ("n",))})
+    return schedule
 
 
 def check_schedule(schedule: StageSchedule, stages: int, rounds: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,14 @@ import torch
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.spec import named
-from holdfast.data.dataset import Dataset, Group
+from holdfast.data.dataset import Dataset, Group, warn_of_first_label
 from holdfast.data.federation import Federation, federate
 from holdfast.data.partitions import BySite
 from holdfast.data.samples import draw_test_share, read_items
 from holdfast.data.sources.formats import read_npz
 from holdfast.data.tables.dataset import CLASS_TASKS, dataset_from_tables, is_site_table
 from holdfast.data.tables.table import SUFFIXES
+from holdfast.tasks.base import numbered
 
 TABLE_OPTIONS = ("categorical", "drop", "transformer", "classes", "task")
 
@@ -76,8 +78,13 @@ def federation_from_sites(
         raise HoldfastError(f"{given} is an option for tables, but the sites' data are not tables")
     if isinstance(test, str):
         raise HoldfastError(f"test is '{test}'; for data other than tables it must be a share, such as 0.2")
-    parts = {site: _dataset(source, site, test, seed) for site, source in sites.items()}
-    return federate(concatenate(parts, name or "custom"), BySite(), seed=seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the labels begin at")  # other sites may have the classes before
+        parts = {site: _dataset(source, site, test, seed) for site, source in sites.items()}
+    dataset = concatenate(parts, name or "custom")
+    if dataset.classes == numbered(dataset.num_classes):
+        warn_of_first_label(dataset)
+    return federate(dataset, BySite(), seed=seed)
 
 
 def list_sites(folder: Path) -> dict[str, Path]:

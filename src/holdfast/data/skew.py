@@ -176,6 +176,8 @@ def _transformed(images: Tensor, domains: Ints, transforms: list[_Transform], se
 
 def _rotated(x: Tensor, degrees: float) -> Tensor:
     """Rotate images about their centre, keeping the aspect ratio; pixels from outside the image are black."""
+    if not len(x):
+        return x
     height, width = x.shape[-2:]
     angle = np.deg2rad(degrees)
     cos, sin = np.cos(angle), np.sin(angle)

@@ -23,7 +23,7 @@ from holdfast.data.federation import (
 from holdfast.data.indexing import Ints, offsets_of, ranges, shuffled_by_class
 from holdfast.data.partitions import Assignment, Partition, SamplePool, parse_partition, partition_from
 from holdfast.data.removal import REMOVAL, remove_samples
-from holdfast.data.schedules import GlobalEpochs, StageSchedule
+from holdfast.data.schedules import GlobalEpochs, StageSchedule, given_schedule
 from holdfast.data.skew import FeatureSkew, LongTail
 
 
@@ -38,7 +38,7 @@ def stream(
     joins: ArrayLike | None = None,
     leaves: ArrayLike | None = None,
     cumulative: bool = False,
-    schedule: StageSchedule | None = None,
+    schedule: StageSchedule | str | None = None,
     seed: int = 0,
     public: float | ArrayLike = 0.0,
     long_tail: LongTail | None = None,
@@ -65,7 +65,7 @@ def stream(
         joins: the first stage of each client, ``[clients]``; it has no tasks before.
         leaves: the stage from which each client no longer takes part, ``[clients]``; ``tasks_per_client`` for never.
         cumulative: whether clients keep the data of earlier stages.
-        schedule: the stage that each round trains; `GlobalEpochs` by default.
+        schedule: the stage that each round trains, such as ``"every-n:10"``; `GlobalEpochs` by default.
         seed, public, long_tail, skew: as for `federate`.
     """
     if clients is None:
@@ -113,7 +113,7 @@ def stream(
             tasks_per_client,
             public_ids,
             description | describe_setting(seed, public, long_tail, skew),
-            schedule or GlobalEpochs(tasks_per_client),
+            given_schedule(schedule, tasks_per_client) or GlobalEpochs(tasks_per_client),
             cumulative,
             np.empty(0, np.int64) if leaves is None else np.asarray(leaves, np.int64),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
@@ -23,6 +25,17 @@ def hold_out(federation: Federation, share: float, seed: int, clients: Ints | No
             f"validation is {share:g}, but the clients already have validation data; leave validation out"
         )
     cell_sizes = np.diff(federation.offsets)
+    _, first = np.unique(federation.indices, return_index=True)
+    if len(first) < len(
+        federation.indices
+    ):  # a stream that repeats samples; each is drawn where it occurs first
+        once = np.zeros(len(federation.indices), bool)
+        once[first] = True
+        cells = np.repeat(np.arange(len(cell_sizes)), cell_sizes)[once]
+        offsets = offsets_of(np.bincount(cells, minlength=len(cell_sizes)))
+        distinct = replace(federation, indices=federation.indices[once], offsets=offsets)
+        chosen = hold_out(distinct, share, seed, clients).validation
+        return federation.with_held_out(np.isin(federation.indices, chosen))
     sizes = cell_sizes.reshape(-1, federation.stages).sum(1)
     _refuse_single_samples(sizes, share, numbers)
     cell = np.repeat(np.arange(len(cell_sizes)), cell_sizes)

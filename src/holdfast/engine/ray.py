@@ -314,7 +314,8 @@ class RayEngine:
                     finished[chunk] = ray.get(ref)
                     if worker.run == self.run:
                         worker.pace.add(work[chunk], time.monotonic() - one.start)
-                    worker.run = self.run  # its first chunk includes the preparation of the run
+                    else:  # its first chunk includes the preparation of the run
+                        worker.run, worker.pace = self.run, Pace()
                 except RayTaskError as error:
                     raise error.cause if isinstance(error.cause, HoldfastError) else error from None
                 except RayError:  # the worker or its machine has failed
@@ -339,8 +340,10 @@ class RayEngine:
 
     def _speed(self, worker: WorkerHandle) -> float:
         """The worker's speed; that of an average worker until it is measured."""
-        known = [speed for w in self.pool.workers if (speed := w.pace.speed) is not None]
-        return worker.pace.speed or (sum(known) / len(known) if known else 1.0)
+        measured = [w.pace.speed for w in self.pool.workers if w.run == self.run]
+        known = [speed for speed in measured if speed is not None]
+        own = worker.pace.speed if worker.run == self.run else None
+        return own or (sum(known) / len(known) if known else 1.0)
 
     def _choose(
         self,

@@ -126,7 +126,7 @@ class RoundLoop:
         )
         self.backdoor_test = (
             TestSet(marked_test(self.attack, federation.dataset), context)
-            if isinstance(self.attack, Backdoor)
+            if isinstance(self.attack, Backdoor) and len(federation.dataset.y_test)
             else None
         )
         state = tensors_only(method.init_server_state(context), method.name, "init_server_state")

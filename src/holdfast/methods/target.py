@@ -93,6 +93,12 @@ class TARGET(Method):
                 f"target synthesises images, and the samples of this stream have the shape {shape}, not (channels, "
                 "height, width); use another method, such as fedntd"
             )
+        smallest = self.samples // -(-self.samples // self.batch_size)
+        if context.stages > 1 and smallest * _quarter(shape) < 2:
+            raise HoldfastError(
+                f"target with samples={self.samples} and batch_size={self.batch_size} makes a batch of one image, "
+                "which its generator cannot normalise for images of this size; use a larger batch_size"
+            )
         return self
 
     # The server half -----------------------------------------------------------------------------------
@@ -312,8 +318,7 @@ class _Synthesis:
     def _new_generator(self) -> Tensors:
         """The generator's weights, drawn as PyTorch initialises them."""
         rng = self.context.generator("generator weights", self.round)
-        channels, height, width = self.shape
-        quarter = -(-height // 4) * -(-width // 4)
+        channels, quarter = self.shape[0], _quarter(self.shape)
         shapes = {
             "linear.weight": (2 * WIDTH * quarter, NOISE), "linear.bias": (2 * WIDTH * quarter, NOISE),
             "conv1.weight": (2 * WIDTH, 2 * WIDTH, 3, 3), "conv2.weight": (WIDTH, 2 * WIDTH, 3, 3),
@@ -331,6 +336,12 @@ class _Synthesis:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self.context.device, self.context.dtype)
+
+
+def _quarter(shape: Sequence[int]) -> int:
+    """The pixels of the generator's first feature map, a quarter of the image in height and width, rounded up."""
+    _, height, width = shape
+    return -(-height // 4) * -(-width // 4)
 
 
 def _generated(weights: Tensors, noise: Tensor, shape: Sequence[int]) -> Tensor:
@@ -356,10 +367,11 @@ def _observed(network: Network) -> Iterator[list[tuple[Tensor, Tensor, Tensor, T
     found = []
 
     def observe(norm: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-        if isinstance(norm.running_mean, Tensor) and isinstance(norm.running_var, Tensor):
+        mean, var = (getattr(norm, name, None) for name in ("running_mean", "running_var"))
+        if isinstance(mean, Tensor) and isinstance(var, Tensor):
             x = inputs[0]
             axes = [0, *range(2, x.dim())]
-            found.append((norm.running_mean, norm.running_var, x.mean(axes), x.var(axes, correction=0)))
+            found.append((mean, var, x.mean(axes), x.var(axes, correction=0)))
 
     hooks = [m.register_forward_hook(observe) for m in network.net.modules() if isinstance(m, NORMS)]
     try:

@@ -171,11 +171,8 @@ def check_tests(settings: Settings, federation: Federation, test_samples: int, v
                 "samples, or hold some out, such as validation=0.1"
             )
         for name in ("evaluate_locals", "probe_every"):
-            if value := getattr(settings, name):
-                raise HoldfastError(
-                    f"{name} needs test samples, and {federation.dataset.name} has none; use "
-                    f"{name}={type(value)()}"
-                )
+            if getattr(settings, name):
+                raise HoldfastError(f"{name} needs test samples, and {federation.dataset.name} has none")
     protections = [name for name in ("dp", "dp_samples", "secure") if getattr(settings, name) is not None]
     if validates and protections:
         warnings.warn(

@@ -373,6 +373,8 @@ class Experiment(ExperimentSettings):
         from holdfast.training.session import Training
 
         settings = Settings(**{name: getattr(self, name) for name in SCHEDULE_SETTINGS})
+        if not len(federation.dataset.y_test):
+            settings = replace(settings, evaluate_locals=False)
         with catch_warnings(action="ignore"):  # they are shown when it trains
             Training(
                 self.make_method(),

@@ -141,7 +141,7 @@ def stream_entry(written: Described | None) -> dict[str, Any] | None:
     """``5,cumulative=true,schedule=every-n:10`` or a mapping: the options of a stream."""
     from holdfast.data.removal import REMOVAL
 
-    if isinstance(written, str) and written.startswith(f"{REMOVAL}:"):
+    if isinstance(written, str) and written.partition(":")[0] == REMOVAL:
         written = parse_text(written, "stream")
     elif isinstance(written, str):
         written = parse_options(written, "stream", ("tasks_per_client",))

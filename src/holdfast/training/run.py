@@ -420,6 +420,7 @@ class Run:
     @property
     def class_accuracy(self) -> np.ndarray:
         """``[tested rounds, classes]``: the global model's accuracy on each class."""
+        self._require_tests()
         if "class_accuracy" not in self._tested[-1]:
             raise HoldfastError(
                 f"this run has no accuracy by class, but {score_measure(self.experiment).name}: see `class_score`"
@@ -429,13 +430,14 @@ class Run:
     @property
     def class_score(self) -> np.ndarray:
         """``[tested rounds, classes]``: the accuracy, or the task's measure in its place, by class, bin or site."""
+        self._require_tests()
         key = f"class_{score_measure(self.experiment).name}"
         return np.array([r[key] for r in self._tested], float)
 
     @property
     def domain_accuracy(self) -> dict[str, np.ndarray]:
         """``[tested rounds]`` for each domain: the global model's accuracy; empty without domains."""
-        names = self._tested[-1].get("domain_accuracy", {})
+        names = self._tested[-1].get("domain_accuracy", {}) if self._tested else {}
         return {name: np.array([r["domain_accuracy"][name] for r in self._tested], float) for name in names}
 
     @property
@@ -448,6 +450,10 @@ class Run:
         """The first round whose model reaches this value of the primary metric."""
         sign, rounds = self.primary.sign, [r["round"] for r in self._tested]
         return metrics.rounds_to_target(sign * self.metric(self.primary.name), sign * target, rounds)
+
+    def _require_tests(self) -> None:
+        if not self._tested:
+            raise HoldfastError("this run has no test on a test set; see `validation`")
 
     @property
     def _tested(self) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 from torch import nn
 
+from holdfast.core.device import restore_onednn
 from holdfast.core.errors import HoldfastError
 from holdfast.core.measures import primary_measure
 from holdfast.core.optimizers import Factory
@@ -210,7 +211,7 @@ def train(
         validation=validation,
         patience=patience,
         evaluate_every=evaluate_every,
-        evaluate_locals=evaluate_locals,
+        evaluate_locals=evaluate_locals and len(federation.dataset.y_test) > 0,
         local_test_samples=local_test_samples,
         probe_every=probe_every,
         checkpoint_seconds=checkpoint_seconds,
@@ -241,3 +242,5 @@ def train(
             )
         except KeyboardInterrupt as interrupt:
             raise interrupt.with_traceback(None) from None  # without the stack of the interrupted call
+        finally:
+            restore_onednn()

@@ -9,6 +9,7 @@ from holdfast.data.diagnosis import diagnose
 from holdfast.data.federation import Federation
 from holdfast.papers.rankings import Ranking, nearest_methods
 from holdfast.training.experiment import Experiment
+from holdfast.tuning.search import validation_share
 
 RECIPE = "steady"
 """The default method for an unknown federation."""
@@ -35,12 +36,13 @@ def candidates(experiment: Experiment, federation: Federation) -> tuple[list[Can
         if method not in (RECIPE, BASELINE)
     ]
     chosen, left_out = list[Candidate](), list[str]()
+    share = None if len(federation.validation) else validation_share(experiment)
     nearest = 0
     for candidate in (*wanted, *others):
         if nearest == NEAREST:
             break
         try:
-            replace(experiment, method=candidate.method).refuse_early(federation)
+            replace(experiment, method=candidate.method, validation=share).refuse_early(federation)
         except HoldfastError as error:
             left_out.append(f"{candidate.method} is left out: {error}")
         else:

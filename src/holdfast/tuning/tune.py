@@ -16,6 +16,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.measures import Measure
 from holdfast.data.dataset import Dataset
 from holdfast.data.federation import Federation
+from holdfast.data.sources import DATASETS
 from holdfast.methods.base import Method
 from holdfast.models.own import OwnModel
 from holdfast.models.registry import ModelSpec
@@ -28,7 +29,7 @@ from holdfast.tuning import halving
 from holdfast.tuning.folder import claim
 from holdfast.tuning.jobs import TrainingJob, TrainingWork, run_all, silent
 from holdfast.tuning.results import Entry, StoredRuns, last_value, mean_of_last, measure_of
-from holdfast.tuning.search import Search, Trial
+from holdfast.tuning.search import Search, Trial, validation_share
 from holdfast.tuning.space import Interval, OneOf, parse_space
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class TuningPlan:
 
     search: Search
     final_seeds: int
+    untested: bool = False  # whether the data has neither a test set nor validation samples
 
     def jobs(self, results: StoredRuns) -> list[TrainingJob]:
         """The jobs without a result that can be run now."""
@@ -124,17 +126,21 @@ class TuningPlan:
 
     def final_jobs(self, results: StoredRuns) -> list[TrainingJob]:
         """The runs with the best settings."""
-        return final_jobs(self.search, results, self.final_seeds)
+        return final_jobs(self.search, results, self.final_seeds, self.untested)
 
     def discarded(self, results: StoredRuns) -> list[str]:
         """The folders of discarded trials."""
         return self.search.discarded(results)
 
 
-def final_jobs(search: Search, results: StoredRuns, seeds: int) -> list[TrainingJob]:
-    """The runs with the best settings of a complete search, with new seeds, on the same federation."""
+def final_jobs(search: Search, results: StoredRuns, seeds: int, untested: bool = False) -> list[TrainingJob]:
+    """The runs with the best settings of a complete search, with new seeds, on the same federation.
+
+    ``untested``: whether the data has neither a test set nor validation samples, so that the runs are judged on
+    validation samples, too.
+    """
     given, best = search.experiment, search.best(results)
-    experiment = as_given(best.experiment, given)
+    experiment = as_given(best.experiment, given, untested=False)
     if isinstance(given.data, str) and given.federation is None and given.partition_seed is None:
         experiment = replace(
             experiment, partition_seed=given.seed
@@ -146,7 +152,7 @@ def final_jobs(search: Search, results: StoredRuns, seeds: int) -> list[Training
             folder=f"final-{best.number:03d}-seed-{seed}",
             experiment=replace(experiment, seed=seed),
             rounds=given.rounds,
-            validation=0.0,
+            validation=validation_share(given) if untested else 0.0,
             data_seed=given.seed,
         )
         for seed in range(given.seed + 1, given.seed + 1 + seeds)
@@ -157,16 +163,17 @@ def _is_complete(search: Search, results: StoredRuns) -> bool:
     return not halving.remaining(search.scores(results))
 
 
-def as_given(experiment: Experiment, given: Experiment) -> Experiment:
+def as_given(experiment: Experiment, given: Experiment, untested: bool) -> Experiment:
     """A trial's experiment with the tests that its search omits.
 
-    Validation samples are held out only if it uses early stopping.
+    Validation samples are held out only if it uses early stopping or if there is no test set.
     """
+    validation = given.validation if given.patience is not None else None
     return replace(
         experiment,
         evaluate_locals=given.evaluate_locals,
         probe_every=given.probe_every,
-        validation=given.validation if given.patience is not None else None,
+        validation=validation_share(given) if untested else validation,
         patience=given.patience,
     )
 
@@ -234,7 +241,7 @@ def tune(
     search = Search(experiment, parse_space(_written(space)), budget)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory())) if out is None else Path(out)
-        plan = TuningPlan(search, final_seeds)
+        plan = TuningPlan(search, final_seeds, _is_untested(experiment))
         work = TrainingWork(plan, folder, folder, experiment.device, workers)
         trials = [search.job(trial, 0) for trial in search.trials]
         work.refuse_early(trials)
@@ -242,6 +249,14 @@ def tune(
         claim(folder, "search", experiment, {"space": spaces}, work.federation(trials[0]))
         run_all(work, log or (log_line if progress else silent))
         return _summary(plan, work, kept=out is not None)
+
+
+def _is_untested(experiment: Experiment) -> bool:
+    """Whether the data has neither a test set nor validation samples of its own."""
+    if experiment.data in list(DATASETS):
+        return False
+    federation = experiment.build_federation()
+    return not len(federation.dataset.y_test) and not len(federation.validation)
 
 
 def _written(space: Given) -> list[str]:
@@ -280,7 +295,7 @@ def _summary(plan: TuningPlan, work: TrainingWork, kept: bool) -> Tuning:
             )
     first = entries[0][0]
     assert first is not None
-    own = as_given(best.experiment, search.experiment)
+    own = as_given(best.experiment, search.experiment, plan.untested)
     if kept:
         files.replace(work.work / BEST, yaml12.dump(plain(own.describe())).encode())
     return Tuning(table, measure_of(first), own, final)

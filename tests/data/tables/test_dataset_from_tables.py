@@ -163,7 +163,7 @@ def mixed(value):
         (patients(ill=np.arange(200), rows=200), {}, "the target 'ill' has 200 different whole numbers; name the task"),
         (patients(age=[None] * 40), {}, "column 'age' has no value in any row; name it in drop"),
         (patients(0), {}, "the table has no rows"),
-        (patients(), {"test": -0.1}, "test is -0.1; it must be a share below 1, such as 0.2"),
+        (patients(), {"test": -0.1}, "test is -0.1; it must be a share of at least 0 and below 1"),
         (patients(), {"test": "sex"}, "column 'sex' holds 'f' in row 0 of the table; it must mark test rows by 1"),
         (patients(), {"test": "fold"}, "unknown column of the table 'fold'"),
         (patients(), {"test": patients(2) | {"ill": ["no", "maybe"]}},
