@@ -613,3 +613,15 @@ def test_an_error_leaves_the_program_without_a_traceback():
     assert result.returncode == 2
     assert result.stderr.startswith("holdfast: unknown method 'fedntt'; did you mean fedntd")
     assert result.stderr.count("\n") == 1
+
+
+def test_data_without_test_samples(tmp_path):
+    rows = "\n".join(f"{i % 7},{i % 3},{i % 2}" for i in range(60))
+    (tmp_path / "u.csv").write_text(f"a,b,label\n{rows}\n")
+    data = ["--data", f"{tmp_path / 'u.csv'}:target=label,test=0", "--clients", "3", "--model", "linear"]
+    options = ["--rounds", "2", "--method", "fedavg", "--validation", "0.2", "--out", str(tmp_path / "run")]
+    shown = good("run", *data, *options)
+    assert "validation accuracy" in shown
+    summary = json.loads(good("resume", str(tmp_path / "run"), "--rounds", "3", "--json"))
+    assert summary["rounds"] == 3
+    assert 0 <= summary["validation"]["accuracy"] <= 1

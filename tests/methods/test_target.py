@@ -431,3 +431,22 @@ def test_it_remembers_a_stream_of_digits_better_than_fedavg() -> None:
     assert (before == 0).all()  # of the classes of the first stage, at its end
     assert (old > 0.3).all()  # of these classes at the end
     assert everything.mean() > 0
+
+
+def test_batch_norm_without_running_statistics_and_batches_of_one_tiny_image() -> None:
+    x = np.random.default_rng(0).integers(0, 255, (40, 1, 4, 4)).astype(np.uint8)
+    data = hf.Dataset.from_arrays(x, np.arange(40) % 4, x[:8], np.arange(8) % 4)
+    federation = hf.stream(data, hf.IID(), clients=2, tasks_per_client=2, schedule=hf.EveryN(1, 2))
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1),
+        nn.BatchNorm2d(2, track_running_stats=False),
+        nn.Flatten(),
+        nn.Linear(32, 4),
+    )
+    small = {"samples": 4, "batch_size": 2, "generator_steps": 1, "warmup": 0, "student_steps": 1}
+    run = hf.train(hf.TARGET(**small), net, federation, rounds=2, lr=0.1, progress=False)
+    assert len(run.records) == 2
+    with pytest.raises(
+        hf.HoldfastError, match="makes a batch of one image, which its generator cannot normalise"
+    ):
+        hf.train(hf.TARGET(**small | {"batch_size": 1}), net, federation, rounds=2, lr=0.1, progress=False)

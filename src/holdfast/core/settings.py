@@ -309,7 +309,8 @@ class ExperimentSettings(Settings):
     )
     stream: Described | None = setting(
         HelpGroup.DATA,
-        "Data in stages: tasks per client, such as 5 or 5,schedule=every-n:10.",
+        "Data in stages: tasks per client, such as 5 or 5,schedule=every-n:10; or "
+        "removal:client=0,label=1,keeps=[20,10,0], a client that loses samples of a class.",
         None,
         Role.FEDERATION,
     )
