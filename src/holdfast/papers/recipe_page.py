@@ -244,8 +244,8 @@ def _losses(choice: RecipeChoice) -> str:
             "",
             "During about the first ten rounds the running mean contains early models and is less accurate than the "
             "global model. A client with a single class learns almost nothing from the adjusted loss. On digits, with "
-            "every method tuned, other methods are ahead of `steady` ([leaderboard](leaderboard.md)). On Fashion-MNIST in "
-            "FedFA's setting, FedFA is ahead of `steady` (next section).",
+            "every method tuned, other methods are ahead of `steady` ([leaderboard](leaderboard.md)). On "
+            "Fashion-MNIST in FedFA's setting, FedFA is ahead of `steady` (next section).",
         ]
     )
 
