@@ -171,14 +171,14 @@ def test_a_comparison_of_the_wrong_shape(comparison: Path) -> None:
 
 def test_results_of_tuning_of_the_wrong_shape(comparison: Path, tmp_path: Path) -> None:
     entry = tuning_results.completed(RunDirectory.open(run_of(comparison)), 3)
-    stored = tuning_results.Results(tmp_path)
+    stored = tuning_results.StoredRuns(tmp_path)
     stored.add("runs", entry | {"hash": "a"})
     stored.add(
         "runs", tuning_results.failed(RunDirectory.open(run_of(comparison)), "diverged") | {"hash": "b"}
     )
 
     def read() -> None:
-        for found in tuning_results.Results(tmp_path).of("runs"):
+        for found in tuning_results.StoredRuns(tmp_path).of("runs"):
             tuning_results.score(found)
             tuning_results.last_value(found)
             assert isinstance(found["seconds"] + found["bytes_up"] + found["bytes_down"], int | float)
