@@ -176,7 +176,7 @@ def test_the_report_counts_and_names_what_went_wrong(tmp_path: Path) -> None:
     world.run()
     page = write_report([world.out], tmp_path / "report.html").read_text()
     assert '"counts":"1 x wrong values"' in page.replace(": ", ":")
-    assert "its weight is -1, and it has 1 samples" in page
+    assert "its weight is -1, but it has 1 samples" in page
 
 
 def test_a_refused_client_goes_on_from_what_the_server_knows_of(tmp_path: Path) -> None:
