@@ -211,7 +211,7 @@ def train(
         validation=validation,
         patience=patience,
         evaluate_every=evaluate_every,
-        evaluate_locals=evaluate_locals and len(federation.dataset.y_test) > 0,
+        evaluate_locals=evaluate_locals if len(federation.dataset.y_test) else False,
         local_test_samples=local_test_samples,
         probe_every=probe_every,
         checkpoint_seconds=checkpoint_seconds,
