@@ -95,7 +95,7 @@ def test_class_names_are_unique() -> None:
 
 
 def at_run_time(path: Path) -> Iterator[tuple[str, int]]:
-    """What importing a file imports: not what stands in functions or under TYPE_CHECKING."""
+    """What a file imports when it is imported: neither within functions nor under TYPE_CHECKING."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     later = [
         node

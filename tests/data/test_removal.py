@@ -20,7 +20,7 @@ def federation() -> Federation:
     return hf.federate(data, hf.IID(), clients=4, seed=3)
 
 
-def test_the_client_keeps_as_many_samples_of_the_class_as_it_is_told_and_all_others(federation):
+def test_the_client_keeps_the_given_numbers_of_samples_of_the_class_and_all_others(federation):
     labels = federation.dataset.y_train.numpy()
     held = int((labels[federation.client(2)] == 4).sum())
     less = hf.remove_samples(federation, client=2, label=4, keeps=[held, 10, 3, 0])
@@ -37,7 +37,7 @@ def test_the_client_keeps_as_many_samples_of_the_class_as_it_is_told_and_all_oth
             assert np.isin(own, less.client(2, stage - 1)).all()
 
 
-def test_the_schedule_says_from_which_round_the_samples_are_gone(federation):
+def test_the_schedule_determines_the_round_of_the_removal(federation):
     less = hf.remove_samples(federation, client=0, label=1, keeps=[5, 0], schedule=hf.EveryN(10, 2))
     assert [less.schedule.stage(round) for round in (1, 10, 11, 40)] == [0, 0, 1, 1]
     default = hf.remove_samples(federation, client=0, label=1, keeps=[5, 3, 0])

@@ -157,43 +157,39 @@ def _train(
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    from holdfast.core.measures import measures, score_measure
-
-    if not any(measure.name in record for record in run.records for measure in measures(run.experiment)):
-        return _validation_summary(run)
-    domains, score = run.domain_accuracy, score_measure(run.experiment).name
-    return {
-        "run": str(run.path),
-        "method": run.experiment["method"]["name"],
-        "rounds": len(run.records),
-        **{measure.name: float(run.metric(measure.name)[-1]) for measure in measures(run.experiment)},
-        "forgetting": run.forgetting if len(run.class_score) > 1 else None,
-        f"class_{score}": run.class_score[-1].tolist(),
-        **({"domain_accuracy": {k: float(v[-1]) for k, v in domains.items()}} if domains else {}),
-        **_costs(run),
-    }
-
-
-def _validation_summary(run: Run) -> dict[str, Any]:
-    """The summary of a run without a test set."""
     from holdfast.core.measures import measures
 
+    tested = any(measure.name in record for record in run.records for measure in measures(run.experiment))
     return {
         "run": str(run.path),
         "method": run.experiment["method"]["name"],
         "rounds": len(run.records),
-        "validation": {m.name: float(run.validation(m.name)[-1]) for m in measures(run.experiment)},
-        **_costs(run),
-    }
-
-
-def _costs(run: Run) -> dict[str, Any]:
-    return {
+        **(_tests(run) if tested else _validation(run)),
         "seconds": sum(record["seconds"]["total"] for record in run.records),
         "engine": run.experiment["engine"],
         "peak_bytes": run.peak_bytes,
         "hash": run.experiment["hash"],
     }
+
+
+def _tests(run: Run) -> dict[str, Any]:
+    """The final results on the test set."""
+    from holdfast.core.measures import measures, score_measure
+
+    domains, score = run.domain_accuracy, score_measure(run.experiment).name
+    return {
+        **{measure.name: float(run.metric(measure.name)[-1]) for measure in measures(run.experiment)},
+        "forgetting": run.forgetting if len(run.class_score) > 1 else None,
+        f"class_{score}": run.class_score[-1].tolist(),
+        **({"domain_accuracy": {k: float(v[-1]) for k, v in domains.items()}} if domains else {}),
+    }
+
+
+def _validation(run: Run) -> dict[str, Any]:
+    """The final results on the clients' validation samples, of a run without a test set."""
+    from holdfast.core.measures import measures
+
+    return {"validation": {m.name: float(run.validation(m.name)[-1]) for m in measures(run.experiment)}}
 
 
 def _print_run(run: Run) -> None:
